@@ -30,7 +30,7 @@ _TIME = "seconds"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Points:
+class ExportedPoints:
     """Values over steps; steps without a value are left out."""
 
     steps: Integers
@@ -45,7 +45,7 @@ class ExportedRun:
 
     name: str
     role: Role
-    curves: Mapping[str, Points]
+    curves: Mapping[str, ExportedPoints]
     """By tag."""
     seconds: Mapping[int, float]
     """Since training began, by step."""
@@ -57,8 +57,8 @@ def exported(
     evidence: Evidence,
     role: Role,
     *,
-    differences: Mapping[str, Points],
-    limits: Mapping[str, Points],
+    differences: Mapping[str, ExportedPoints],
+    limits: Mapping[str, ExportedPoints],
     facts: Mapping[str, str | int | float | None],
 ) -> ExportedRun:
     """A run's curves, its differences and their limits.
@@ -66,7 +66,7 @@ def exported(
     ``differences`` and ``limits`` are relative to the control's values, by signal.
     """
     curves = {
-        signal: Points(evidence.steps[column.present], column.values[column.present])
+        signal: ExportedPoints(evidence.steps[column.present], column.values[column.present])
         for signal, column in evidence.signals.items()
         if signal != _TIME
     }

@@ -39,7 +39,7 @@ class BadSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Night:
+class NightReport:
     """One night of an experiment, as it is reported to people."""
 
     bad: tuple[BadSet, ...]
@@ -52,7 +52,7 @@ class Night:
         return tuple(each for each in self.bad if not each.already_reported)
 
 
-def night(entries: Iterable[Entry], number: int) -> Night:
+def night(entries: Iterable[Entry], number: int) -> NightReport:
     """Night ``number`` of an experiment; ``entries`` are newest first, later nights are ignored.
 
     A set is reported once per verdict and class of cause since its last PASS. So one that goes from
@@ -61,7 +61,7 @@ def night(entries: Iterable[Entry], number: int) -> Night:
     known = [entry for entry in entries if entry.night <= number]
     tonight = [entry for entry in known if entry.night == number]
     before = [entry for entry in known if entry.night < number]
-    return Night(
+    return NightReport(
         bad=tuple(
             _bad(entry, [each for each in before if each.test_set == entry.test_set])
             for entry in tonight
@@ -136,7 +136,7 @@ LOG_LINES = 30
 """Lines of a failed command's output that are quoted."""
 
 
-def body(night: Night, note: str = "") -> str | None:
+def body(night: NightReport, note: str = "") -> str | None:
     """The message about a night; None if there is no news, be the night good or bad.
 
     ``note`` goes under the title.

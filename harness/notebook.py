@@ -27,7 +27,7 @@ import pandas as pd
 
 from converge_harness.errors import EvidenceError, StoreError, suggest
 from converge_harness.judge import JUDGED_SIGNALS, calibrate
-from converge_harness.matrix.compare import Given, Question, compare_curves
+from converge_harness.matrix.compare import CurveQuestion, Given, compare_curves
 from converge_harness.model import Ask, Evidence
 from converge_harness.readers import read_curves, read_table, same_path
 from converge_harness.report.renderers.json_document import SCHEMA_VERSION, document
@@ -40,7 +40,7 @@ CurveLike = str | Path | pd.DataFrame | Mapping[str, Any]
 Curves = CurveLike | Sequence[CurveLike] | Mapping[str, CurveLike]
 
 
-class Column(NamedTuple):
+class FrameColumn(NamedTuple):
     """What stands in a column of a frame."""
 
     unit: str
@@ -48,82 +48,94 @@ class Column(NamedTuple):
     meaning: str
 
 
-_SET = Column("", "name of the test set")
-_STEP = Column("optimizer steps", "from 1; 0 is before training")
+_SET = FrameColumn("", "name of the test set")
+_STEP = FrameColumn("optimizer steps", "from 1; 0 is before training")
 _SIGNALS = {
-    signal: Column("nats per token" if "loss" in signal else "L2 norm", f"{title}, as the run left")
+    signal: FrameColumn(
+        "nats per token" if "loss" in signal else "L2 norm", f"{title}, as the run left"
+    )
     for signal, title in SIGNAL_TITLES.items()
 }
-COLUMNS: Mapping[str, Mapping[str, Column]] = {
+COLUMNS: Mapping[str, Mapping[str, FrameColumn]] = {
     "verdicts": {
         "set": _SET,
-        "verdict": Column("", "PASS, FAIL, INCONCLUSIVE, INVALID or ERROR"),
-        "control": Column("", "name of the run that it was judged against"),
-        "kind": Column("", "parallel, space_time, elastic or fault"),
-        "ask": Column("", "what it had to show: same as the control, or no worse"),
-        "cause_class": Column("", "kind of bug that leaves such evidence; missing unless FAIL"),
-        "cause": Column("", "the likely cause in a sentence; empty on PASS"),
-        "look_at": Column("", "place in code or config to look at first; empty when unknown"),
-        "onset_step": Column("optimizer steps", "first step outside a limit; missing without one"),
-        "next_command": Column("", "what to run next"),
-        "degrees": Column("", "parallelism as people write it: FSDP 2 x TP 2"),
-        "world_size": Column("ranks", "processes of the run"),
-        "loss_only": Column("", "whether a gate on the loss alone (1%) would have passed it"),
+        "verdict": FrameColumn("", "PASS, FAIL, INCONCLUSIVE, INVALID or ERROR"),
+        "control": FrameColumn("", "name of the run that it was judged against"),
+        "kind": FrameColumn("", "parallel, space_time, elastic or fault"),
+        "ask": FrameColumn("", "what it had to show: same as the control, or no worse"),
+        "cause_class": FrameColumn(
+            "", "kind of bug that leaves such evidence; missing unless FAIL"
+        ),
+        "cause": FrameColumn("", "the likely cause in a sentence; empty on PASS"),
+        "look_at": FrameColumn("", "place in code or config to look at first; empty when unknown"),
+        "onset_step": FrameColumn(
+            "optimizer steps", "first step outside a limit; missing without one"
+        ),
+        "next_command": FrameColumn("", "what to run next"),
+        "degrees": FrameColumn("", "parallelism as people write it: FSDP 2 x TP 2"),
+        "world_size": FrameColumn("ranks", "processes of the run"),
+        "loss_only": FrameColumn("", "whether a gate on the loss alone (1%) would have passed it"),
     },
     "checks": {
         "set": _SET,
-        "check": Column("", "name of the check"),
-        "title": Column("", "what it asks, in a sentence"),
-        "tier": Column("", "integrity, exactness, envelope, trend, equivalence …"),
-        "outcome": Column("", "PASS, FAIL, SKIPPED, INCONCLUSIVE, INVALID"),
-        "measured": Column("see unit", "the measured value; NaN where there is none"),
-        "limit": Column("see unit", "largest value that passes; NaN where there is none"),
-        "unit": Column("", "unit of measured and limit; empty for a relative difference"),
-        "limit_origin": Column("", "where the limit comes from"),
-        "first_step": Column("optimizer steps", "first step that was looked at"),
-        "last_step": Column("optimizer steps", "last step that was looked at"),
-        "onset_step": Column("optimizer steps", "first step outside the limit"),
-        "detail": Column("", "what was found, in a sentence"),
+        "check": FrameColumn("", "name of the check"),
+        "title": FrameColumn("", "what it asks, in a sentence"),
+        "tier": FrameColumn("", "integrity, exactness, envelope, trend, equivalence …"),
+        "outcome": FrameColumn("", "PASS, FAIL, SKIPPED, INCONCLUSIVE, INVALID"),
+        "measured": FrameColumn("see unit", "the measured value; NaN where there is none"),
+        "limit": FrameColumn("see unit", "largest value that passes; NaN where there is none"),
+        "unit": FrameColumn("", "unit of measured and limit; empty for a relative difference"),
+        "limit_origin": FrameColumn("", "where the limit comes from"),
+        "first_step": FrameColumn("optimizer steps", "first step that was looked at"),
+        "last_step": FrameColumn("optimizer steps", "last step that was looked at"),
+        "onset_step": FrameColumn("optimizer steps", "first step outside the limit"),
+        "detail": FrameColumn("", "what was found, in a sentence"),
     },
     "runs": {
-        "run": Column("", "name of the run"),
-        "role": Column("", "control, anchor, test, repeat, reference, matched control, other seed"),
-        "of": Column("", "control that it is judged against or repeats; empty for none"),
-        "degrees": Column("", "parallelism as people write it"),
-        "world_size": Column("ranks", "processes of the run"),
-        "techniques": Column("", "techniques, pipeline schedule, CP rotation; comma-separated"),
-        "toolchain": Column("", "the environment that trained it"),
-        "tokens_per_step": Column("tokens", "valid tokens of an optimizer step, all ranks"),
-        "wall_s": Column("seconds", "wall time of the run; NaN when not known"),
-        "reused": Column("", "whether a finished run of the same identity was taken"),
-        "source": Column("", "where its evidence was read from"),
+        "run": FrameColumn("", "name of the run"),
+        "role": FrameColumn(
+            "", "control, anchor, test, repeat, reference, matched control, other seed"
+        ),
+        "of": FrameColumn("", "control that it is judged against or repeats; empty for none"),
+        "degrees": FrameColumn("", "parallelism as people write it"),
+        "world_size": FrameColumn("ranks", "processes of the run"),
+        "techniques": FrameColumn(
+            "", "techniques, pipeline schedule, CP rotation; comma-separated"
+        ),
+        "toolchain": FrameColumn("", "the environment that trained it"),
+        "tokens_per_step": FrameColumn("tokens", "valid tokens of an optimizer step, all ranks"),
+        "wall_s": FrameColumn("seconds", "wall time of the run; NaN when not known"),
+        "reused": FrameColumn("", "whether a finished run of the same identity was taken"),
+        "source": FrameColumn("", "where its evidence was read from"),
     },
-    "curves": {"run": Column("", "name of the run"), "step": _STEP, **_SIGNALS},
+    "curves": {"run": FrameColumn("", "name of the run"), "step": _STEP, **_SIGNALS},
     "differences": {
         "set": _SET,
-        "signal": Column("", f"one of {', '.join(SIGNAL_TITLES)}"),
+        "signal": FrameColumn("", f"one of {', '.join(SIGNAL_TITLES)}"),
         "step": _STEP,
-        "difference": Column(
+        "difference": FrameColumn(
             "relative", "(test - control) / min(|test|, |control|); not finite where one of them is"
         ),
-        "ratio": Column("relative", "test / control"),
-        "limit": Column("relative", "largest magnitude of the difference that passes; NaN: open"),
+        "ratio": FrameColumn("relative", "test / control"),
+        "limit": FrameColumn(
+            "relative", "largest magnitude of the difference that passes; NaN: open"
+        ),
     },
     "parameters": {
         "set": _SET,
         "step": _STEP,
-        "parameter": Column("", "canonical name of the parameter"),
-        "gradient_norm": Column("L2 norm", "of the test set's gradient"),
-        "control_gradient_norm": Column("L2 norm", "of the control's gradient"),
-        "weights": Column("relative", "difference of the initial weights; step 0 only"),
-        "weights_limit": Column("relative", "largest value of it that passes"),
-        "gradient": Column("relative", "|test - control| / min(|test|, |control|), L2 norms"),
-        "gradient_limit": Column("relative", "largest value of it that passes"),
-        "update": Column(
+        "parameter": FrameColumn("", "canonical name of the parameter"),
+        "gradient_norm": FrameColumn("L2 norm", "of the test set's gradient"),
+        "control_gradient_norm": FrameColumn("L2 norm", "of the control's gradient"),
+        "weights": FrameColumn("relative", "difference of the initial weights; step 0 only"),
+        "weights_limit": FrameColumn("relative", "largest value of it that passes"),
+        "gradient": FrameColumn("relative", "|test - control| / min(|test|, |control|), L2 norms"),
+        "gradient_limit": FrameColumn("relative", "largest value of it that passes"),
+        "update": FrameColumn(
             "relative",
             "L2 norm of the difference of both changes since the sample before, over the control's",
         ),
-        "update_limit": Column("relative", "largest value of it that passes"),
+        "update_limit": FrameColumn("relative", "largest value of it that passes"),
     },
 }
 """Frame to its columns, in their order. Relative differences have no unit: 0.01 is 1%."""
@@ -380,7 +392,7 @@ def compare(
     reference = read(control, "control")
     taught = [read(each, f"repeat {number}") for number, each in enumerate(repeated, 1)]
     calibration = calibrate(reference, taught) if taught else None
-    question = Question(Ask(ask) if ask else None, margin, dict(tolerances or {}))
+    question = CurveQuestion(Ask(ask) if ask else None, margin, dict(tolerances or {}))
     judged = compare_curves(
         Given(reference, _path_of(control)), _given(tests, reference, read), question, calibration
     )

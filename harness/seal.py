@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from converge_harness.model import RunRecord
-from converge_harness.run_folder.job import JobDocument, moved_with
+from converge_harness.run_folder.job import JobDocument, JobError, moved_with, read_document
 from converge_harness.run_folder.layout import (
     EVIDENCE_SUFFIXES,
     IMPORTED,
@@ -162,11 +162,12 @@ def _curves(folder: Path) -> Path | None:
 
 
 def _job(folder: Path) -> JobDocument:
+    """``job.json``; empty if it cannot be read, which whoever reads the evidence reports."""
+    path = folder / JOB
     try:
-        value: JobDocument = json.loads(_content(folder / JOB))
-    except (OSError, ValueError, RecursionError):
+        return read_document(path) if path.is_file() else {}
+    except JobError:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _named_by_config(folder: Path) -> Iterator[Path]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.model import Cluster, Experiment, SetSpec, Surroundings, SyntheticData
+from converge_harness.run_folder.layout import CHECKPOINT_METADATA
 from converge_harness.trainers import trainer_of
 
 PACKAGE = __name__.partition(".")[0]
@@ -263,7 +264,7 @@ def _checkpoint_digest(experiment: Experiment) -> str | None:
     if folder is None:
         return None
     try:
-        digest = hashlib.sha256((folder / ".metadata").read_bytes())
+        digest = hashlib.sha256((folder / CHECKPOINT_METADATA).read_bytes())
         for path in sorted(folder.rglob("*")):
             if path.is_file():
                 name = path.relative_to(folder).as_posix()

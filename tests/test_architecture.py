@@ -1,10 +1,13 @@
 """The import table of docs/architecture.md, enforced."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
 import pytest
+
+from converge_harness.run_folder import layout
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "harness"
@@ -18,7 +21,7 @@ ALLOWED = {
     "experiment": {"model", "errors", "toml", "trainers"},
     "checkout": {"errors"},
     "toolchains": {"model", "errors"},
-    "surroundings": {"model", "errors", "trainers"},
+    "surroundings": {"run_folder", "model", "errors", "trainers"},
     "plan": {"model", "errors", "trainers"},
     "guide": {"model", "errors", "plan", "trainers"},
     "corpus": {"model", "errors"},
@@ -152,6 +155,8 @@ def test_the_application_knows_no_terminal_and_no_arguments(path):
 DIALECTS = {"titan_0_2", "titan_0_3"}
 OWN_TABLES = {"TitanTable", "CommandTable", "Command"}
 """What only a trainer's own package knows."""
+TITAN = re.compile(r"torchtitan(-[\w.@-]+)?")
+"""The name of the default trainer, and of its toolchains."""
 
 
 def asks_which_trainer(path: Path) -> set[str]:
@@ -171,6 +176,8 @@ def asks_which_trainer(path: Path) -> set[str]:
             found.add(node.id)
         if isinstance(node, ast.Constant) and node.value in DIALECTS:
             found.add(str(node.value))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= {node.value} if TITAN.fullmatch(node.value) else set()
     return found | {
         name
         for name in imports_of(path)
@@ -186,7 +193,9 @@ def asks_which_trainer(path: Path) -> set[str]:
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_only_trainers_ask_which_trainer_it_is(path):
-    assert not asks_which_trainer(path)
+    # The model names the default trainer, and toolchains lists the packages whose versions count.
+    allowed = {"torchtitan"} if layer_of(path) in ("model", "toolchains") else set()
+    assert asks_which_trainer(path) <= allowed
 
 
 @pytest.mark.parametrize(
@@ -198,12 +207,87 @@ def test_only_trainers_ask_which_trainer_it_is(path):
         "isinstance(table, CommandTable)",
         "NAMES = ('titan_0_3',)",
         "from converge_harness.trainers.torchtitan.table import TitanTable",
+        "toolchain.versions.get('torchtitan')",
+        "OLDER = 'torchtitan-0.2.2'",
         "match job.toolchain.dialect:\n    case _: pass",
     ],
 )
 def test_asking_which_trainer_is_seen(tmp_path, line):
     (tmp_path / "x.py").write_text(line)
     assert asks_which_trainer(tmp_path / "x.py")
+
+
+CONTRACT = {
+    value
+    for name, value in vars(layout).items()
+    if name.isupper() and isinstance(value, str)
+    if name == "LOGS" or "." in value or value.startswith("CONVERGE_")
+}
+"""Names that only ``run_folder/`` writes out. Its other folders' are words that mean more."""
+
+
+def written_names(path: Path) -> set[str]:
+    """Names of the contract that a module writes out as texts, alone or at the end of a path.
+
+    A sentence for people may have them: it has a space.
+    """
+    tree = ast.parse(path.read_text())
+    formatted = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    parts = {id(part) for node in formatted for part in node.values}
+    texts = [ast.unparse(node).strip("rf\"'") for node in formatted]
+    texts += [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts
+    ]
+    return {name for text in texts if " " not in text if (name := text.split("/")[-1]) in CONTRACT}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PACKAGE.rglob("*.py") if layer_of(path) != "run_folder"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_only_the_contract_names_the_files_of_a_run_folder(path):
+    assert not written_names(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("folder / 'job.json'", "job.json"),
+        ("(checkpoint / '.metadata').exists()", ".metadata"),
+        ("f'{folder}/logs'", "logs"),
+        ("variables['CONVERGE_FAILURES'] = str(log)", "CONVERGE_FAILURES"),
+        ("open(logs / 'torchrun.log')", "torchrun.log"),
+    ],
+)
+def test_a_name_of_the_run_folder_is_seen(tmp_path, line, name):
+    (tmp_path / "x.py").write_text(line)
+    assert written_names(tmp_path / "x.py") == {name}
+
+
+def defined_twice(folder: Path) -> dict[str, list[str]]:
+    """Public classes of modules that have one name, and the modules of each.
+
+    Classes inside of classes do not count: torchtitan calls each component's own ``Config``.
+    """
+    found: dict[str, list[str]] = {}
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(path.relative_to(folder)))
+    return {name: modules for name, modules in found.items() if len(modules) > 1}
+
+
+def test_a_class_name_means_one_thing():
+    assert not defined_twice(PACKAGE)
+
+
+def test_a_class_name_for_two_things_is_seen(tmp_path):
+    (tmp_path / "one.py").write_text("class Job: pass\nclass _Own: pass\n")
+    (tmp_path / "two.py").write_text("class Job: pass\nclass _Own: pass\n")
+    assert defined_twice(tmp_path) == {"Job": ["one.py", "two.py"]}
 
 
 def test_every_layer_stands_in_the_architecture_page():

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from converge_harness.toolchain import toolchain_root
 
 from converge_harness.matrix.load import load_plan
+from converge_harness.toolchains.find import toolchain_root
 from converge_harness.trainers import job_payload
 
 GPU = Path(__file__).parent / "gpu"

@@ -184,7 +184,7 @@ def test_damaged_files_are_told(tmp_path, written, name, content, words):
         ("schema", np.array(2), "another version"),
         ("curves.loss", None, "has no curves.loss"),
         ("curves.loss", np.zeros(3), "columns of curves are of different lengths"),
-        ("limits.set", np.array([99]), "names what is not there"),
+        ("limits.set", np.array([99]), "has an index outside of names"),
     ],
 )
 def test_arrays_that_do_not_fit_are_told(tmp_path, written, name, value, words):

@@ -15,13 +15,13 @@ from converge_harness.cli.console import make_console, say
 from converge_harness.cli.exit_codes import ExitCode
 from converge_harness.cli.options import names
 from converge_harness.errors import ConfigError, Problem
-from converge_harness.guide.cover import Pair, ProposedJob
+from converge_harness.guide.cover import ProposedJob, TechniquePair
 from converge_harness.guide.factor import ordered
 from converge_harness.matrix.recommend import (
-    TITAN_03,
     Proposal,
     propose_for_experiment,
     propose_for_techniques,
+    toolchain_for,
 )
 from converge_harness.model import SetSpec, Setting
 
@@ -88,7 +88,7 @@ def _print(console: Console, made: Proposal, gpus: int) -> None:
     if added:
         say(console, f"added, because others need them: {', '.join(map(str, added))}")
     if not base.sizes_known:
-        say(console, f"no base config given: {TITAN_03}, any batch, sequence and model")
+        say(console, f"no base config given: {toolchain_for().name}, any batch, sequence and model")
     table = Table(show_edge=False, show_lines=True)
     for title in ("job", "degrees", "techniques"):
         table.add_column(title, overflow="fold")
@@ -186,5 +186,5 @@ def _document(made: Proposal, gpus: int) -> dict[str, object]:
     }
 
 
-def _pair(pair: Pair) -> list[str]:
+def _pair(pair: TechniquePair) -> list[str]:
     return [str(each) for each in (pair.one, pair.other) if each is not None]

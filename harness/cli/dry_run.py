@@ -14,8 +14,8 @@ from converge_harness.cli.console import error_console, make_console, say
 from converge_harness.cli.exit_codes import ExitCode
 from converge_harness.cli.options import plan_of
 from converge_harness.errors import ConfigError
-from converge_harness.launch.dry_run import BUILT_AS_ANOTHER, Answer, parts_of
-from converge_harness.matrix.dry_run import DryRun, Row, dry_run, gpu_hours
+from converge_harness.launch.dry_run import BUILT_AS_ANOTHER, DryRunResult, parts_of
+from converge_harness.matrix.dry_run import DryRun, DryRunRow, dry_run, gpu_hours
 from converge_harness.model import Plan, Role
 
 _UNITS = {2**20: "MiB", 2**30: "GiB"}
@@ -37,7 +37,7 @@ def show_dry_run(arguments: argparse.Namespace) -> ExitCode:
     errors = error_console()
     total, done = len(parts_of(plan.jobs)), 0
 
-    def tell(answer: Answer) -> None:
+    def tell(answer: DryRunResult) -> None:
         nonlocal done
         done += 1
         took = answer.found.get("seconds", 0.0)
@@ -109,14 +109,14 @@ def _table(made: DryRun) -> Table:
     return table
 
 
-def _unit(rows: Iterable[Row]) -> int:
+def _unit(rows: Iterable[DryRunRow]) -> int:
     """In bytes: a debug model would be all zeros in GiB."""
     largest = max(row.largest.peak_bytes for row in rows)
     return max((unit for unit in _UNITS if unit <= largest), default=min(_UNITS))
 
 
 def _cells(
-    row: Row, unit: int, throughput: float | None, gpu_memory: float | None
+    row: DryRunRow, unit: int, throughput: float | None, gpu_memory: float | None
 ) -> Iterable[str]:
     found, part = row.largest.found, row.largest.part
     degrees = row.job.spec.parallelism
@@ -137,7 +137,7 @@ def _cells(
     yield f"{row.rss_bytes / 1e9:.1f}"
 
 
-def _too_large(rows: Iterable[Row], gpu_memory: float | None) -> Iterable[str]:
+def _too_large(rows: Iterable[DryRunRow], gpu_memory: float | None) -> Iterable[str]:
     """Sets whose peak alone is more than a GPU has."""
     for row in rows:
         needed = row.largest.peak_bytes / 1e9
@@ -145,7 +145,7 @@ def _too_large(rows: Iterable[Row], gpu_memory: float | None) -> Iterable[str]:
             yield f"! {row.name}: a peak of {needed:.1f} GB does not fit {gpu_memory:g} GB"
 
 
-def _estimates(rows: Iterable[Row]) -> Iterable[str]:
+def _estimates(rows: Iterable[DryRunRow]) -> Iterable[str]:
     """Sets whose activations could not be counted."""
     for row in rows:
         how = row.largest.found["activations"]["how"]
@@ -153,7 +153,7 @@ def _estimates(rows: Iterable[Row]) -> Iterable[str]:
             yield f"{row.name}: ~ activations {how}"
 
 
-def _stand_ins(rows: Iterable[Row]) -> Iterable[str]:
+def _stand_ins(rows: Iterable[DryRunRow]) -> Iterable[str]:
     return dict.fromkeys(each for row in rows for each in row.largest.found["stand_ins"])
 
 

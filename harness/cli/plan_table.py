@@ -28,6 +28,7 @@ from converge_harness.model import (
 )
 from converge_harness.plan import PlanRow
 from converge_harness.toolchains.find import build_hint
+from converge_harness.trainers import trainer_of
 
 MANY = 200
 """More sets than this are printed as plain text: nobody looks at their colours."""
@@ -86,10 +87,11 @@ def print_besides(console: Console, made: Plan) -> None:
             )
         say(console, f"tolerances learnt before: {made.experiment.calibration}")
     say(console, f"per-tensor evidence: {_sampled(made)}")
-    for each in {job.toolchain.name: job.toolchain for job in made.jobs}.values():
+    for job in {job.toolchain.name: job for job in made.jobs}.values():
+        each, trainer = job.toolchain, trainer_of(job.spec)
         if each.code:
             known = f": {each.versions[CHECKOUT]}" if CHECKOUT in each.versions else ""
-            say(console, f"torchtitan of {each.name}: {each.versions['torchtitan']}{known}")
+            say(console, f"{trainer.kind} of {each.name}: {trainer.release(each)}{known}")
         if not each.python.exists():
             say(
                 console,

@@ -37,6 +37,7 @@ from converge_harness.launch.events import (
 from converge_harness.launch.slurm.batch_script import JOB_SCRIPT
 from converge_harness.matrix.run import Ran, run_jobs
 from converge_harness.model import Job, Plan, RunRecord, RunStatus
+from converge_harness.run_folder.layout import LOGS
 from converge_harness.store import Store
 
 STYLES = {RunStatus.FINISHED: "green", RunStatus.SKIPPED: "yellow"}
@@ -201,7 +202,7 @@ def ending(job: Job, record: RunRecord) -> str:
     if record.error is not None:
         line += f": {record.error.message}"
     if record.status in (RunStatus.CRASHED, RunStatus.HUNG, RunStatus.TIMED_OUT):
-        line += f" (logs in {record.folder / 'logs'})"
+        line += f" (logs in {record.folder / LOGS})"
     if record.status is RunStatus.REFUSED:
         line += f" (asked for in {record.folder / JOB_SCRIPT})"
     return line

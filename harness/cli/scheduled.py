@@ -18,7 +18,7 @@ from converge_harness.cli.options import (
     plan_of,
 )
 from converge_harness.errors import ConfigError, Problem
-from converge_harness.model import Launcher
+from converge_harness.model import DEFAULT_TRAINER, Launcher
 
 if TYPE_CHECKING:
     from converge_harness.model import Plan
@@ -50,7 +50,7 @@ def scheduled_plan(arguments: argparse.Namespace, *, whole: bool = False) -> Pla
             Problem(
                 f"{arguments.experiment}: trainer.kind",
                 f"is {plan.jobs[0].spec.trainer.kind}, and `converge {arguments.command}` is for "
-                "jobs of a scheduler, which runs torchtitan alone",
+                f"jobs of a scheduler, which runs {DEFAULT_TRAINER} alone",
                 f"on this machine: converge run {shlex.quote(str(arguments.experiment))}",
             )
         )

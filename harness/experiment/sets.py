@@ -20,6 +20,7 @@ from converge_harness.experiment.tables import (
     TestTable,
 )
 from converge_harness.model import (
+    DEFAULT_TRAINER,
     LOCAL_BATCH,
     Ask,
     Kind,
@@ -210,7 +211,8 @@ class SetBuilder:
                 Problem(where, "and train_config are two configs for all sets", "leave one out")
             )
         try:
-            self.inline = self.trainer.train_config(table.config, INLINE, f"{where}:")
+            found = self.trainer.train_config(table.config, INLINE, f"{where}:")
+            self.inline = self.trainer.placed(found, self.folders, f"{where}:")
         except ConfigError as error:
             self.problems += error.problems
 
@@ -267,13 +269,13 @@ def _refused(table: SetTable | ElasticTable, spec: SetSpec, where: Where) -> Ite
         if getattr(table, key, None):
             yield Problem(
                 where(key),
-                f"is for torchtitan only: all settings of {who} are in its config",
+                f"is for {DEFAULT_TRAINER} only: all settings of {who} are in its config",
                 "put it into trainer.config, and set it by `set`",
             )
     if spec.own_random_numbers and not can.frozen_steps:
         yield Problem(
             where("own_random_numbers"),
-            "needs frozen steps, which converge can make in torchtitan only",
+            f"needs frozen steps, which converge can make in {DEFAULT_TRAINER} only",
             'leave it out; ask = "no worse" compares the loss alone',
         )
     kind = getattr(table, "kind", Kind.PARALLEL)
@@ -282,14 +284,14 @@ def _refused(table: SetTable | ElasticTable, spec: SetSpec, where: Where) -> Ite
     if isinstance(table, GeneratedTable):
         yield Problem(
             where("kind"),
-            f"'space_time' needs torchtitan: {who} can only have sets of kind 'parallel'",
+            f"'space_time' needs {DEFAULT_TRAINER}: {who} can only have sets of kind 'parallel'",
             "write each as a [[test]] with its degrees and training.local_batch_size",
         )
     else:
         yield Problem(
             where("kind"),
-            f"{kind!r} needs torchtitan's checkpoints between its passes: {who} can only have "
-            "kind 'parallel'",
+            f"{kind!r} needs {DEFAULT_TRAINER}'s checkpoints between its passes: {who} can only "
+            "have kind 'parallel'",
         )
 
 

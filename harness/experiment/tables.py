@@ -295,7 +295,7 @@ def _fewest_and_most(nodes: list[int]) -> list[int]:
     return nodes
 
 
-Step = Annotated[int, Field(ge=1)]
+StepNumber = Annotated[int, Field(ge=1)]
 Rank = Annotated[int, Field(ge=0)]
 Product = Annotated[int, Field(ge=2, le=MAX_PRODUCT)]
 
@@ -303,8 +303,8 @@ Product = Annotated[int, Field(ge=2, le=MAX_PRODUCT)]
 class SegmentTable(ParallelismTable):
     """One segment of an elastic set: its last step and its degrees."""
 
-    until: Step
-    local_batch_size: Step | None = None
+    until: StepNumber
+    local_batch_size: StepNumber | None = None
     pipeline_schedule: Schedule | None = None
 
 
@@ -332,7 +332,7 @@ class FaultTable(Table):
     """One entry of a script of faults. None: not given."""
 
     kind: Annotated[str, one_of(FaultKind)]
-    step: Step
+    step: StepNumber
     rank: Rank | None = None
     node: Rank | None = None
     torn: Annotated[str, one_of(Torn)] | None = None
@@ -344,7 +344,7 @@ class FaultSetTable(TestTable):
     kind: KindWord = Kind.FAULT
     ask: Annotated[str, one_of((Ask.SAME,))] = Ask.SAME
     own_random_numbers: Literal[False] = False
-    checkpoint_every: Step
+    checkpoint_every: StepNumber
     faults: Annotated[list[FaultTable], AfterValidator(_some_fault)]
     restarts: Annotated[str, one_of(RESTARTS)] = RestartOwner.HARNESS
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
@@ -364,7 +364,7 @@ class SpaceTimeTable(FixedTable):
     pipeline_schedule: Schedule | None = None
     spmd_backend: SpmdBackend | None = None
     product: Product
-    local_batch_size: Step | None = None
+    local_batch_size: StepNumber | None = None
     pp: Annotated[list[Degree], Field(min_length=1)] = Field(default=[1])
 
 

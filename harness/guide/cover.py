@@ -28,7 +28,7 @@ HAS_PROOF = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class TechniquePair:
     """Two techniques in one job, or one that can be combined with no other and is tested alone."""
 
     one: Factor
@@ -42,7 +42,7 @@ class Pair:
 class ProposedJob:
     factors: tuple[Factor, ...]
     ranks: int
-    first: tuple[Pair, ...]
+    first: tuple[TechniquePair, ...]
     """Pairs that no earlier job covers."""
 
 
@@ -50,7 +50,7 @@ class ProposedJob:
 class Apart:
     """A pair that cannot be in one job."""
 
-    pair: Pair
+    pair: TechniquePair
     why: str
 
 
@@ -94,7 +94,7 @@ def cover_pairs(base: Base, factors: Sequence[Factor], gpus: int | None = None) 
         if any(both <= each for each in largest):
             wanted.append(both)
         elif one.slot != other.slot:  # two degrees of one parallelism cannot meet
-            apart.append(Apart(Pair(one, other), why_apart(base, both, factors, gpus)))
+            apart.append(Apart(TechniquePair(one, other), why_apart(base, both, factors, gpus)))
     met = frozenset().union(*wanted)
     lone = [frozenset({each}) for each in ordered(factors) if each not in met]
     chosen, at_most_more = _fewest([*wanted, *lone], largest, possible)
@@ -188,7 +188,7 @@ def _in_order(
     while rest:
         best = max(rest, key=lambda each: sum(want <= each for want in left))
         rest.remove(best)
-        first = tuple(Pair(*ordered(want)) for want in left if want <= best)
+        first = tuple(TechniquePair(*ordered(want)) for want in left if want <= best)
         left = [want for want in left if not want <= best]
         jobs.append(ProposedJob(ordered(best), ranks[best], first))
     return tuple(jobs)

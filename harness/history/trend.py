@@ -140,7 +140,7 @@ _WINDOW = 31
 _GRID = 512
 
 
-class Step(NamedTuple):
+class LevelStep(NamedTuple):
     """From one level to the next."""
 
     at: int
@@ -150,7 +150,7 @@ class Step(NamedTuple):
     """Medians of the two levels."""
 
 
-def find_steps(values: Numbers) -> tuple[Step, ...]:
+def find_steps(values: Numbers) -> tuple[LevelStep, ...]:
     """The steps of a series of finite values, in order; none if there are fewer than ``FEWEST``.
 
     Values are log10 of deviations; nights may be missing between them.
@@ -171,7 +171,7 @@ def find_steps(values: Numbers) -> tuple[Step, ...]:
             break
         del bounds[int(heights.argmin()) + 1]
     return tuple(
-        Step(at, before, after)
+        LevelStep(at, before, after)
         for at, before, after in zip(bounds[1:-1], levels[:-1], levels[1:], strict=True)
     )
 

@@ -1,17 +1,17 @@
 """Pure judging: evidence in, verdicts out. No files, clock, environment, torch or processes.
 
-- ``verdict``: :func:`judge` of one test set; ``rcp``: of a submission to MLPerf; ``changes``: what
-  kind of change lies between two runs of one control
+- ``verdict``: :func:`judge` of one test set; ``rcp``: of a submission to MLPerf; ``changes``: how
+  a control's numbers changed between two of its runs
 - ``comparison``: two runs compared, the inputs of every check, which :func:`judge` returns beside
   its verdict; ``compare/``: how
-- ``calibration``: repeats of a control to what limits are learnt from
+- ``calibration``: how much correct runs differ, from repeats of a control; limits come from it
 - ``checks/``: the questions, a module for each tier, and which of them are asked
-- ``resume/``: what the passes of a resumed run say about each other
+- ``resume/``: compares the passes of a resumed run with each other
 - ``causes/``: the likely cause of a failure
 - ``soundness``, ``in_force``, ``degrees``, ``programs``: questions about a single run
 - ``wording``: numbers in sentences
 
-Other packages import from here alone, but for benchmarks of a part.
+Other packages import only from here, except benchmarks of a single part.
 """
 
 from converge_harness.judge.calibration import calibrate
@@ -32,7 +32,7 @@ from converge_harness.judge.compare.tensors import Comparisons, TensorComparison
 from converge_harness.judge.comparison import RunComparison, compare_runs
 from converge_harness.judge.degrees import parallelism_of
 from converge_harness.judge.programs import BEFORE_CLIPPING, probing, wrapping
-from converge_harness.judge.rcp import Submission, judge_submission
+from converge_harness.judge.rcp import RcpInputs, judge_submission
 from converge_harness.judge.resume.faults import pass_of, steps_after
 from converge_harness.judge.resume.passes import never_interrupted, tokens_off
 from converge_harness.judge.verdict import JudgedPair, judge
@@ -52,11 +52,11 @@ __all__ = [
     "JudgedPair",
     "LearntLimit",
     "PrecisionRuns",
+    "RcpInputs",
     "RunChange",
     "RunComparison",
     "SignalChange",
     "SignalSeries",
-    "Submission",
     "TensorComparison",
     "TensorDifferences",
     "calibrate",

@@ -1,14 +1,14 @@
-"""A/A repeats of a control to the scale of what right runs differ by.
+"""How much correct runs differ, estimated from A/A repeats of a control.
 
 The scale of a signal at a step is the root mean square of the repeats' relative differences to the
 control, smoothed over nearby steps (a handful of repeats crosses zero now and then) and never
 falling: what rounding did once, it may do again.
 
-A repeat is the control's own set-up, so it has to pass all that a test set has to, and more: it has
+A repeat is the control's own set-up, so it has to pass every check of a test set, and more: it has
 the control's samples, tokens and learning rates, and starts from its weights (:func:`flaw_of`).
-What right repeats then still differ by is rounding, of which each has about as much as the others.
-One that has far more is an outlier (:func:`outlier_among`), whatever the reason: learnt from, it
-would excuse a test set that has the same fault.
+What correct repeats still differ by is rounding, about as much in each of them. A repeat that
+differs by far more is an outlier (:func:`outlier_among`), whatever the reason: limits learnt from
+it would accept a test set with the same fault.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from converge_harness.judge.compare.floors import (
     ROUNDING,
     SAME_WEIGHTS,
     SIGN_STEPS,
+    SMALLEST_BFLOAT16,
     SPACING_FLOAT32,
     SPREAD_CEILING,
     TENSOR_ROUNDING,
@@ -89,27 +90,27 @@ NEARBY = 0.25
 
 
 def calibrate(control: Evidence, repeats: Sequence[Evidence]) -> Calibration:
-    """Learn from repeats of a control; what makes a repeat unusable is in ``problems``.
+    """Estimate from repeats of a control; what makes a repeat unusable is in ``problems``.
 
     A repeat that is bit-identical to the control (a plain rerun of a deterministic set-up) proves
-    that the set-up is deterministic and teaches no scale: it is not counted.
+    that the set-up is deterministic and shows no scale: it is not counted.
     """
     vetted = [(repeat, flaw_of(repeat, control)) for repeat in repeats]
-    teaching = _teaching(vetted, control)
-    distances = tensor_differences(control, teaching)
-    outlier = outlier_among(control, teaching, distances)
+    usable = _usable(vetted, control)
+    distances = tensor_differences(control, usable)
+    outlier = outlier_among(control, usable, distances)
     learnt = _learn(control, vetted, distances, outlier)
     as_dealt = [each for each in vetted if each[0].repeat != RepeatKind.PERMUTE]
-    alike = _teaching(as_dealt, control)
+    alike = _usable(as_dealt, control)
     if len(as_dealt) == len(vetted) or not alike:
         return learnt
     distances = tensor_differences(control, alike)
-    if outlier is not None or not begin_alike(control, teaching):
+    if outlier is not None or not begin_alike(control, usable):
         outlier = outlier_among(control, alike, distances)
     return replace(learnt, alike=_learn(control, as_dealt, distances, outlier))
 
 
-def _teaching(vetted: Sequence[tuple[Evidence, str]], control: Evidence) -> list[Evidence]:
+def _usable(vetted: Sequence[tuple[Evidence, str]], control: Evidence) -> list[Evidence]:
     """The repeats that have no flaw and differ from the control."""
     return [repeat for repeat, flaw in vetted if not flaw and _differs(repeat, control)]
 
@@ -120,21 +121,21 @@ def _learn(
     distances: TensorDistances,
     outlier: Outlier | None,
 ) -> Calibration:
-    """From repeats with their flaws; ``distances`` are those of the teaching ones."""
+    """From repeats with their flaws; ``distances`` are those of the repeats that count."""
     repeats = [repeat for repeat, _ in vetted]
     problems = [flaw for _, flaw in vetted if flaw]
-    teaching = _teaching(vetted, control)
+    usable = _usable(vetted, control)
     if outlier is not None:
         whose = "the control" if outlier.name == control.name else "the repeat"
         problems.append(f"{whose} {outlier.name} is out of line: {outlier.what}")
     signals = {}
     for signal in JUDGED_SIGNALS:
-        learnt = _signal_scale(signal, control, teaching)
+        learnt = _signal_scale(signal, control, usable)
         if learnt is None:
             continue
         signals[signal] = learnt
         too_wide = learnt.steps[~(learnt.scale <= SPREAD_CEILING[signal])]
-        if too_wide.size and not leaps(signal, control, teaching):
+        if too_wide.size and not leaps(signal, control, usable):
             problems.append(
                 f"the control {control.name} does not reproduce itself: {signal} of its repeats "
                 f"differs by {learnt.scale[-1]:.2g}, from step {too_wide[0]} on by too much to "
@@ -145,7 +146,7 @@ def _learn(
         identity=control.identity,
         precision=control.precision,
         repeats=tuple(repeat.name for repeat in repeats),
-        taught_by=len(teaching),
+        taught_by=len(usable),
         signals=signals,
         tensors=_tensor_scales(distances),
         sources=tuple(repeat.source for repeat in repeats),
@@ -158,10 +159,8 @@ def _differs(repeat: Evidence, control: Evidence) -> bool:
     return any(not np.array_equal(curve.test, curve.control) for curve in curves)
 
 
-def _signal_scale(
-    signal: str, control: Evidence, teaching: Sequence[Evidence]
-) -> SignalScale | None:
-    curves = [pair(repeat, control, signal) for repeat in teaching]
+def _signal_scale(signal: str, control: Evidence, usable: Sequence[Evidence]) -> SignalScale | None:
+    curves = [pair(repeat, control, signal) for repeat in usable]
     curves = [curve for curve in curves if curve.steps.size]
     if not curves:
         return None
@@ -171,7 +170,7 @@ def _signal_scale(
         steps = common_steps(steps, curve.steps).steps
     if not steps.size:
         return None
-    with np.errstate(over="ignore"):  # what is too far for a number is infinitely far
+    with np.errstate(over="ignore"):  # a difference that overflows is infinite
         squares = [
             relative_difference(curve.test[there], curve.control[there]) ** 2
             for curve in curves
@@ -186,7 +185,7 @@ def _signal_scale(
 
 
 def _typical(levels: Sequence[float]) -> float | None:
-    """Root mean square; None where a level is no number, or too large for its square to be one."""
+    """Root mean square; None where a level is NaN, or its square overflows."""
     with np.errstate(over="ignore"):
         size = float(np.sqrt(np.mean(np.square(levels))))
     return size if np.isfinite(size) else None
@@ -199,7 +198,7 @@ def _smooth(mean_square: Floats, steps: Integers) -> Floats:
     high = np.searchsorted(steps, np.floor(steps * (1 + NEARBY)), side="right")
     with np.errstate(invalid="ignore"):
         near = (total[high] - total[low]) / np.maximum(high - low, 1)
-    # Behind a step with an infinite difference, as from a control of 0, all differences are.
+    # After a step with an infinite difference (from a control of 0) all differences are infinite.
     near = np.where(np.isnan(near), np.inf, near)
     # Differences of a running sum can round to a little below zero.
     return np.asarray(np.maximum.accumulate(np.sqrt(np.maximum(near, 0.0))), dtype=np.float64)
@@ -209,7 +208,7 @@ def growth_law(steps: Integers, scale: Floats) -> tuple[float, float | None]:
     """Exponent of the best power law, and the doubling time if an exponential fits better."""
     known = (scale > 0) & (steps > 0) & np.isfinite(scale)
     if np.count_nonzero(known) < 3 or np.unique(scale[known]).size < 2:  # noqa: PLR2004
-        return 0.0, None  # fewer than three points show no law, a constant does not grow
+        return 0.0, None  # three points are needed to see a law, and a constant does not grow
     logarithm = np.log(scale[known])
     when = steps[known].astype(np.float64)
     (power, _), power_off = _line(np.log(when), logarithm)
@@ -253,42 +252,42 @@ def _spread(differences: Sequence[Floats] | None) -> float | None:
     if differences is None or len(differences) < 2:  # noqa: PLR2004 (one has no others)
         return None
     squares = np.square(differences)
-    # A tensor that only some repeats moved is off by infinitely much, and says nothing.
+    # A tensor that only some repeats moved is off by an infinite factor, and says nothing.
     with np.errstate(divide="ignore", invalid="ignore"):
         others = (squares.sum(axis=0) - squares) / (len(squares) - 1)
         above = np.log(squares / others) / 2
     above = above[(squares > others) & (squares > 0)]
-    # Only what lies above counts: a quiet repeat is no reason to allow more.
+    # Only excess counts: a quiet repeat is no reason to allow more.
     return float(np.sqrt(np.mean(above**2))) if above.size else 0.0
 
 
 SIGNAL_OUTLIER = 10.0
 """How many times as far from the control as the others a repeat may be in a signal, as the root
-mean square over all steps. Measured between right repeats of one kind: at most 2.5, and 4.2 where
+mean square over all steps. Measured between correct repeats of one kind: at most 2.5, and 4.2 where
 training is chaotic (tied weights at a rate of 4e-3 in bf16 mixed)."""
 SIGNAL_OUTLIER_OF_ANOTHER_KIND = 30.0
 """The same against the furthest repeat of other kinds: two permuted repeats cannot hide behind each
 other. Measured: 9, again with tied weights in bf16 mixed, and 2.7 elsewhere."""
 ENOUGH_OF_A_KIND = 2
-"""Others of its kind from which on a repeat is held to these alone: of three, two that are wrong
-do not hide each other, and kinds may differ by more than a fault does. Measured: with Float8
+"""With so many others of its own kind, a repeat is compared with these alone: two wrong ones of
+three cannot hide each other, and kinds may differ by more than a fault makes. Measured: with Float8
 all-gather of torchtitan 0.2.2 three ``rounding`` repeats were 37 times as far off as two
 ``permute``."""
 BEYOND_OTHER_KINDS = 3.0
-"""What is out of line among its own kind is also further off than the lower median of other kinds,
-by this factor: a permuted repeat that deals ranks the samples that they have anyway differs by
-nothing at first, and the next one by a million times that."""
+"""An outlier among its own kind must also be further off than the lower median of the other kinds,
+by this factor: a permuted repeat that happens to give each rank its old samples differs by nothing
+at first, and the next one by a million times that."""
 TENSOR_OUTLIER = 100.0
 """The same of a gradient, or of an update after the first, at one step. Measured: at most 13."""
 LONE_OUTLIER = 100.0
-"""How many times the floor of its arithmetic the only repeat that differs may be from the control,
-in a signal: it has no others to be in line with. Measured between right runs of 16 and 20 steps: at
-most 2 for the loss and 12 for norms. A loss that is 0.5% off throughout is 200 times that or more,
-up to 1,000 steps."""
+"""How far the only repeat that differs may be from the control in a signal, in multiples of the
+floor of its arithmetic: it has no others to compare with. Measured between correct runs of 16 and
+20 steps: at most 2 for the loss and 12 for norms. A loss that is 0.5% off throughout is 200 times
+that or more, up to 1,000 steps."""
 FEWEST_THAT_LEAP = 2
-"""Repeats whose norms are far off: one may be broken, two say that training is that sensitive."""
+"""Repeats whose norms are far off: one may be broken, two show that training is that sensitive."""
 QUIET = 0.1
-"""The least that a tensor counts as, in medians of all: a handful of repeats may leave it alone."""
+"""Least difference of a tensor, in medians of all: a few repeats may by chance not move it."""
 
 _AS_OF_A_TEST_SET: tuple[Question, ...] = (
     same_tokens,
@@ -299,18 +298,18 @@ _AS_OF_A_TEST_SET: tuple[Question, ...] = (
     reported_loss_is_recomputed,
     reported_grad_norm_is_recomputed,
 )
-"""Checks of test sets whose every answer but a pass, or nothing to compare, is a repeat's flaw."""
+"""Checks of test sets that a repeat has to pass, or skip because there is nothing to compare."""
 
 
 def flaw_of(repeat: Evidence, control: Evidence) -> str:
-    """Why a run cannot be learnt from as a repeat of a control, by itself; empty when it can."""
-    # What could not be read says nothing of itself either: below it is said why.
+    """Why a run, looked at alone, cannot be used as a repeat of a control; empty when it can."""
+    # A run that could not be read has neither: the checks below say why.
     if repeat.steps.size and repeat.identity is not None and repeat.repeat is None:
-        return f"{repeat.name} is given as a repeat, but its job.json says that it is none"
+        return f"{repeat.name} is given as a repeat, but its job.json says that it is not one"
     if repeat.in_force is not None and control.in_force is not None:
         keys = unlike_a_repeat(repeat.in_force, control.in_force)
         if keys:
-            return f"{repeat.name} is no repeat of {control.name}: {', '.join(keys[:3])} differ"
+            return f"{repeat.name} is not a repeat of {control.name}: {', '.join(keys[:3])} differ"
     flaw = resumed(repeat) or unfinished(repeat) or badly_requeued(repeat)
     flaw = flaw or disordered(repeat) or non_finite(repeat)
     flaw = flaw or missing_values(repeat, _left_by(control))
@@ -323,7 +322,7 @@ def flaw_of(repeat: Evidence, control: Evidence) -> str:
 
 
 class Outlier(NamedTuple):
-    """A repeat, or the control itself, that is far from where all others are."""
+    """A repeat, or the control itself, that is far from all the others."""
 
     name: str
     what: str
@@ -352,13 +351,13 @@ def _far_alone(control: Evidence, repeat: Evidence) -> Outlier | None:
     """The only repeat that differs, where it does by far more than rounding does."""
     found = []
     for signal in JUDGED_SIGNALS:
-        size = _apart(repeat, control, signal)
+        size = _distance(repeat, control, signal)
         floor = FLOORS[control.precision][signal].first
         if size is not None and size > LONE_OUTLIER * floor:
             what = (
-                f"its {signal} is {size:.2g} from the control's, over {LONE_OUTLIER:g} times what "
-                "rounding makes of it, and no other repeat differs, which would show whether "
-                "training is that sensitive: add one"
+                f"its {signal} differs from the control's by {size:.2g}, over {LONE_OUTLIER:g} "
+                "times as much as rounding explains, and no other repeat differs that could show "
+                "whether training is that sensitive: add one"
             )
             found.append((size / floor, what))
     return Outlier(repeat.name, max(found)[1]) if found else None
@@ -367,18 +366,18 @@ def _far_alone(control: Evidence, repeat: Evidence) -> Outlier | None:
 def begin_alike(control: Evidence, repeats: Sequence[Evidence]) -> bool:
     """Whether permuted repeats begin as near the control as the others, in every signal.
 
-    Then both differ by the same rounding, and what is in line among all of them is right, however
-    far few repeats of one kind are from each other later: tied weights in bf16 mixed leap by 2e-3
-    of the loss, at a step of their own in each repeat. Where samples that meet in one tensor give
-    each other another rounding (Float8), permuted repeats begin far off, and say nothing of the
-    others. The first steps come before training amplifies anything.
+    Then both kinds differ by the same rounding, and a repeat that is in line with all of them is
+    correct, however much the few of one kind differ later: tied weights in bf16 mixed jump by 2e-3
+    of the loss, in each repeat at another step. Where samples in one tensor affect each other's
+    rounding (Float8), permuted repeats begin far off, and say nothing about the others. The first
+    steps come before training amplifies anything.
     """
     for signal in JUDGED_SIGNALS:
         least = ROUNDING[control.precision][signal].first
-        sizes = [(each.repeat, _apart(each, control, signal, FIRST_STEPS)) for each in repeats]
+        sizes = [(each.repeat, _distance(each, control, signal, FIRST_STEPS)) for each in repeats]
         own, permuted = (
-            [size for kind, size in sizes if (kind == RepeatKind.PERMUTE) is apart and size]
-            for apart in (False, True)
+            [size for kind, size in sizes if (kind == RepeatKind.PERMUTE) is asked and size]
+            for asked in (False, True)
         )
         usual = max(sorted(own)[(len(own) - 1) // 2] if own else 0.0, least)
         if max(permuted, default=0.0) > BEYOND_OTHER_KINDS * usual:
@@ -387,17 +386,17 @@ def begin_alike(control: Evidence, repeats: Sequence[Evidence]) -> bool:
 
 
 def leaps(signal: str, control: Evidence, repeats: Sequence[Evidence]) -> bool:
-    """Whether a norm, after the first steps, leaps by chance: several repeats are far off.
+    """Whether a norm, after the first steps, jumps by chance: several repeats are far off.
 
-    Where training is that sensitive, right runs have spikes of the norm at other steps. It is not
-    judged from there on; the loss still is, and a single repeat that is off is a flaw of its own.
+    Where training is that sensitive, correct runs have spikes of the norm at different steps. The
+    norm is not judged from there on; the loss still is, and one repeat alone that is off is flawed.
     """
     first = _leaps(signal, control, repeats)
     return len(first) >= FEWEST_THAT_LEAP and min(first) > FIRST_STEPS
 
 
 def _leaps(signal: str, control: Evidence, repeats: Sequence[Evidence]) -> list[int]:
-    """The step at which each repeat leaps first, of those that do."""
+    """The step of its first jump, for each repeat that has one."""
     if not signal.startswith("grad_norm"):
         return []
     first = []
@@ -409,9 +408,9 @@ def _leaps(signal: str, control: Evidence, repeats: Sequence[Evidence]) -> list[
 
 
 def _last_calm_step(control: Evidence, repeats: Sequence[Evidence]) -> float:
-    """The one before norms of most repeats begin to leap; infinite where they do not.
+    """The one before the norms of most repeats begin to jump; infinite where they do not.
 
-    From there on right runs are as far apart as chance has it, in their losses and tensors, too.
+    From there on chance decides how much correct runs differ, in their losses and tensors, too.
     """
     found = (_leaps(signal, control, repeats) for signal in JUDGED_SIGNALS)
     steps = [min(first) for first in found if len(first) > len(repeats) / 2]
@@ -441,7 +440,12 @@ def _other_start(repeat: Evidence, control: Evidence) -> str:
     stored = storage(repeat, control, SPACING_FLOAT32).spacings(theirs.names)
     limit = SAME_WEIGHTS + (stored if by_an_ulp else np.zeros_like(stored))
     difference = gradient_difference(ours.parameters, theirs.parameters)
-    off = np.flatnonzero(~(difference <= limit))
+    right = difference <= limit
+    if by_an_ulp:
+        # A zero has no relative error: its neighbours are the smallest numbers that there are.
+        zero = theirs.parameters.norm == 0
+        right |= zero & (ours.parameters.norm <= SMALLEST_BFLOAT16 * np.sqrt(theirs.sizes))
+    off = np.flatnonzero(~right)
     if not off.size:
         return ""
     worst = off[np.argmax(difference[off])]
@@ -452,22 +456,22 @@ def _other_start(repeat: Evidence, control: Evidence) -> str:
 
 
 class _Found(NamedTuple):
-    """How far each repeat is from the control in one thing; arrays have shape (entries,)."""
+    """How much each repeat differs from the control in one quantity; arrays are (entries,)."""
 
     difference: dict[int, Floats]
     """By number of the repeat."""
     least: float | Floats
-    """What rounding alone may make of it."""
+    """As much as rounding alone may make."""
     outlier: float
-    """How many times as far as the others of its kind is out of line."""
+    """From how many times the difference of others of its kind on a repeat is an outlier."""
     of_another_kind: float
     """The same against the furthest of other kinds."""
-    words: Callable[[int, float], str]
-    """An entry of it and its difference, in a clause."""
+    clause: Callable[[int, float], str]
+    """Says by how much one entry of it differs."""
 
 
 def _out_of_line(found: _Found, repeats: Sequence[Evidence]) -> Iterator[tuple[float, Outlier]]:
-    """Repeats that are further off than allowed, and how many times as far as that."""
+    """Repeats that differ by more than allowed, and by how many times as much."""
     for number, size in found.difference.items():
         kind = repeats[number].repeat
         rest = [(repeats[at].repeat, each) for at, each in found.difference.items() if at != number]
@@ -477,7 +481,7 @@ def _out_of_line(found: _Found, repeats: Sequence[Evidence]) -> Iterator[tuple[f
         if own:
             excess = _times(size, _usual(_lower_median(own), found.least)) / found.outlier
         if own and others:
-            # A permuted repeat may deal every rank its own samples, and then hardly differs.
+            # A permutation may leave every rank its own samples; such a repeat hardly differs.
             usual = _usual(_lower_median(others), found.least)
             beyond = _times(size, usual) / BEYOND_OTHER_KINDS
             excess = np.minimum(excess, beyond)
@@ -490,14 +494,14 @@ def _out_of_line(found: _Found, repeats: Sequence[Evidence]) -> Iterator[tuple[f
         worst = int(np.argmax(excess))
         if excess[worst] > 1:
             what = (
-                f"{found.words(worst, float(size[worst]))} from the control's, over "
-                f"{times:g} times as far as rounding takes the other repeats"
+                f"{found.clause(worst, float(size[worst]))}, over {times:g} times as much as "
+                "the other repeats, which differ by rounding"
             )
             yield float(excess[worst]), Outlier(repeats[number].name, what)
 
 
 def _times(size: Floats, usual: Floats) -> Floats:
-    """How many times as far; once where both are infinitely far, as from a control of 0."""
+    """The ratio; 1 where both are infinite, as from a control of 0."""
     both = np.isinf(size) & np.isinf(usual)
     return np.where(both, 1.0, np.divide(size, usual, where=~both, out=np.ones(size.shape)))
 
@@ -516,17 +520,17 @@ def _by_signal(
     for signal in JUDGED_SIGNALS:
         sizes = _sizes(control, repeats, signal, math.inf)
         least = ROUNDING[control.precision][signal].first
-        between = [_apart(first, second, signal) for first, second in combinations(repeats, 2)]
+        between = [_distance(first, second, signal) for first, second in combinations(repeats, 2)]
         furthest = max((size for size in between if size is not None), default=0.0)
         nearest = float(min(sizes.values(), default=np.zeros(1))[0])
         if nearest > SIGNAL_OUTLIER * max(furthest, least):
             what = (
-                f"its {signal} is at least {nearest:.2g} from that of its repeats, which agree "
-                f"with each other to {furthest:.2g}"
+                f"its {signal} differs by at least {nearest:.2g} from that of its repeats, which "
+                f"agree with each other to {furthest:.2g}"
             )
-            # Before any of the repeats, which all are that far from it.
+            # First of all: against a wrong control every repeat looks like an outlier.
             yield math.inf, Outlier(control.name, what)
-        # Only now: what leaps by chance leaps at other steps in every repeat.
+        # Only now: a norm that jumps by chance does so at another step in each repeat.
         if leaps(signal, control, repeats):
             continue
         yield from _out_of_line(
@@ -535,7 +539,9 @@ def _by_signal(
                 least,
                 SIGNAL_OUTLIER,
                 SIGNAL_OUTLIER_OF_ANOTHER_KIND,
-                lambda _, size, signal=signal: f"its {signal} is {size:.2g}",  # type: ignore[misc]
+                lambda _, size, signal=signal: (  # type: ignore[misc]
+                    f"its {signal} differs from the control's by {size:.2g}"
+                ),
             ),
             repeats,
         )
@@ -545,14 +551,16 @@ def _sizes(
     control: Evidence, repeats: Sequence[Evidence], signal: str, last: float
 ) -> dict[int, Floats]:
     """By number of the repeat, how far it is from the control up to a step, shape (1,)."""
-    apart = (_apart(each, control, signal, last) for each in repeats)
-    return {number: np.array([size]) for number, size in enumerate(apart) if size is not None}
+    sizes = (_distance(each, control, signal, last) for each in repeats)
+    return {number: np.array([size]) for number, size in enumerate(sizes) if size is not None}
 
 
-def _apart(first: Evidence, second: Evidence, signal: str, last: float = math.inf) -> float | None:
-    """Root mean square over the steps, as if rounding were at every step what it is at the first.
+def _distance(
+    first: Evidence, second: Evidence, signal: str, last: float = math.inf
+) -> float | None:
+    """Root mean square over the steps up to ``last``, with the growth of rounding divided out.
 
-    Over those up to ``last``. None when they have no step in common.
+    None when they have no step in common.
     """
     curve = pair(first, second, signal)
     asked = curve.steps <= last
@@ -574,16 +582,17 @@ def _by_tensor(
             if step > last:
                 continue
             if kind == "update" and step <= SIGN_STEPS:
-                continue  # nearly signs: one that rounding turns is off by a thousand times its due
+                continue  # nearly signs: one that rounding flips is off by a thousand times more
             rounding = TENSOR_ROUNDING[control.precision]
             yield from _out_of_line(
                 _Found(
                     difference,
                     np.maximum(rounding, lost[step]) if kind == "update" else rounding,
                     TENSOR_OUTLIER,
-                    math.inf,  # in low precision kinds differ by more than a fault does
+                    math.inf,  # in low precision kinds differ by more than a fault makes
                     lambda at, size, kind=kind, step=step: (  # type: ignore[misc]
-                        f"its {kind} of {names[step][at]} at step {step} is {size:.2g} of its norm"
+                        f"its {kind} of {names[step][at]} at step {step} differs from the "
+                        f"control's by {size:.2g} of its norm"
                     ),
                 ),
                 repeats,
@@ -603,7 +612,7 @@ class TensorDistances(NamedTuple):
 
 
 def tensor_differences(control: Evidence, repeats: Sequence[Evidence]) -> TensorDistances:
-    """How far repeats are from the control in every tensor, at the steps that both sampled."""
+    """How much repeats differ from the control in every tensor, at the steps that both sampled."""
     found = TensorDistances({}, {}, {}, {})
     stored = storage(control, control, 0.0)
     for number, repeat in enumerate(repeats):

@@ -1,6 +1,6 @@
-"""What kind of change lies between two runs of one control: pure.
+"""How a control's numbers changed between two of its runs: a pure function of both.
 
-A golden that no longer fits is no proof of a bug, and blessing again is no proof of the contrary.
+A golden that no longer matches does not prove a bug, and blessing it again does not disprove one.
 The kinds are those of a change log of numerics: the same bits, other rounding, or other training.
 """
 
@@ -25,11 +25,11 @@ class ChangeKind(StrEnum):
     """How a run differs from an earlier one of the same control."""
 
     BITWISE = "bitwise"
-    """Every number that both left is the same."""
+    """Every number that both recorded is the same."""
     ROUNDING = "rounding-like"
-    """Other numbers, no further off than repeats of the control are from each other."""
+    """Other numbers, but repeats of the control differ by as much."""
     SEMANTIC = "semantic"
-    """Further off, or not shown to be no further: the control trains otherwise."""
+    """A larger difference, or one not shown to be smaller: the control trains differently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class SignalChange:
     onset: int | None
     """The first step at which it differs by more than its limit."""
     step: int
-    """Where it is furthest off for its limit."""
+    """Where its difference is largest relative to its limit."""
     difference: float
     """There, relative."""
     limit: float
@@ -72,13 +72,13 @@ def classify(
 ) -> RunChange:
     """Compare a control with the run that it is to replace.
 
-    ``calibration`` is what repeats of the earlier run taught; without any, rounding-like means
-    within the fixed floors of the arithmetic. What cannot be compared, or is not settled, is
-    semantic: only what was shown to be harmless is called so.
+    ``calibration`` comes from repeats of the earlier run; without any, rounding-like means within
+    the fixed floors of the arithmetic. What cannot be compared, or remains open, is semantic: only
+    a change that was shown to be harmless is called harmless.
     """
     same = [*_other_numbers(after, before)]
     if not same:
-        return RunChange(ChangeKind.BITWISE, "every number that both runs left is the same")
+        return RunChange(ChangeKind.BITWISE, "every number that both runs recorded is the same")
     verdict, compared = judge(
         after, before, calibration, spec=spec, control_spec=before_spec, own_start=True
     )
@@ -138,13 +138,13 @@ def _other_numbers(after: Evidence, before: Evidence) -> Iterator[str]:
 
 def _signal_changes(envelopes: Iterable[Envelope]) -> Iterator[SignalChange]:
     for envelope in envelopes:
-        apart = np.flatnonzero(envelope.test != envelope.control)
-        if not apart.size:
+        differing = np.flatnonzero(envelope.test != envelope.control)
+        if not differing.size:
             continue
         worst = envelope.worst
         yield SignalChange(
             signal=envelope.signal,
-            first=int(envelope.steps[apart[0]]),
+            first=int(envelope.steps[differing[0]]),
             onset=envelope.onset,
             step=int(envelope.steps[worst]),
             difference=float(envelope.difference[worst]),

@@ -35,8 +35,8 @@ class RunComparison:
     test: Evidence
     control: Evidence
     calibration: Calibration | None = None
-    """What those repeats of the control taught that speak for this test set; None: limits are
-    floors alone."""
+    """From those repeats of the control that apply to this test set; None: limits are floors
+    alone."""
     spec: SetSpec | None = None
     """What the test set names; None for curves that are not ours, or of a program that is not
     probed: then nothing is audited."""
@@ -48,12 +48,12 @@ class RunComparison:
     envelopes: Mapping[str, Envelope] = field(default_factory=dict)
     """Signal to envelope, without the signals that the two runs cannot be compared on."""
     own_start: bool = False
-    """Whether each has a seed checkpoint of its own, or makes its weights itself, so that nothing
-    but their initial parameters says that they start alike."""
+    """Whether each has a seed checkpoint of its own, or makes its weights itself, so that only
+    their initial parameters can show that they start from the same weights."""
     renamed: Renamed | None = None
     """What two releases call by other names; the samples are then without it."""
     measure: PrecisionRuns | None = None
-    """By which errors of low precision are judged; None: there is no reference."""
+    """What errors of low precision are measured against; None: there is no reference."""
     errors: Errors | None = None
     """These errors; None where they could not be measured."""
     one_path: bool = False
@@ -62,9 +62,9 @@ class RunComparison:
     """All runs of control and test set, where there are several seeds; ``test`` and ``control`` are
     the first of each."""
     target: float | None = None
-    """Loss that the seeds are to reach, where somebody asked when; None: their levels are asked."""
+    """Loss that the seeds have to reach, where the question is when; None: how low they end."""
     draws: bool = False
-    """Whether the test set rightly draws other random numbers than its control."""
+    """Whether the test set is meant to draw other random numbers than its control."""
     tensors: Comparisons = ()
     """Per-tensor comparisons at the steps that both sampled, in their order."""
 
@@ -76,28 +76,28 @@ class RunComparison:
     def limits(self) -> Mapping[str, Floats]:
         """Signal to its limit at every step that both runs have, for drawing.
 
-        Those of a run whose steps are out of order, too, which is not judged by them.
+        Also of a run whose steps are out of order, which is not judged by them.
         """
         return limits(self.test, self.control, self._drawn(self.tolerances))
 
     @property
     def learnt_envelopes(self) -> tuple[Envelope, ...]:
-        """The envelopes, whatever tolerances replace."""
+        """The envelopes as learnt, before tolerances replace any limit."""
         return self._drawn({}) if self.tolerances else self._drawn(self.tolerances)
 
     @property
     def furthest_learnt(self) -> LearntLimit | None:
-        """Where a learnt limit is the most times its floor."""
+        """Where a learnt limit is the largest multiple of its floor."""
         return furthest_learnt(self.control.precision, self.learnt_envelopes)
 
     @property
     def curves_alone(self) -> bool:
-        """Whether neither run left anything beside its curves."""
+        """Whether both runs left only their curves."""
         return curves_alone(self.test, self.control)
 
     @property
     def shared_signals(self) -> tuple[str, ...]:
-        """The judged signals of which both left a value, though perhaps at other steps."""
+        """The judged signals that both runs recorded, though perhaps at different steps."""
         return tuple(
             each for each in JUDGED_SIGNALS if has(self.test, each) and has(self.control, each)
         )
@@ -126,7 +126,7 @@ def compare_runs(
 ) -> RunComparison:
     """Gather the inputs and compare the runs.
 
-    A run whose steps are out of order has no envelope: which of its values is which is not known.
+    A run whose steps are out of order has no envelope: it is not known which value is whose.
     Raises ValueError for an unusable tolerance.
     """
     if is_curve(spec) or is_curve(control_spec):

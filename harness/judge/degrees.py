@@ -49,13 +49,13 @@ def in_force_over(evidence: Evidence, steps: Integers) -> Iterator[tuple[Mapping
 
 
 def degrees_of(each: Pass) -> str:
-    """The degrees that were in force, as people write them; else the number of ranks."""
+    """The degrees that were in force, for people to read; else the number of ranks."""
     degrees = parallelism_of(each.in_force)
     return str(degrees) if degrees else ranks(each.world_size)
 
 
 def ranks(world_size: int) -> str:
-    """``one rank``, ``4 ranks``: as ``Parallelism`` spells itself."""
+    """``one rank``, ``4 ranks``: as ``Parallelism`` prints itself."""
     return "one rank" if world_size == 1 else f"{world_size} ranks"
 
 
@@ -84,7 +84,7 @@ def spec_of(spec: SetSpec, each: Pass) -> SetSpec:
         )
     recovery = spec.recovery
     if recovery is not None and recovery.nodes[0] != recovery.nodes[1]:
-        # Nodes come and go, which faults-struck asks, and dp_shard is what they leave over.
+        # Nodes come and go (the check faults-struck asks that), and dp_shard follows from them.
         named = spec.parallelism
         dp_shard = named.dp_shard * each.world_size // named.world_size
         return replace(spec, parallelism=replace(named, dp_shard=dp_shard))

@@ -1,8 +1,8 @@
 """Whether what a set names is what really ran, and nothing else: pure questions about one run.
 
-Releases of torchtitan ignore settings without a word (async TP that never fuses, Float8 recipes
-that fall back, a rotation that stays the default): the numbers are then those of another
-technique, and right. Only an audit of what really ran sees it.
+Releases of torchtitan ignore some settings silently (async TP that never fuses, Float8 recipes
+that fall back, a rotation that stays the default): the numbers are then correct, but those of
+another technique. Only an audit of what really ran can notice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TRAIN_CONFIG_KEYS: Mapping[Technique, tuple[tuple[str, object], ...]] = {
 
 
 def not_in_force(spec: SetSpec, ran: InForce) -> Iterator[str]:
-    """One clause per thing that the set names and that did not run so."""
+    """One clause per setting that the set names and that was not in force."""
     audited = spec.trainer.can.audits_config
     yield from _not_in_force(spec, ran) if audited else not_as_called(spec, ran)
 
@@ -81,7 +81,7 @@ def _other_choices(spec: SetSpec, ran: InForce) -> Iterator[str]:
 def not_named(spec: SetSpec, ran: InForce) -> Iterator[str]:
     """One clause per technique that ran although neither the set nor its train config names it."""
     if not spec.trainer.can.audits_config:
-        return  # techniques of other programs nobody knows
+        return  # the techniques of other programs are not known
     named = set(spec.techniques) | _named_by_train_config(spec)
     float8 = _table(ran, "float8")
     wants_float8 = named & {Technique.FLOAT8, Technique.FLOAT8_ROWWISE}
@@ -121,22 +121,22 @@ def undeclared_differences(
 
 
 def _covers(declared: str, key: str) -> bool:
-    """Whether a declared key says that another differs: itself, its table, or a key inside it.
+    """Whether a declared key covers one that differs: itself, its table, or a key inside it.
 
-    A key inside: one run has a table where the other has a single value, None say.
+    A key inside it: where one run has a table, the other may have a single value, such as None.
     """
     inside = key.startswith((f"{declared}.", f"{declared}["))
     return key == declared or inside or declared.startswith((f"{key}.", f"{key}["))
 
 
 _OF_REPEATS = frozenset({"dataloader.order_seed"})
-"""What makes a repeat one: ``permute`` in torchtitan 0.3's config. The others are not in it."""
+"""What a repeat changes: ``permute`` in torchtitan 0.3's config. Other kinds change no key."""
 
 
 def unlike_a_repeat(ours: InForce, theirs: InForce) -> tuple[str, ...]:
-    """Keys of the trainer's config that no repeat of a run changes, and that differ all the same.
+    """Keys of the trainer's config that differ although no repeat of a run changes them.
 
-    Declared or not; paths are another run's own.
+    Declared or not. Paths are left out: every run has its own.
     """
     config, other = _table(ours, "config"), _table(theirs, "config")
     absent = object()
@@ -244,7 +244,7 @@ _TECHNIQUES: Mapping[Technique, Callable[[InForce], str]] = MappingProxyType(
         Technique.BF16: _bf16,
     }
 )
-"""Technique to what is missing of it, in words; empty when it is in force."""
+"""Technique to a clause that says what is missing of it; empty when it is in force."""
 
 
 def _named_by_train_config(spec: SetSpec) -> set[Technique]:

@@ -1,8 +1,8 @@
-"""What is other about runs of a user's own program (``kind = "command"``): pure questions.
+"""What differs for runs of a user's own program (``kind = "command"``): pure questions.
 
-A program that is not probed leaves a curve, as one from anywhere. One that is probed leaves what
-our ranks leave, but for what only its loop can tell: where gradients were taken, whether it gave
-the probe its logits, and a norm of its own.
+A program without the probe leaves only a curve. One with the probe leaves the evidence that our
+ranks leave, except what only its loop knows: where gradients were taken, whether the probe got its
+logits, and a grad norm of its own.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from converge_harness.model import (
 )
 
 BEFORE_CLIPPING = "before clipping"
-"""Where gradients are taken in every run of torchtitan, and best in others."""
+"""Where gradients are taken in every run of torchtitan, and should be in others."""
 
 
 class Probing(NamedTuple):
-    """How much of a loop its probe saw."""
+    """How much of a training loop its probe saw."""
 
     gradients: str
-    """Where they were taken."""
+    """Before or after clipping."""
     recomputes_loss: bool
-    """Whether the loop gave logits."""
+    """Whether the loop gave the probe its logits."""
 
 
 def is_curve(spec: SetSpec | None) -> bool:
-    """Whether all that a set leaves is the curve of a program that is not probed."""
+    """Whether a set is a program without the probe, which leaves only a curve."""
     return spec is not None and not spec.trainer.can.probed
 
 
 def probing(evidence: Evidence) -> Probing:
-    """How a run was probed; as torchtitan's are, where nothing says so."""
+    """How a run was probed; without a record of it, as runs of torchtitan are."""
     probe = (evidence.in_force or {}).get("probe") or {}
     gradients = probe.get("gradients", BEFORE_CLIPPING)
     return Probing(str(gradients), probe.get("recomputes_loss") is not False)
@@ -56,7 +56,7 @@ def wrapping(ran: Mapping[str, Any]) -> str:
 def required(test: Evidence, control: Evidence) -> tuple[str, ...]:
     """Signals of a probed program without which there is no verdict.
 
-    Not every loop computes a norm or hands out its logits; what one side has the other must have.
+    Not every loop computes a norm or gives the probe its logits; both sides must have the same.
     """
     optional = {
         "grad_norm": has(test, "grad_norm") or has(control, "grad_norm"),
@@ -66,7 +66,7 @@ def required(test: Evidence, control: Evidence) -> tuple[str, ...]:
 
 
 def differently_probed(test: Evidence, control: Evidence) -> Iterator[str]:
-    """One clause per thing that makes the evidence of two runs no match."""
+    """One clause per reason why the evidence of two runs is not comparable."""
     ours, theirs = probing(test), probing(control)
     if ours.gradients != theirs.gradients:
         yield (
@@ -84,7 +84,7 @@ def differently_probed(test: Evidence, control: Evidence) -> Iterator[str]:
 def not_as_called(spec: SetSpec, ran: Mapping[str, Any]) -> Iterator[str]:
     """One clause per degree or size that a program was called with and did not run with.
 
-    What could not be seen from outside of it (null) says nothing.
+    A value that could not be seen from outside the program (null) is not judged.
     """
     degrees = ran.get("degrees") or {}
     for dimension, degree in asdict(spec.parallelism).items():
@@ -113,8 +113,8 @@ def not_as_called(spec: SetSpec, ran: Mapping[str, Any]) -> Iterator[str]:
 def _is_of(named: object, seen: Sequence[str]) -> bool:
     """Whether parameters of these data types are of the named one, or some of a finer.
 
-    Where none is named, of float32 or a finer: a coarser one has wider limits, and nobody has asked
-    for them. A type that is not known counts as the coarsest.
+    Where none is named, of float32 or finer: a coarser type has wider limits, which nobody asked
+    for. An unknown type counts as the coarsest.
     """
     order = list(Precision)
     coarsest = max((DATA_TYPES.get(each, order[-1]) for each in seen), key=order.index)

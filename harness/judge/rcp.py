@@ -1,7 +1,7 @@
 """A submission to MLPerf Training against its reference convergence points (RCPs).
 
 MLPerf asks one thing: that a submission does not converge *faster* than the reference by more than
-chance, since that would be another training. The rule is that of ``mlperf_logging.rcp_checker``
+chance, since it would then train something else. The rule is that of ``mlperf_logging.rcp_checker``
 (github.com/mlcommons/logging, commit 7bbf792), with its default, pruned points:
 
 * Lengths are averaged without the shortest and the longest one (of ``unet3d`` without four each);
@@ -17,9 +17,8 @@ chance, since that would be another training. The rule is that of ``mlperf_loggi
 
 Stricter than the checker, which counts no runs: fewer than are demanded are INVALID.
 
-Beside it stands our own question, the other way round: that the submission converges *no later*
-than the reference by more than a margin (:func:`converge_harness.judge.compare.seeds.over_seeds`,
-one-sided).
+We ask the opposite question as well: that the submission converges *no later* than the reference
+by more than a margin (:func:`converge_harness.judge.compare.seeds.over_seeds`, one-sided).
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ ruleset 5.0.0, which is the first with that benchmark)."""
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a submission at one global batch size is held against."""
+    """What a submission at one global batch size is compared with."""
 
     batch_size: int
     mean: float
@@ -93,11 +92,11 @@ class Reference:
     deviation: float
     """Standard deviation of all lengths, with their number in the denominator."""
     runs: int
-    """Whose mean it is; of an interpolated one as many as MLPerf assumes."""
+    """How many runs the mean is of; for an interpolated mean, as many as MLPerf assumes."""
     group: Group
-    """All lengths, for a comparison that leaves none out."""
+    """All lengths, for the comparison that leaves none out."""
     how: str = ""
-    """Where it comes from, if it is no point of the table."""
+    """Where it comes from, if it is not a point of the table."""
 
     def fastest(self, benchmark: str) -> float:
         """The shortest mean of a submission that is allowed; in samples or epochs, as the mean."""
@@ -112,7 +111,7 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
+class RcpInputs:
     """The inputs of these checks."""
 
     points: tuple[ReferencePoint, ...]
@@ -121,7 +120,7 @@ class Submission:
     """Relative to the reference's mean length; None: only MLPerf's rule is asked."""
 
 
-def judge_submission(name: str, table: str, submission: Submission) -> Verdict:
+def judge_submission(name: str, table: str, submission: RcpInputs) -> Verdict:
     """The verdict on a submission called ``name``, by the points of a ``table``.
 
     Raises ValueError without runs or points.
@@ -200,8 +199,8 @@ def rcp_not_faster(
 ) -> CheckResult:
     """MLPerf's rule: the mean length is not shorter than the reference's beyond chance.
 
-    What converges faster than its reference by more than chance is another training: other
-    hyperparameters, data or target.
+    A run that converges faster than its reference by more than chance trains something else: with
+    other hyperparameters, data or target.
     """
     size = runs[0].batch_size
     reference = _reference(points, size)
@@ -231,8 +230,8 @@ def rcp_no_later(
 ) -> CheckResult:
     """The mean length of all runs is no longer than the reference's by more than the margin.
 
-    Welch's t on all lengths, one-sided; sooner will do. A run that misses its target leaves no
-    PASS.
+    Welch's t on all lengths, one-sided: shorter is fine. With a run that misses its target there is
+    no PASS.
     """
     reference = _reference(points, runs[0].batch_size)
     if margin is None or reference is None:
@@ -249,7 +248,7 @@ def rcp_no_later(
     group = Group.of(there)
     found = over_seeds(group, reference.group, margin, one_sided=True)
     endless = len(runs) - int(there.size)
-    # How long it would have trained nobody knows: it raises the mean, and lowers nothing.
+    # It is not known how long it would have trained: it can only raise the mean.
     shorter = endless and found.outcome is not Answer.DIFFERENT
     return CheckResult(
         Outcome.INCONCLUSIVE if shorter else OUTCOMES[found.outcome],
@@ -325,7 +324,7 @@ def _between(low: Reference, high: Reference, size: int, benchmark: str) -> Refe
 
 
 def _pruned(points: Sequence[ReferencePoint]) -> list[Reference]:
-    """The points that MLPerf holds submissions against, by batch size."""
+    """The points that MLPerf compares submissions with, by batch size."""
     every = sorted(map(_of_point, points), key=lambda each: each.batch_size)
     fastest = min(every, key=lambda each: each.mean)
     kept = [each for each in every if each.batch_size >= fastest.batch_size]
@@ -340,7 +339,7 @@ def _pruned(points: Sequence[ReferencePoint]) -> list[Reference]:
 
 
 def _reference(points: Sequence[ReferencePoint], size: int) -> Reference | None:
-    """What a batch size, in samples, is held against; None above all points of the table."""
+    """What a batch size, in samples, is compared with; None above all points of the table."""
     kept = _pruned(points)
     below = [each for each in kept if each.batch_size <= size]
     above = [each for each in kept if each.batch_size >= size]

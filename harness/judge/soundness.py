@@ -15,7 +15,7 @@ from converge_harness.model import JUDGED_SIGNALS, Evidence, RestartOwner, RunSt
 DONE_TO_IT = frozenset(
     {RunStatus.SKIPPED, RunStatus.REFUSED, RunStatus.CANCELLED, RunStatus.INTERRUPTED}
 )
-"""How runs end through no doing of their own: they were skipped, and they crashed."""
+"""Endings that a message puts in the passive: the run *was* skipped, but it crashed."""
 
 
 class Flaw(NamedTuple):
@@ -44,15 +44,15 @@ def unfinished(evidence: Evidence) -> Flaw | None:
 
 
 def _rarely(evidence: Evidence) -> str:
-    """What to advise for a trainer that logs only some steps; empty where steps are in a row."""
-    apart = np.unique(np.diff(evidence.steps))
-    if apart.size != 1 or apart[0] <= 1:
+    """Advice for a trainer that logs only some steps; empty where steps are consecutive."""
+    strides = np.unique(np.diff(evidence.steps))
+    if strides.size != 1 or strides[0] <= 1:
         return ""
-    return f", one in {apart[0]}: let the trainer log every step"
+    return f", one in {strides[0]}: let the trainer log every step"
 
 
 def resumed(evidence: Evidence) -> Flaw | None:
-    """The run was made in several passes on purpose, so it is no uninterrupted one."""
+    """The run was made in several passes on purpose, so it is not an uninterrupted one."""
     if not evidence.passes or evidence.restarts is RestartOwner.CLUSTER:
         return None
     return Flaw("was itself resumed, so it does not show what an uninterrupted run does")
@@ -70,7 +70,7 @@ def disordered(evidence: Evidence) -> Flaw | None:
 
 
 def missing_values(evidence: Evidence, required: tuple[str, ...]) -> Flaw | None:
-    """A required signal that is not there, or a judged one with holes or a wrong length."""
+    """A required signal that is missing, or a judged one with gaps or a wrong length."""
     count = evidence.steps.size
     for signal in required:
         if not has(evidence, signal):
@@ -104,7 +104,7 @@ def non_finite(evidence: Evidence) -> Flaw | None:
 
 
 def began_later(evidence: Evidence) -> str:
-    """What helps where a loss is NaN at first and finite from some step on; empty elsewhere."""
+    """Advice where a loss is NaN at first and finite from some step on; empty elsewhere."""
     loss = series(evidence, "loss")
     finite = np.isfinite(loss.values)
     first = int(np.argmax(finite)) if finite.size else 0
@@ -148,23 +148,23 @@ def ranks_disagree(evidence: Evidence) -> Flaw | None:
     agrees = dict(zip(evidence.steps.tolist(), evidence.batch_agrees, strict=False))
     for step in evidence.steps.tolist():
         if agrees.get(step) is None:
-            return Flaw(f"does not tell at step {step} whether its ranks share samples", step)
+            return Flaw(f"does not record at step {step} whether its ranks share samples", step)
         if not agrees[step]:
             return Flaw(f"has ranks that should share samples and do not, at step {step}", step)
     return None
 
 
 def replicas_differ(evidence: Evidence) -> Flaw | None:
-    """The first sampled step at which ranks that hold the same shard hold other bits."""
+    """The first sampled step at which ranks that hold the same shard hold different bits."""
     for sample in evidence.replicas:
         if not sample.count:
             continue
         first = sample.disagreements[0] if sample.disagreements else None
-        words = f"{first.kind} {first.tensor}" if first else "tensors"
+        what = f"{first.kind} {first.tensor}" if first else "tensors"
         along = f" along {' and '.join(first.mesh_dims)}" if first and first.mesh_dims else ""
         more = f" and {sample.count - 1} more" if first and sample.count > 1 else ""
         return Flaw(
-            f"has replicas that differ at step {sample.step}: {words}{along}{more}", sample.step
+            f"has replicas that differ at step {sample.step}: {what}{along}{more}", sample.step
         )
     return None
 

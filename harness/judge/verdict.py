@@ -32,24 +32,24 @@ from converge_harness.model import (
 
 PROBED = 'both runs with the probe, [trainer] kind = "command": docs/any-trainer.md'
 CUT = re.compile(r"--from \d+")
-"""How a check says from which step on two curves have the same steps."""
+"""How a check's detail names the step from which on two curves have the same steps."""
 _SEEDS_SETTLE = re.compile(r"about [\d,]+ further seed")
-"""How a check says that more seeds would answer it."""
+"""How a check's detail says that more seeds would answer it."""
 
 _FILE_OF = {
     RunStatus.REFUSED: "job.sh",
     RunStatus.TIMED_OUT: "slurm.log",
     RunStatus.CANCELLED: "slurm.log",
 }
-"""The file of a run folder that says most of how a scheduler ended the run."""
+"""The file of a run folder that says most about how a scheduler ended the run."""
 
 
 class JudgedPair(NamedTuple):
-    """A verdict, and what it was found by."""
+    """A verdict, and the comparison that it comes from."""
 
     verdict: Verdict
     comparison: RunComparison
-    """Made once: what shows the two runs beside each other takes it from here."""
+    """Made once: reports that show the two runs side by side take it from here."""
 
 
 def judge(
@@ -73,15 +73,15 @@ def judge(
 
     Returns the verdict, and what was compared for it.
 
-    ``calibration`` is what A/A repeats of the control taught
+    ``calibration`` comes from A/A repeats of the control
     (:func:`converge_harness.judge.calibration.calibrate`). ``spec`` and ``control_spec`` say what
     the runs are meant to be; without them (curves from anywhere) techniques in force are not
     audited. ``tolerances`` map signals to relative differences that replace the learnt envelope,
     and ``margin`` is the largest relative difference of the mean loss that is equivalent; by
     default the spec's. ``own_start`` says that each run was given a seed checkpoint of its own:
-    other initial weights are then no fault of the run, and it is not judged. ``measure`` are the
-    runs by which errors of low precision are judged. ``one_path`` says that test and control were
-    read from one file or folder.
+    other initial weights are then not the run's fault, and it is not judged. ``measure`` are the
+    runs that errors of low precision are measured against. ``one_path`` says that test and control
+    were read from one file or folder.
 
     ``ask`` is what the test set has to show, by default the spec's, else that it is the same.
     ``seeds`` are the runs of control and test set with several seeds, ``control`` and ``test`` the
@@ -172,7 +172,7 @@ def _ended(compared: RunComparison) -> Evidence:
 
 
 def _by_limits_alone(compared: RunComparison) -> bool:
-    """Whether only learnt limits can show that the test set is wrong; unsound repeats teach none.
+    """Whether only learnt limits can show that the test set is wrong; unsound repeats give none.
 
     That is so for curves alone, unless the test set's has a NaN or an infinity.
     """
@@ -219,7 +219,7 @@ def _cause(
 
 
 def _as_found(checks: Sequence[Check]) -> Cause:
-    """A FAIL in the words of its first check: what made it, a loss alone does not tell."""
+    """A FAIL as its first check describes it: a loss alone does not show what caused it."""
     failed = next(check for check in checks if check.outcome is Outcome.FAIL)
     kind = CauseClass.NOT_FINITE if failed.name == "finite" else CauseClass.UNKNOWN
     limit = f"; the margin is {failed.limit.value:g}" if failed.limit else ""
@@ -228,7 +228,7 @@ def _as_found(checks: Sequence[Check]) -> Cause:
 
 def _how_it_ended(compared: RunComparison) -> str:
     test = _ended(compared)
-    words = {
+    ending = {
         RunStatus.CRASHED: "crashed",
         RunStatus.HUNG: "hung: no step finished within the timeout",
         RunStatus.TIMED_OUT: "ran into the time limit of its job",
@@ -238,8 +238,8 @@ def _how_it_ended(compared: RunComparison) -> str:
         RunStatus.SKIPPED: "was not started, because something it needs did not finish",
     }[test.status]
     if test.status in (RunStatus.CRASHED, RunStatus.HUNG):
-        words += at_resume(test, compared.spec)
-    return f"{words}: {test.error.words}" if test.error else words
+        ending += at_resume(test, compared.spec)
+    return f"{ending}: {test.error.text}" if test.error else ending
 
 
 def _verdict(
@@ -278,7 +278,7 @@ def _onset(checks: Sequence[Check]) -> int | None:
 
 
 def _next_of_curves(compared: RunComparison, judgement: Judgement, checks: Sequence[Check]) -> str:
-    """What would tell more than these curves do; empty where it is other curves."""
+    """The command that would show more than these curves do; empty where it needs other curves."""
     same = _same_comparison(compared)
     if judgement is Judgement.FAIL:
         return f"converge run EXPERIMENT.toml  # {PROBED}"
@@ -289,7 +289,7 @@ def _next_of_curves(compared: RunComparison, judgement: Judgement, checks: Seque
 
 
 def _same_comparison(compared: RunComparison) -> str:
-    """These runs again. With the repeats, or the limits would be others."""
+    """These runs again, with the repeats: without them the limits would change."""
     sources = compared.calibration.sources if compared.calibration else ()
     repeats = "".join(f" --repeat {_quoted(source)}" for source in sources)
     pair = f"{_quoted(compared.control.source)} {_quoted(compared.test.source)}"
@@ -299,20 +299,20 @@ def _same_comparison(compared: RunComparison) -> str:
 def _next_of_seeds(
     compared: RunComparison, judgement: Judgement, checks: Sequence[Check], ask: Ask
 ) -> str:
-    """The same comparison with a place for the seeds, where a number of them would settle it."""
+    """The same comparison with placeholders for more seeds, where some number would settle it."""
     settled = any(_SEEDS_SETTLE.search(check.detail) for check in checks)
     if judgement is not Judgement.INCONCLUSIVE or not settled:
         return ""
     runs = compared.seeds or SeedRuns((compared.control,), (compared.test,))
     sides = (("--control", runs.control, "CONTROL"), ("--test", runs.test, "TEST"))
-    words = " ".join(
+    options = " ".join(
         f"{option} {' '.join(_quoted(each.source) for each in side)} {name}_{len(side) + 1} …"
         for option, side, name in sides
     )
     asking = f' --ask "{ask.value}"' if ask is Ask.NO_WORSE else ""
     asking = asking if compared.target is None else f" --target loss={compared.target:g}"
     margin = f" --margin {compared.margin:g}" if compared.margin is not None else ""
-    return f"converge compare --seeds {words}{asking}{margin}"
+    return f"converge compare --seeds {options}{asking}{margin}"
 
 
 def _next_command(
@@ -339,7 +339,7 @@ def _next_command(
 
 
 def _quoted(path: str) -> str:
-    """A path as one word of a POSIX shell, and no option."""
+    """A path quoted for a POSIX shell, so that it cannot be taken for an option."""
     path = f"./{path}" if path.startswith("-") else path
     plain = path.isascii() and all(letter.isalnum() or letter in "/._-+=:,@" for letter in path)
     return path if path and plain else "'" + path.replace("'", "'\"'\"'") + "'"

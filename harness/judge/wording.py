@@ -1,4 +1,4 @@
-"""Numbers in sentences: counts with their noun, and two numbers in digits that separate them."""
+"""Numbers in sentences: counts with their noun, and two numbers with enough digits to differ."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ _EXACT = 17
 
 
 def distinct_digits(one: float, other: float, digits: int = 6) -> tuple[str, str]:
-    """Both with at least so many significant digits, and with one more than tells them apart.
+    """Both with at least ``digits`` significant digits, and one more than makes them differ.
 
-    Equal numbers, and not-a-numbers, have ``digits``.
+    Equal numbers, and NaN, have ``digits``.
     """
     for more in range(digits, _EXACT + 1):
         if f"{one:.{more}g}" != f"{other:.{more}g}":

@@ -20,9 +20,9 @@ from converge_harness.launch.interruption import Interruption
 from converge_harness.launch.options import RunOptions
 from converge_harness.launch.private_folder import private_folder
 from converge_harness.launch.warm import WarmServers
-from converge_harness.model import Job, RunRecord, Toolchain
+from converge_harness.model import Job, RunRecord
 from converge_harness.store import Store, write_json
-from converge_harness.trainers import Resources, environment, job_payload, searching
+from converge_harness.trainers import Resources, environment, job_payload, searching, trainer_of
 from converge_harness.trainers.failure import log_tail
 
 _TIMEOUT_S = 600.0
@@ -119,9 +119,7 @@ class _Check:
             ]
         except (OSError, ValueError, KeyError, TypeError):
             log = log_tail(self.folder / "log")
-            raise ToolchainError(
-                _unable(self.jobs[0].toolchain, self.process.returncode, log)
-            ) from None
+            raise ToolchainError(_unable(self.jobs[0], self.process.returncode, log)) from None
         return found
 
 
@@ -150,15 +148,16 @@ def _start(
     return _Check(jobs, process, folder)
 
 
-def _unable(toolchain: Toolchain, exit_code: int, log: str) -> str:
+def _unable(job: Job, exit_code: int, log: str) -> str:
     """Why the check did not run: our rank code's imports fail, or the build is broken."""
+    toolchain, trainer = job.toolchain, trainer_of(job.spec)
     if Path(toolchain.name).is_absolute():  # of the user's own
         return f"{toolchain.name} cannot check configs (exit code {exit_code}):\n{log}"
     release, _, revision = toolchain.name.partition("@")
     last = log.rstrip().rpartition("\n")[2]
     if revision and last.startswith(_ELSEWHERE):
         return (
-            f"toolchain {toolchain.name}: torchtitan {toolchain.versions['torchtitan']} has moved "
+            f"toolchain {toolchain.name}: {trainer.kind} {trainer.release(toolchain)} has moved "
             f"too far from {release}, for which converge's rank code is written ({last}); choose a "
             "revision nearer to that release"
         )

@@ -67,7 +67,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DryRunResult:
     """Result of a process: the JSON object of its rank."""
 
     part: Part
@@ -109,8 +109,8 @@ def dry_run(
     stop: Interruption,
     *,
     timeout_s: float = 1200.0,
-    on_answer: Callable[[Answer], None] = lambda _: None,
-) -> tuple[Answer, ...]:
+    on_answer: Callable[[DryRunResult], None] = lambda _: None,
+) -> tuple[DryRunResult, ...]:
     """Dry-run jobs for a device (``cuda`` or ``cpu``), as many at a time as the machine can hold.
 
     Raises:
@@ -119,7 +119,7 @@ def dry_run(
     """
     wanted = environment(base_environment, Resources(device="cpu"))
     waiting = list(enumerate(parts_of(jobs)))
-    answers: dict[int, Answer] = {}
+    answers: dict[int, DryRunResult] = {}
     running: dict[int, _Process] = {}
     whole = {job.name: job for job in jobs}
     with private_folder() as private:
@@ -145,7 +145,7 @@ def dry_run(
     return tuple(answers[index] for index in sorted(answers))
 
 
-def problems_of(answers: Sequence[Answer]) -> list[Problem]:
+def problems_of(answers: Sequence[DryRunResult]) -> list[Problem]:
     """All problems of all jobs, each once, with the set's name and the key."""
     found: dict[Problem, None] = {}
     for answer in answers:
@@ -163,7 +163,7 @@ def problems_of(answers: Sequence[Answer]) -> list[Problem]:
     return list(found)
 
 
-def _stages_without_parameters(answers: Sequence[Answer]) -> Iterator[Problem]:
+def _stages_without_parameters(answers: Sequence[DryRunResult]) -> Iterator[Problem]:
     """Check that each job's stages together hold every parameter of the model exactly once."""
     by_job: dict[tuple[str, int | None], list[Mapping[str, Any]]] = {}
     for answer in answers:
@@ -186,16 +186,16 @@ class _Process:
     folder: Path
     deadline: float
 
-    def answer(self) -> Answer | None:
+    def answer(self) -> DryRunResult | None:
         """None while it runs. Raises ToolchainError if it ended without an answer."""
         if self.handle.poll() is None:
             if time.monotonic() < self.deadline:
                 return None
             processes.end_all([(self.handle, self.folder)], grace_s=0.0)
             message = "the dry run did not end in time and was killed"
-            return Answer(self.part, {"problems": [{"key": "", "message": message}]})
+            return DryRunResult(self.part, {"problems": [{"key": "", "message": message}]})
         try:
-            return Answer(self.part, json.loads((self.folder / "answer").read_bytes()))
+            return DryRunResult(self.part, json.loads((self.folder / "answer").read_bytes()))
         except (OSError, ValueError):
             toolchain = self.part.job.toolchain.name
             raise ToolchainError(

@@ -13,7 +13,7 @@ HARNESS_FAULTS = frozenset({FaultKind.PREEMPT, FaultKind.AGENT_LOSS, FaultKind.J
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CallOutcome:
     """The result of one call."""
 
     ended_well: bool
@@ -40,14 +40,14 @@ class Decision:
     """A sentence; the failing rank's error is added if there is one."""
 
 
-def after(job: Job, call: Call, outcome: Outcome) -> Decision:
+def after(job: Job, call: Call, outcome: CallOutcome) -> Decision:
     """What follows a finished call of a job in several passes."""
     if job.spec.recovery is not None:
         return _after_fault(job, job.spec.recovery, call, outcome)
     return _after_segment(job, call, outcome)
 
 
-def _after_segment(job: Job, call: Call, outcome: Outcome) -> Decision:
+def _after_segment(job: Job, call: Call, outcome: CallOutcome) -> Decision:
     index = call.segment or 0
     segments = job.spec.segments
     until = segments[index].until
@@ -69,7 +69,7 @@ def _after_segment(job: Job, call: Call, outcome: Outcome) -> Decision:
     return Decision(following, f"segment {index + 2} of {len(segments)}")
 
 
-def _after_fault(job: Job, recovery: Recovery, call: Call, outcome: Outcome) -> Decision:
+def _after_fault(job: Job, recovery: Recovery, call: Call, outcome: CallOutcome) -> Decision:
     if outcome.ended_well:
         if outcome.reached == job.steps:
             return Decision()

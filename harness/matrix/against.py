@@ -63,7 +63,7 @@ class Fork:
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class BaseRevision:
     """A matrix with the code of a revision."""
 
     fork: Fork
@@ -98,7 +98,7 @@ def fork_of(plan: Plan, revision: str) -> Fork:
 
 
 @contextmanager
-def base_of(plan: Plan, fork: Fork) -> Iterator[Base]:
+def base_of(plan: Plan, fork: Fork) -> Iterator[BaseRevision]:
     """The same matrix with the code of the revision, which is there as long as it is used.
 
     Raises:
@@ -128,11 +128,11 @@ def base_of(plan: Plan, fork: Fork) -> Iterator[Base]:
             raise ConfigError(
                 [replace(each, where=f"at {fork.title}: {each.where}") for each in error.problems]
             ) from None
-        yield Base(fork, folder, made, missing)
+        yield BaseRevision(fork, folder, made, missing)
 
 
 def compare(
-    base: Base, before: tuple[Ran, Judged], plan: Plan, after: tuple[Ran, Judged]
+    base: BaseRevision, before: tuple[Ran, Judged], plan: Plan, after: tuple[Ran, Judged]
 ) -> Against:
     """Every control and test set of a matrix beside the same one with the base's code."""
     from converge_harness.judge import ChangeKind, classify  # noqa: PLC0415 - needs scipy
@@ -167,7 +167,7 @@ def compare(
         earlier = jobs[job.name]
         why = _of_other_code(base, records, earlier) or next(
             (
-                f"{when}: {each.error.words if each.error else each.problems[0]}"
+                f"{when}: {each.error.text if each.error else each.problems[0]}"
                 if each.error or each.problems
                 else f"{when}: the run is not complete"
                 for when, each in (("before", theirs[job.name]), ("after", ours[job.name]))
@@ -234,7 +234,7 @@ def of_other_code(fork: Fork, folder: Path, record: RunRecord) -> str:
     return ""
 
 
-def _of_other_code(base: Base, records: Mapping[str, RunRecord], job: Job) -> str:
+def _of_other_code(base: BaseRevision, records: Mapping[str, RunRecord], job: Job) -> str:
     """The same of a job, and of the one that made its initial weights."""
     seeds = {each.identity: each.name for each in base.plan.jobs if each.role is Role.SEED}
     names = [job.name, *filter(None, [seeds.get(job.needs or "")])]

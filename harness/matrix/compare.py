@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from converge_harness.judge import Submission, calibrate, judge, judge_submission
+from converge_harness.judge import RcpInputs, calibrate, judge, judge_submission
 from converge_harness.matrix.calibrate import timestamp
 from converge_harness.matrix.judge import Judged
 from converge_harness.model import Ask, Calibration, Evidence, SeedRuns, SetSpec, Verdict
@@ -48,7 +48,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class CurveQuestion:
     """What a test set has to show."""
 
     ask: Ask | None = None
@@ -84,7 +84,7 @@ class Given(NamedTuple):
 def compare_curves(
     control: Given,
     tests: Iterable[Given],
-    question: Question,
+    question: CurveQuestion,
     calibration: Calibration | None = None,
     advise: Advise = _as_it_is,
     here: Path | None = None,
@@ -155,7 +155,7 @@ def compare_seeds(
     control_paths: Sequence[Path],
     tests: Sequence[Sequence[Path]],
     reading: Reading,
-    question: Question,
+    question: CurveQuestion,
     advise: Advise = _as_it_is,
 ) -> Judged:
     """Judge each group of runs of several seeds against that of the control.
@@ -202,7 +202,7 @@ def compare_submissions(
     for paths in tests:
         runs = tuple(map(read_convergence, paths))
         name = _submission_name(paths, {each.name for each in verdicts})
-        verdicts.append(judge_submission(name, table.stem, Submission(points, runs, margin)))
+        verdicts.append(judge_submission(name, table.stem, RcpInputs(points, runs, margin)))
     view = build_view(
         title=f"{table.stem} and {', '.join(each.name for each in verdicts)}",
         verdicts=verdicts,

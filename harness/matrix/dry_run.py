@@ -11,18 +11,18 @@ from typing import Any
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.launch import RunOptions
 from converge_harness.launch import dry_run as processes
-from converge_harness.launch.dry_run import Answer, problems_of
+from converge_harness.launch.dry_run import DryRunResult, problems_of
 from converge_harness.launch.interruption import interruptible
-from converge_harness.model import Job, Plan, Role
+from converge_harness.model import DEFAULT_TRAINER, Job, Plan, Role
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DryRunRow:
     """One set, or one segment of an elastic set, as it was built."""
 
     name: str
     job: Job
-    largest: Answer
+    largest: DryRunResult
     """Of the pipeline rank with the highest peak."""
     seconds: float
     """That the dry runs of all its stages took together."""
@@ -36,7 +36,7 @@ class DryRun:
 
     plan: Plan
     device: str
-    answers: Sequence[Answer]
+    answers: Sequence[DryRunResult]
     throughput: float | None = None
     """Tokens per second and GPU by which costs are told; None: they are not."""
     gpu_memory: float | None = None
@@ -44,14 +44,14 @@ class DryRun:
     wall_s: float = 0.0
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[DryRunRow, ...]:
         """The sets that were built, in the plan's order."""
-        by_set: dict[tuple[str, int | None], list[Answer]] = {}
+        by_set: dict[tuple[str, int | None], list[DryRunResult]] = {}
         for answer in self.answers:
             if "peak_bytes" in answer.found:
                 by_set.setdefault((answer.part.job.name, answer.part.segment), []).append(answer)
         return tuple(
-            Row(
+            DryRunRow(
                 name if segment is None else f"{name}, segment {segment}",
                 each[0].part.job,
                 max(each, key=lambda answer: answer.peak_bytes),
@@ -107,7 +107,7 @@ def dry_run(
     device: str | None = None,
     throughput: float | None = None,
     gpu_memory: float | None = None,
-    on_answer: Callable[[Answer], None],
+    on_answer: Callable[[DryRunResult], None],
 ) -> DryRun:
     """Build every job of a plan on this machine, up to and through its first steps.
 
@@ -116,7 +116,7 @@ def dry_run(
 
     Raises ConfigError for sets that another program trains: nobody but it builds their models.
     """
-    _require_torchtitan(plan)
+    _require_buildable(plan)
     device = device or device_of(plan)
     begun = time.monotonic()
     with interruptible() as stop:
@@ -151,12 +151,13 @@ def gpu_hours(job: Job, throughput: float) -> float:
     return (job.steps + job.frozen) * job.tokens_per_step / throughput / 3600
 
 
-def _require_torchtitan(plan: Plan) -> None:
+def _require_buildable(plan: Plan) -> None:
     if not all(job.spec.trainer.can.dry_run for job in plan.jobs):
         raise ConfigError(
             Problem(
                 f"{plan.experiment.path}: trainer.kind",
-                f"is {plan.jobs[0].spec.trainer.kind!r}: a dry run builds torchtitan's models only",
+                f"is {plan.jobs[0].spec.trainer.kind!r}: a dry run builds "
+                f"{DEFAULT_TRAINER}'s models only",
                 "leave --dry-run out",
             )
         )

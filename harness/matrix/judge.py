@@ -151,7 +151,7 @@ def versions_of(plan: Plan) -> dict[str, str]:
 # ------------------------------------------------------------------ what is judged against what
 
 
-class Pair(NamedTuple):
+class PlannedPair(NamedTuple):
     """What is judged, against what, and by the repeats of which control."""
 
     test: Job
@@ -163,7 +163,7 @@ class Pair(NamedTuple):
     """… and of the one in float32 from which they are measured."""
 
 
-def pairs_of(plan: Plan) -> Iterator[Pair]:
+def pairs_of(plan: Plan) -> Iterator[PlannedPair]:
     """Every comparison of a plan: the control that an anchor challenges, then the test sets.
 
     The anchor is not repeated: the spread of the control's own repeats tells how far right runs of
@@ -174,16 +174,18 @@ def pairs_of(plan: Plan) -> Iterator[Pair]:
     anchor = next((job for job in plan.jobs if job.role is Role.ANCHOR), None)
     if anchor is not None:
         challenged = plan.job(plan.experiment.controls[0].name)
-        yield Pair(challenged, anchor, challenged.name, challenged.matched, challenged.reference)
+        yield PlannedPair(
+            challenged, anchor, challenged.name, challenged.matched, challenged.reference
+        )
     for job in plan.jobs:
         if job.role is Role.TEST:
             if job.spec.control is None:
                 raise ValueError(f"test set {job.name!r} names no control")
             control = plan.job(job.spec.control)
-            yield Pair(job, control, control.name, job.matched, job.reference)
+            yield PlannedPair(job, control, control.name, job.matched, job.reference)
 
 
-def seed_runs(plan: Plan, pair: Pair, evidences: Mapping[str, Evidence]) -> SeedRuns | None:
+def seed_runs(plan: Plan, pair: PlannedPair, evidences: Mapping[str, Evidence]) -> SeedRuns | None:
     """What control and test set of a comparison left, seed by seed; None where there is one."""
     control, test = (
         tuple(

@@ -196,7 +196,7 @@ def stand_in(plan: Plan, stored: StoredGolden) -> Plan:
         raise ConfigError(
             Problem(
                 f"{experiment.path}: baseline",
-                f"{golden.words}: it is not the control {control.name!r} of this file on this "
+                f"{golden.text}: it is not the control {control.name!r} of this file on this "
                 f"machine: {'; '.join(shown)}",
                 f"{excuse}bless the control as it is now: {renew}",
             )

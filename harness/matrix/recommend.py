@@ -13,7 +13,6 @@ from converge_harness.experiment.tables import CP_ROTATIONS, PIPELINE_SCHEDULES
 from converge_harness.matrix.load import load_plan
 from converge_harness.model import (
     DEFAULT_TRAINER,
-    Loader,
     Role,
     SetSpec,
     Setting,
@@ -22,12 +21,10 @@ from converge_harness.model import (
 )
 from converge_harness.trainers import assume_toolchain, trainer_of_kind
 
-TITAN_03, TITAN_02 = "torchtitan-0.3.0", "torchtitan-0.2.2"
-STREAMING = "torchtitan-0.3.0-streaming"
 VARIANTS = {"pp": PIPELINE_SCHEDULES, "cp": CP_ROTATIONS}
 """What may follow a degree."""
 SETS = frozenset({"control", "controls", "test", "matrix", "anchor"})
-"""Tables of an experiment file, none of them a torchtitan's."""
+"""Tables of an experiment file, none of them a train config's."""
 DEFAULT_DP = 2
 """The least degree at which FSDP shards anything."""
 
@@ -83,19 +80,16 @@ def read_base(written: str) -> TrainConfig:
         raise ConfigError(
             Problem(
                 f"--base {written}",
-                "is an experiment file, not a train config of torchtitan's keys",
+                f"is an experiment file, not a train config of {guided.kind}'s keys",
                 f"its own train config is {named}" if named else "",
             )
         )
     return config
 
 
-def toolchain_for(config: TrainConfig) -> Toolchain:
-    """The toolchain that a config is written for: only 0.3 has a ``[converge] module``."""
-    name = TITAN_03 if config.module else TITAN_02
-    if config.loader is Loader.STREAMING:
-        name = STREAMING
-    return assume_toolchain(name)
+def toolchain_for(config: TrainConfig | None = None) -> Toolchain:
+    """The toolchain that a config is written for (None: the default), built or not."""
+    return assume_toolchain(trainer_of_kind(DEFAULT_TRAINER).toolchain_for(config))
 
 
 def _found(base: str) -> Path:
@@ -179,7 +173,7 @@ def propose_for_techniques(
     named = guide.parse_factors(technique, VARIANTS)
     dp = dp or DEFAULT_DP
     if base is None:
-        made = guide.nominal_base(dp, assume_toolchain(TITAN_03), named)
+        made = guide.nominal_base(dp, toolchain_for(), named)
     else:
         config = read_base(base)
         made = guide.sized_base(config, toolchain_for(config), dp, named)

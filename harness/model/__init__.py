@@ -11,7 +11,7 @@ are treated as read-only. See ``docs/architecture.md`` for who makes what.
     plan.py         jobs, toolchains, surroundings
     runs.py         how a run ended
     evidence.py     all that a run left
-    calibration.py  what repeats of a control teach
+    calibration.py  how much repeats of a control differ
     references.py   goldens, and MLPerf's reference convergence points
     verdict.py      checks, outcomes, causes, verdicts
 
@@ -196,7 +196,7 @@ __all__ = [
 
 _OF_ARRAYS = ("converge_harness.model.calibration", "converge_harness.model.evidence")
 
-if not TYPE_CHECKING:  # mypy takes any name to be there where a module has this function
+if not TYPE_CHECKING:  # where a module has this function, mypy accepts any name
 
     def __getattr__(name: str) -> object:
         """Import a name from the modules that need numpy on first use (PEP 562)."""

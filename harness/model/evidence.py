@@ -20,16 +20,16 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """A number or nothing per step: NaN is a value that the run reported, a hole is no value."""
+    """A number or a gap per step: NaN is a value that the run reported, a gap is no value."""
 
     values: Floats
-    """Shape (steps,); NaN in the holes."""
+    """Shape (steps,); NaN in the gaps."""
     present: Flags
     """Shape (steps,); False where the run reported no value."""
 
     @classmethod
     def of(cls, values: Iterable[float | None] | Floats | Column) -> Column:
-        """A column from numbers, None for a hole; an array has no holes."""
+        """A column from numbers, None for a gap; an array has no gaps."""
         if isinstance(values, Column):
             return values
         if isinstance(values, np.ndarray):
@@ -57,7 +57,7 @@ class Column:
         return float(self.values[index]) if self.present[index] else None
 
     def __eq__(self, other: object) -> bool:
-        """Whether another column or sequence has the same values and holes (NaN != NaN)."""
+        """Whether another column or sequence has the same values and gaps (NaN != NaN)."""
         if not isinstance(other, Column | Sequence):
             return NotImplemented
         return tuple(self) == tuple(other)
@@ -81,7 +81,7 @@ class TensorRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PostStepState:
-    """What a step left behind its gradients, a row per parameter."""
+    """State after a step: clipped gradients and the optimizer's state, a row per parameter."""
 
     clipped_norm: Floats
     """Shape (parameters,): norm of the clipped gradient at the end of the step; NaN if it was
@@ -270,7 +270,7 @@ class Evidence:
 
     name: str
     source: str
-    """From where it was read, for messages."""
+    """Where it was read from, for messages."""
     steps: Integers
     """Shape (steps,)."""
     signals: Mapping[str, Column]

@@ -26,9 +26,8 @@ class Launcher(StrEnum):
 class Cluster:
     """``[cluster]``: what is requested from a scheduler, and what nodes need before ranks start.
 
-    Options of sbatch that are None are not asked for. Every text is what sbatch and bash take as it
-    stands, or quoted: ``converge_harness.experiment.cluster`` refuses what they would read
-    otherwise.
+    Options of sbatch that are None are not set. sbatch and bash get every text unchanged, or
+    quoted: ``converge_harness.experiment.cluster`` refuses texts that they would read differently.
     """
 
     ranks_per_node: int
@@ -264,9 +263,17 @@ class TrainConfig:
     settings: Mapping[str, Any]
     """Nested tables in the keys of the toolchain's torchtitan, ``[converge]`` removed."""
     module: str | None = None
-    """``[converge] module``: torchtitan 0.3 model module (``llama3``); None for 0.2 job files."""
+    """``[converge] module``: what torchtitan 0.3 takes for ``--module`` (``llama3``, or a module of
+    one's own); None for 0.2 job files."""
     config: str | None = None
     """``[converge] config``: its config function (``llama3_debugmodel``)."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """``[converge.arguments]``: keyword arguments of that function."""
+    import_from: Path | None = None
+    """The folder of the person's own that the module is imported from; None: an installed one."""
+    code: Path | None = None
+    """The module's file there: its digest, with all that it imports from there, is part of the
+    identity."""
     model: Mapping[str, int] = field(default_factory=dict)
     """``[converge.model]``: shape overrides: ``dim n_layers n_heads n_kv_heads vocab_size``,
     ``head_dim`` of a Qwen 3 and ``moe_hidden_dim num_experts top_k`` of one with experts."""

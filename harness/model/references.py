@@ -50,7 +50,7 @@ class Golden:
     blessing: Blessing
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """``golden nightly, blessed by ada on 2026-11-22: first release``."""
         by = self.blessing
         return f"golden {self.name}, blessed by {by.author} on {by.date[:10]}: {by.reason}"

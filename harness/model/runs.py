@@ -35,7 +35,7 @@ class RankError:
     traceback: str = ""
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """The message with its rank: ``rank 3: ValueError: …``."""
         return self.message if self.rank is None else f"rank {self.rank}: {self.message}"
 

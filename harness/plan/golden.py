@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from converge_harness.model import Experiment, Golden, Job, Plan, Precision, Role
 from converge_harness.plan.sizes import precision_of
+from converge_harness.trainers import trainer_of
 
 
 def judged_by(plan: Plan, golden: Golden, accepted: Sequence[str] = ()) -> Plan:
@@ -55,7 +56,8 @@ def _stand_in(golden: Golden, job: Job) -> Job:
 def _standing_for(golden: Golden, control: Job) -> Job:
     """The golden as the control's job in the plan: its own settings under the current name."""
     now = control.toolchain
-    same = golden.toolchain.versions.get("torchtitan") == now.versions.get("torchtitan")
+    trainer = trainer_of(control.spec)
+    same = trainer.release(golden.toolchain) == trainer.release(now)
     # Two releases have other config keys: the judge compares only those that both have.
     name = now.name if same else f"{golden.toolchain.name} of {golden.name}"
     spec = replace(
@@ -65,7 +67,7 @@ def _standing_for(golden: Golden, control: Job) -> Job:
         train_config=replace(golden.spec.train_config, data=control.spec.train_config.data),
         tolerances=control.spec.tolerances,
         waive=control.spec.waive,
-        note=golden.words,
+        note=golden.text,
     )
     return replace(
         control,

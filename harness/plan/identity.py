@@ -152,6 +152,9 @@ def _common(
         "train_config": {
             "module": config.module,
             "config": config.config,
+            # Absent without any, so that existing runs keep their identities.
+            **({"arguments": dict(config.arguments)} if config.arguments else {}),
+            **({"code": surroundings.sources[config.code]} if config.code else {}),
             "model": dict(config.model),
             "settings": config.settings,
         },

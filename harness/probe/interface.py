@@ -74,11 +74,6 @@ class Probe:
             ProbedLoop(path, model, optimizer, hooks=hooks, dp_rank=dp_rank, dp_degree=dp_degree)
         )
 
-    @property
-    def is_on(self) -> bool:
-        """Whether evidence is being left."""
-        return self._loop is not None
-
     def batch(
         self,
         inputs: torch.Tensor,

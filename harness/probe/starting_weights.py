@@ -7,13 +7,13 @@ import torch
 from converge_harness.probe.errors import ProbeError
 from converge_harness.probe.wrapping import Wrapped
 from converge_harness.rank.repeats import move_by_one_ulp, move_tensors
-from converge_harness.run_folder.job import Job, JobError, read_job
+from converge_harness.run_folder.job import JobError, RankJob, read_job
 
 _moved: set[str] = set()
 """Jobs whose initial weights this process has moved before the model was wrapped."""
 
 
-def job_of(path: str) -> Job:
+def job_of(path: str) -> RankJob:
     """The job in a file. Raises ProbeError when it cannot be read as one that is probed."""
     try:
         job = read_job(path)
@@ -46,7 +46,7 @@ def move_initial_weights(model: torch.nn.Module, path: str) -> None:
     _moved.add(path)
 
 
-def move_wrapped_weights(wrapped: Wrapped, job: Job, path: str) -> None:
+def move_wrapped_weights(wrapped: Wrapped, job: RankJob, path: str) -> None:
     """Move the weights of an ``ulp`` repeat which the program has not had moved before.
 
     Raises ProbeError where what wraps the model by now does not let them be moved.

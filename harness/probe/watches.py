@@ -83,7 +83,7 @@ _LABELS = ("labels", "label", "targets", "target", "y")
 _MASKS = ("attention_mask", "mask")
 
 
-class Given(NamedTuple):
+class ForwardCall(NamedTuple):
     """A call of the model's forward in training."""
 
     inputs: torch.Tensor
@@ -99,7 +99,7 @@ class ForwardWatch:
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self.batches: list[Given] = []
+        self.batches: list[ForwardCall] = []
         self.losses: list[torch.Tensor] = []
         before = model.register_forward_pre_hook(self._before, with_kwargs=True)
         after = model.register_forward_hook(self._after)
@@ -130,7 +130,7 @@ class ForwardWatch:
             self.losses.append(loss.detach())
 
 
-def _given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given | None:
+def _given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> ForwardCall | None:
     named: dict[str, Any] = {}
     tensors: list[torch.Tensor] = []
     for argument in args:
@@ -152,7 +152,7 @@ def _given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given | None:
     mask = _first(named, _MASKS)
     if mask is not None and mask.shape != inputs.shape[: mask.ndim]:
         mask = None
-    return Given(inputs, labels, mask)
+    return ForwardCall(inputs, labels, mask)
 
 
 def _first(named: Mapping[str, Any], names: Sequence[str]) -> torch.Tensor | None:

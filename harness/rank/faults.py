@@ -33,15 +33,15 @@ from torch.distributed.checkpoint import FileSystemWriter
 from converge_harness.rank.titan.common.pipelining import stages
 from converge_harness.run_folder.documents import SCHEMA, write_json
 from converge_harness.run_folder.faults import HELD, over_file, struck_file
-from converge_harness.run_folder.job import Fault, Job
-from converge_harness.run_folder.layout import checkpoint_of
+from converge_harness.run_folder.job import RankFault, RankJob
+from converge_harness.run_folder.layout import CHECKPOINT_METADATA, checkpoint_of
 
 HOLD_SECONDS = 120.0
 """The ranks hold still for the harness no longer than this."""
 _POLL_SECONDS = 0.05
 
 
-def install_faults(trainer: Any, job: Job, pass_number: int) -> None:
+def install_faults(trainer: Any, job: RankJob, pass_number: int) -> None:
     """Make the job's faults ready to strike in this rank.
 
     Call it on every rank of a built trainer, after everything else that wraps its methods (the
@@ -61,7 +61,7 @@ def install_faults(trainer: Any, job: Job, pass_number: int) -> None:
         _install(trainer, fault, checkpoint, record)
 
 
-def _install(trainer: Any, fault: Fault, checkpoint: Path, record: Callable[[], None]) -> None:
+def _install(trainer: Any, fault: RankFault, checkpoint: Path, record: Callable[[], None]) -> None:
     if fault.kind == "ckpt_torn":
         if fault.torn == "truncated":
             cut_shard(trainer.checkpointer, fault, checkpoint, record)
@@ -79,7 +79,7 @@ def _install(trainer: Any, fault: Fault, checkpoint: Path, record: Callable[[], 
             of_step[fault.kind](trainer, fault.step, record)
 
 
-def _record(path: Path, index: int, fault: Fault, pass_number: int) -> None:
+def _record(path: Path, index: int, fault: RankFault, pass_number: int) -> None:
     """Say that a fault strikes now. The file is on disk when this returns."""
     path.parent.mkdir(exist_ok=True)
     write_json(
@@ -203,7 +203,7 @@ def die_before_metadata(checkpoint: Path, record: Callable[[], None]) -> None:
 
 
 def cut_shard(
-    checkpointer: Any, fault: Fault, checkpoint: Path, record: Callable[[], None]
+    checkpointer: Any, fault: RankFault, checkpoint: Path, record: Callable[[], None]
 ) -> None:
     """One shard of the whole checkpoint is cut to half its size, and every rank dies."""
     save = checkpointer.save
@@ -219,7 +219,7 @@ def cut_shard(
     def save_and_cut(curr_step: int, last_step: bool = False) -> Any:  # noqa: FBT001, FBT002
         saved = save(curr_step, last_step=last_step)
         # No rank cuts before all have looked.
-        whole = (checkpoint / ".metadata").exists()
+        whole = (checkpoint / CHECKPOINT_METADATA).exists()
         if curr_step == fault.step and whole and shard.exists() and shard.stat().st_size:
             _all_die(cut)
         return saved

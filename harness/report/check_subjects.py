@@ -7,7 +7,7 @@ from collections.abc import Iterable
 _SUBJECTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("the loss of single steps", ("loss-first-step", "loss-envelope")),
     ("the steps of the curves", ("same-steps",)),
-    ("lengths that are longer than the reference's", ("rcp-no-later",)),
+    ("lengths above the reference's", ("rcp-no-later",)),
     ("a loss that is too low", ("loss-equivalent",)),
     ("repeats of the control", ("repeats-sound",)),
     ("samples", ("same-data", "ranks-see-same-batch")),
@@ -51,7 +51,7 @@ _SUBJECTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def subjects(checks: Iterable[str]) -> tuple[str, ...]:
-    """What checks are about, each subject once, in a fixed order; a name that none fits last."""
+    """What checks are about, each subject once, in a fixed order; names without a subject last."""
     names = tuple(checks)
     of_name = {name: _subject(name) for name in names}
     known = [subject for subject, _ in _SUBJECTS if subject in of_name.values()]
@@ -59,4 +59,4 @@ def subjects(checks: Iterable[str]) -> tuple[str, ...]:
 
 
 def _subject(name: str) -> str:
-    return next((words for words, begins in _SUBJECTS if name.startswith(begins)), name)
+    return next((subject for subject, begins in _SUBJECTS if name.startswith(begins)), name)

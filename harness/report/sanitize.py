@@ -28,9 +28,9 @@ def plain_block(text: str) -> str:
 
 
 def from_here(text: str, here: Path | None) -> str:
-    """As :func:`plain`, with paths below the folder ``here`` as one writes them there.
+    """As :func:`plain`, with paths below the folder ``here`` relative to it.
 
-    What people read says where in their checkout something lies, not whose machine it is.
+    A report says where in the checkout a file is, and nothing about the machine.
     """
     if here is None or here == Path(here.anchor):
         return plain(text)
@@ -51,7 +51,7 @@ def plain_error(error: RankError | None) -> RankError | None:
 
 
 def plain_verdict(verdict: Verdict, here: Path | None) -> Verdict:
-    """A verdict whose words are safe to print; paths below ``here`` are written as from there."""
+    """A verdict whose texts are safe to print; paths below ``here`` are relative to it."""
     return replace(
         verdict,
         name=plain(verdict.name),

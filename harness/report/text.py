@@ -1,4 +1,4 @@
-"""Values to short words: one way of writing numbers, durations and names in every report."""
+"""Values to short texts: one way of writing numbers, durations and names in every report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def number(value: float | None) -> str:
 
 
 def excess(measured: float | None, limit: float | None) -> str:
-    """How many times the limit was reached, as ``480x``; empty when that says nothing."""
+    """How many times the limit was reached, as ``480x``; empty when that is not useful."""
     if measured is None or limit is None or not math.isfinite(measured) or limit <= 0:
         return ""
     times = measured / limit
@@ -41,7 +41,7 @@ def excess(measured: float | None, limit: float | None) -> str:
 
 
 def percent(fraction: float) -> str:
-    """Of a relative difference, for people who compare it with 1%: ``5.65%``, ``<0.01%``."""
+    """A relative difference for people who compare it with 1%: ``5.65%``, ``<0.01%``."""
     if not math.isfinite(fraction):
         return "not finite"
     least = 1e-4

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from converge_harness.run_folder.documents import SCHEMA, SchemaError, upgraded, write_json
 from converge_harness.run_folder.layout import (
+    CHECKPOINT_METADATA,
     CHECKPOINTS,
     SAVED,
     STATE,
@@ -23,7 +24,6 @@ from converge_harness.run_folder.layout import (
 from converge_harness.run_folder.passes import pass_folders
 
 _STEP = re.compile(r"step-(\d+)")
-_METADATA = ".metadata"
 
 
 class TornCheckpointError(Exception):
@@ -32,7 +32,7 @@ class TornCheckpointError(Exception):
 
 def has_metadata(checkpoint: Path) -> bool:
     """Whether a checkpoint says that it is whole: torch.distributed.checkpoint writes it last."""
-    return (checkpoint / _METADATA).is_file()
+    return (checkpoint / CHECKPOINT_METADATA).is_file()
 
 
 def write_manifest(checkpoint: Path, step: int, of_pass: Path) -> None:

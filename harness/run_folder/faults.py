@@ -9,28 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypedDict
 
 from converge_harness.run_folder.layout import FAULTS
 from converge_harness.run_folder.shapes import COUNT, FLAG, TEXT, TIME, Shape
 
 HELD = ("preempt", "agent_loss", "join")
 """Faults that the harness makes."""
-
-
-class StruckDocument(TypedDict, total=False):
-    """A fault that struck, but for the schema of the file."""
-
-    index: int
-    """In the script."""
-    kind: str
-    step: int
-    at: float
-    """Seconds since 1970."""
-    torn: bool
-    """Whether it leaves a torn checkpoint."""
-    rank: int
-    node: int
 
 
 SHAPES: Mapping[str, Shape] = {
@@ -43,6 +27,8 @@ SHAPES: Mapping[str, Shape] = {
     "rank": COUNT,
     "node": COUNT,
 }
+"""Of the keys of ``faults/<index>.json``: ``index`` is the place in the job's script, ``at`` is in
+seconds since 1970, ``torn`` says whether the fault leaves a torn checkpoint."""
 REQUIRED = ("index", "kind", "step", "at")
 
 

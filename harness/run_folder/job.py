@@ -1,6 +1,6 @@
 """``job.json``: all that ranks are told, and what the harness reads there again.
 
-The documents are the file as it is written, key by key; ``Job`` is what a rank makes of it.
+The documents are the file as it is written, key by key; ``RankJob`` is what a rank makes of it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class TrainConfigDocument(TypedDict, total=False):
     path: str
     module: str | None
     config: str | None
+    arguments: dict[str, Any]
+    import_from: str
     model: dict[str, int]
     settings: dict[str, Any]
     loader: str
@@ -217,6 +219,10 @@ class BaseConfig:
     path: str
     module: str | None = None
     config: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the config function."""
+    import_from: Path | None = None
+    """A folder of the person's own that has the module; None: an installed one."""
     model: Mapping[str, int] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     loader: str = "converge"
@@ -225,7 +231,7 @@ class BaseConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class RankSegment:
     """A part of an elastic run with its own degrees: from the step after the one before."""
 
     until: int
@@ -236,7 +242,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RankFault:
     """One entry of the script of faults, as in ``converge_harness.model.Fault``."""
 
     kind: str
@@ -248,7 +254,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RankJob:
     """One torchrun call as its ranks see it; the fields are those of ``job.json``.
 
     A job of several segments is several torchrun calls, each a job of one of them (``read_job``).
@@ -287,13 +293,13 @@ class Job:
     without_fixes: tuple[str, ...] = ()
     deterministic: bool = True
     """Whether torch uses deterministic algorithms only."""
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[RankSegment, ...] = ()
     """Of an elastic set, in order."""
     segment: int | None = None
     """Index of the segment that this call runs; None for other sets."""
     checkpoint_every: int | None = None
     """Steps from one checkpoint to the next; None: no checkpoints, or those of the segments."""
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[RankFault, ...] = ()
     """In the order of their steps."""
     elastic_nodes: bool = False
     """Whether nodes come and go: dp_shard is then what the world leaves over."""
@@ -324,7 +330,7 @@ class Job:
             return True
         return bool(self.segments) and step == self.last_step
 
-    def on_world(self, world_size: int) -> Job:
+    def on_world(self, world_size: int) -> RankJob:
         """The job as ranks of a world of this size run it: dp_shard takes what is left over.
 
         Raises JobError when the world cannot be divided by the other degrees.
@@ -350,28 +356,32 @@ class Job:
         return self.repeat_seed if self.repeat == "permute" else None
 
 
-def read_job(path: str | Path, segment: int | None = None) -> Job:
-    """The job in a file; with the index of a segment, what that segment's torchrun call runs.
-
-    Raises JobError when the file cannot be read as a job of this schema, and when it has no such
-    segment.
-    """
+def read_document(path: str | Path) -> JobDocument:
+    """What a file says, its values not looked at. Raises JobError as ``read_job`` does."""
     try:
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise JobError(f"{path}: cannot be read as a job: {error}") from error
     if not isinstance(raw, dict):
         raise JobError(
             f"{path}: job schema is {type(raw).__name__!r}, this rank code reads {SCHEMA}"
         )
     try:
-        told = upgraded(JOB, raw)
+        return cast("JobDocument", upgraded(JOB, raw))
     except SchemaError:
         raise JobError(
             f"{path}: job schema is {raw.get('schema')!r}, this rank code reads {SCHEMA}"
         ) from None
+
+
+def read_job(path: str | Path, segment: int | None = None) -> RankJob:
+    """The job in a file; with the index of a segment, what that segment's torchrun call runs.
+
+    Raises JobError when the file cannot be read as a job of this schema, and when it has no such
+    segment.
+    """
     try:
-        job = _job(cast("JobDocument", told))
+        job = _job(read_document(path))
     except (KeyError, TypeError) as error:
         raise JobError(f"{path}: not a complete job: {error!r}") from error
     if segment is None:
@@ -381,7 +391,7 @@ def read_job(path: str | Path, segment: int | None = None) -> Job:
     return _of_segment(job, segment)
 
 
-def _of_segment(job: Job, index: int) -> Job:
+def _of_segment(job: RankJob, index: int) -> RankJob:
     segment = job.segments[index]
     return replace(
         job,
@@ -392,11 +402,11 @@ def _of_segment(job: Job, index: int) -> Job:
     )
 
 
-def _job(raw: JobDocument) -> Job:
+def _job(raw: JobDocument) -> RankJob:
     base = raw["train_config"]
     data = raw.get("data")
     checkpoint = raw.get("seed_checkpoint")
-    return Job(
+    return RankJob(
         name=raw["name"],
         role=raw["role"],
         identity=raw["identity"],
@@ -409,6 +419,8 @@ def _job(raw: JobDocument) -> Job:
             path=base["path"],
             module=base.get("module"),
             config=base.get("config"),
+            arguments=base.get("arguments") or {},
+            import_from=Path(base["import_from"]) if base.get("import_from") else None,
             model=base.get("model") or {},
             settings=base.get("settings") or {},
             loader=base.get("loader") or "converge",
@@ -429,7 +441,7 @@ def _job(raw: JobDocument) -> Job:
         deterministic=raw.get("deterministic", True),
         is_probed=is_probed(raw),
         segments=tuple(
-            Segment(
+            RankSegment(
                 until=segment["until"],
                 parallelism=Degrees(**segment["parallelism"]),
                 local_batch_size=segment["local_batch_size"],
@@ -438,7 +450,7 @@ def _job(raw: JobDocument) -> Job:
             for segment in raw.get("segments") or ()
         ),
         checkpoint_every=raw.get("checkpoint_every"),
-        faults=tuple(Fault(**fault) for fault in raw.get("faults") or ()),
+        faults=tuple(RankFault(**fault) for fault in raw.get("faults") or ()),
         elastic_nodes=bool(raw.get("elastic_nodes")),
         device=raw.get("device", "cpu"),
     )

@@ -26,7 +26,17 @@ IMPORTED = "imported"
 CHECKPOINTS = "checkpoint"
 TORN = "torn"
 """Checkpoints that are not whole, set aside."""
+CHECKPOINT_METADATA = ".metadata"
+"""torch.distributed.checkpoint writes it last: a folder without it is no whole checkpoint."""
 LOGS = "logs"
+AGENT_LOG = "torchrun.log"
+"""In ``logs/``: standard output and error of torchrun's agent."""
+PROGRAM_LOG = "program.log"
+"""The same for any other launcher and its ranks."""
+FAILURES = "failures.json"
+"""In ``logs/``: how each rank ended, left by ``converge_harness.rank.start.agent``."""
+FAILURES_VARIABLE = "CONVERGE_FAILURES"
+"""Of an agent's environment: the path of that file."""
 OUTPUT = "output"
 """``{output}`` of another program than torchtitan."""
 DATASETS = "datasets"
@@ -75,6 +85,11 @@ def manifest_name(step: int) -> str:
 def metrics_files(folder: Path) -> tuple[Path, Path]:
     """Where steps appear while ranks train, and where they are when training is complete."""
     return folder / METRICS_PART, folder / METRICS
+
+
+def call_logs(logs: Path, call: int, node: int = 0) -> Path:
+    """Where the agent of a node leaves what it and its ranks print, and how they failed."""
+    return logs / (f"call-{call:02d}" + (f".node-{node}" if node else ""))
 
 
 def seed_checkpoint_of(folder: Path) -> Path:

@@ -31,17 +31,27 @@ END = "end"
 KINDS = (STEP, REPLICAS, LOADED, END)
 """Of the lines after the header."""
 
+LOSS = "loss"
+GRAD_NORM = "grad_norm"
+LOSS_RECOMPUTED = "loss_recomputed"
+GRAD_NORM_RECOMPUTED = "grad_norm_recomputed"
+LR = "lr"
+TOKENS = "tokens"
+SECONDS = "seconds"
+AT = "at"
+MEMORY_BYTES = "memory_bytes"
+GRADS_MISSING = "grads_missing"
 SIGNALS = (
-    "loss",
-    "grad_norm",
-    "loss_recomputed",
-    "grad_norm_recomputed",
-    "lr",
-    "tokens",
-    "seconds",
-    "at",
-    "memory_bytes",
-    "grads_missing",
+    LOSS,
+    GRAD_NORM,
+    LOSS_RECOMPUTED,
+    GRAD_NORM_RECOMPUTED,
+    LR,
+    TOKENS,
+    SECONDS,
+    AT,
+    MEMORY_BYTES,
+    GRADS_MISSING,
 )
 """Numbers of a step's line."""
 BATCH_DIGEST = "batch_digest"
@@ -76,7 +86,7 @@ class MetricsWriter:
 
     def loaded(self, step: int | None) -> None:
         """The checkpoint of a step is loaded, now; None: what was loaded is not known."""
-        self._line({"kind": LOADED, "step": step, "at": time.time()})
+        self._line({"kind": LOADED, "step": step, AT: time.time()})
 
     def sync(self) -> None:
         """Have every line so far on disk, before a checkpoint that goes on from there is."""
@@ -139,7 +149,7 @@ def progress_of(line: bytes) -> StepLine | int | None:
             return int(value["steps"])
         if value["kind"] != STEP:
             return None
-        return StepLine(step=int(value["step"]), loss=number(value.get("loss")))
+        return StepLine(step=int(value["step"]), loss=number(value.get(LOSS)))
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -42,7 +42,7 @@ _NO_SOURCE = (".pyc", ".pyo")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PythonAnswer:
     """What a Python says of itself."""
 
     python: Path
@@ -69,7 +69,7 @@ class Answer:
         )
 
 
-def ask(python: Path, modules: Sequence[str] = (), first: Sequence[Path] = ()) -> Answer:
+def ask(python: Path, modules: Sequence[str] = (), first: Sequence[Path] = ()) -> PythonAnswer:
     """Ask a Python for its module paths: system Pythons and conda have different layouts.
 
     ``modules`` are those whose place it is asked for, ``first`` folders that it searches first.
@@ -103,7 +103,7 @@ def ask(python: Path, modules: Sequence[str] = (), first: Sequence[Path] = ()) -
             f"{python} does not start as a Python: {str(said).strip().rpartition(chr(10))[2]}; "
             "name another by trainer.python or trainer.toolchain"
         ) from None
-    return Answer(Path(executable or python), release, paths, base, standard, places)
+    return PythonAnswer(Path(executable or python), release, paths, base, standard, places)
 
 
 def before(first: Sequence[Path], then: str | None) -> str:
@@ -111,7 +111,7 @@ def before(first: Sequence[Path], then: str | None) -> str:
     return os.pathsep.join((*map(str, first), *filter(None, [then])))
 
 
-def places_of(answer: Answer, package: str) -> tuple[Path, ...]:
+def places_of(answer: PythonAnswer, package: str) -> tuple[Path, ...]:
     """Every place of a package on a Python's search path, that which it would import first.
 
     A virtual environment is made to hide packages of the Python that it was made from: those do
@@ -138,7 +138,7 @@ def digest_of(code: Mapping[str, str]) -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:12]
 
 
-def has_own_package(answer: Answer) -> bool:
+def has_own_package(answer: PythonAnswer) -> bool:
     """Whether a Python would import this very package, which rank code is a part of."""
     place = answer.places.get(OWN_PACKAGE)
     return place is not None and place.resolve() == _OWN_FOLDER

@@ -35,20 +35,20 @@ from converge_harness.model import (
 )
 from converge_harness.run_folder.checkpoints import has_metadata
 from converge_harness.run_folder.job import JobDocument
-from converge_harness.run_folder.layout import metrics_files, seed_checkpoint_of
+from converge_harness.run_folder.layout import AGENT_LOG, metrics_files, seed_checkpoint_of
 from converge_harness.run_folder.passes import last_step
 from converge_harness.toml import Where, find_file, read_toml
 from converge_harness.toolchains.find import assume_environment, find_environment
 from converge_harness.trainers.calls import Call, Rendezvous, comes_in_passes
 from converge_harness.trainers.environment import Resources
-from converge_harness.trainers.failure import AGENT_LOG, launcher_tail
+from converge_harness.trainers.failure import launcher_tail
 from converge_harness.trainers.table import TrainerOfFile, TrainerTable, plain_train_config
 
 RANK_MODULE = "converge_harness.rank"
 """The module that torchrun starts in every rank of our own rank code."""
 
 
-class Source(NamedTuple):
+class SourceFile(NamedTuple):
     """A file whose content is part of a set's identity."""
 
     path: Path
@@ -66,7 +66,7 @@ class Untold(NamedTuple):
     hint: str
 
 
-class Curve(NamedTuple):
+class CurveFile(NamedTuple):
     """The curve of a run without the probe."""
 
     path: Path
@@ -186,7 +186,21 @@ class Trainer(ABC):
             raise ConfigError(
                 Problem(asked_at, f"there is no train config {written!r}", f"looked in: {looked}")
             )
-        return self.train_config(read_toml(path), written, f"{path}:")
+        config = self.train_config(read_toml(path), written, f"{path}:")
+        return self.placed(config, folders, f"{path}:")
+
+    def placed(self, config: TrainConfig, folders: Sequence[Path], place: str) -> TrainConfig:
+        """A train config, once the code that it names was looked for.
+
+        Args:
+            config: as ``train_config`` returned it.
+            folders: where code of one's own is looked for; the first match wins.
+            place: prefix of dotted keys in messages.
+
+        Raises:
+            ConfigError: the code is there, and cannot be what the config says.
+        """
+        return config
 
     def override_problems(self, overrides: Mapping[str, Any], where: Where) -> Iterable[Problem]:
         """Problems with settings (dotted keys) that no set may have."""
@@ -242,7 +256,7 @@ class Trainer(ABC):
         """A description of what trains a set; empty if that goes without saying."""
         return spec.trainer.kind
 
-    def sources(self, spec: SetSpec) -> Iterable[Source]:
+    def sources(self, spec: SetSpec) -> Iterable[SourceFile]:
         """Files whose content is part of a set's identity; ``Surroundings`` has their digests."""
         return ()
 
@@ -274,6 +288,17 @@ class Trainer(ABC):
     def assume_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
         """The toolchain as it will be once built, for plans that launch nothing."""
         return assume_environment(name, root, self.kind)
+
+    def release(self, toolchain: Toolchain) -> str | None:
+        """Version of the trainer itself in a toolchain; None if it has none there."""
+        return None
+
+    def toolchain_for(self, config: TrainConfig | None = None) -> str:
+        """Name of the toolchain that a train config is written for; None: of any, the default.
+
+        Raises ValueError for a trainer that has no toolchains of its own.
+        """
+        raise ValueError(f"{self.kind} has no toolchains of its own")
 
     def with_code(
         self, toolchain: Toolchain, first: tuple[Path, ...], trainer: TrainerSpec
@@ -393,7 +418,7 @@ class Trainer(ABC):
         """
         return TrainerSpec(self.kind)
 
-    def curve_of(self, folder: Path, job: Mapping[str, Any]) -> Curve | None:
+    def curve_of(self, folder: Path, job: Mapping[str, Any]) -> CurveFile | None:
         """The curve of a run without the probe; None: its evidence is the probe's.
 
         Raises EvidenceError if ``job.json`` does not name it.
@@ -437,6 +462,9 @@ def job_document(
             "path": config.path,
             "module": config.module,
             "config": config.config,
+            # Absent unless set, as in the identity.
+            **({"arguments": dict(config.arguments)} if config.arguments else {}),
+            **({"import_from": str(config.import_from)} if config.import_from else {}),
             "model": dict(config.model),
             "settings": dict(config.settings),
             "loader": config.loader.value,

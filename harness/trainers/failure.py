@@ -11,13 +11,8 @@ from signal import SIGTERM, Signals
 from typing import Any
 
 from converge_harness.model import RankError
+from converge_harness.run_folder.layout import AGENT_LOG, FAILURES, PROGRAM_LOG
 
-FAILURES_FILE = "failures.json"
-"""Left by ``converge_harness.rank.start.agent``: how each rank ended."""
-AGENT_LOG = "torchrun.log"
-"""Standard output and error of torchrun's agent."""
-PROGRAM_LOG = "program.log"
-"""The same for any other launcher and its ranks."""
 _TAIL_LINES = 40
 
 _AFTERMATH = re.compile(
@@ -112,7 +107,7 @@ def is_aftermath(message: str) -> bool:
 
 def _failures(logs: Path) -> list[_Failure]:
     try:
-        listed = json.loads((logs / FAILURES_FILE).read_bytes())["failures"]
+        listed = json.loads((logs / FAILURES).read_bytes())["failures"]
     except (OSError, ValueError):
         # The agent itself was stopped, but the ranks' own files may exist.
         listed = [

@@ -8,7 +8,7 @@ import pytest
 
 from converge_harness.cli import dry_run as told
 from converge_harness.cli import main
-from converge_harness.launch.dry_run import Answer, parts_of, problems_of
+from converge_harness.launch.dry_run import DryRunResult, parts_of, problems_of
 from converge_harness.matrix.dry_run import DryRun, gpu_hours
 from converge_harness.matrix.load import load_plan
 from converge_harness.model import Role
@@ -36,7 +36,7 @@ def answer(part, *, gigabytes=1, count=100, **changes):
         "seconds": 10.0,
         "peak_rss_bytes": 700_000_000,
     }
-    return Answer(part, {**found, **changes})
+    return DryRunResult(part, {**found, **changes})
 
 
 def test_every_pipeline_stage_of_every_set_is_built_once_and_no_repeat(plan):
@@ -80,9 +80,9 @@ def test_problems_of_all_sets_are_told_with_set_and_key(plan):
     entry = {"key": "parallelism.tp", "message": "32 heads over 3", "valid": []}
     answers = [
         answer(control, sharding_problems=["norm.weight: is whole on every rank"]),
-        Answer(first, {"problems": [entry]}),
-        Answer(second, {"problems": [entry]}),
-        Answer(last, {"problems": [{"key": "", "message": "broken", "valid": ["a"]}]}),
+        DryRunResult(first, {"problems": [entry]}),
+        DryRunResult(second, {"problems": [entry]}),
+        DryRunResult(last, {"problems": [{"key": "", "message": "broken", "valid": ["a"]}]}),
     ]
     assert [str(problem) for problem in problems_of(answers)] == [
         "fsdp8: parallelism: norm.weight: is whole on every rank",

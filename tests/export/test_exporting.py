@@ -11,7 +11,7 @@ from stored_samples import NAMES, copied
 
 from converge_harness.cli import main
 from converge_harness.cli.exit_codes import ExitCode
-from converge_harness.export import ExportedRun, Points, write_tensorboard
+from converge_harness.export import ExportedPoints, ExportedRun, write_tensorboard
 from converge_harness.model import Role
 from converge_harness.readers import read_curves, read_run
 
@@ -97,7 +97,7 @@ def test_writing_again_replaces_what_was_written(sample, logdir):
 def test_names_that_are_one_folder_name_become_two(tmp_path):
     pytest.importorskip("tensorboard")
     names = ("tp/2 <b>", "tp/2 (b)", "TP-2 b", "..")
-    curve = {"loss": Points(np.array([1, 2]), np.array([np.nan, 2.5]))}
+    curve = {"loss": ExportedPoints(np.array([1, 2]), np.array([np.nan, 2.5]))}
     runs = [ExportedRun(name, Role.TEST, curve, seconds={}) for name in names]
     files = write_tensorboard(runs, tmp_path)
     assert [path.parent.name for path in files] == ["tp-2-b", "tp-2-b-2", "TP-2-b-3", "run"]

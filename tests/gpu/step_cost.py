@@ -16,7 +16,7 @@ import torch
 
 from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.recorder.trainer_view import TrainerView
-from converge_harness.run_folder.job import BaseConfig, Degrees, Job
+from converge_harness.run_folder.job import BaseConfig, Degrees, RankJob
 
 STEPS, WARM_UP = 60, 20
 VOCABULARY, WIDTH, LAYERS, TOKENS = 32_000, 2048, 8, 4096
@@ -25,7 +25,7 @@ SMALL = {"VOCABULARY": 64, "WIDTH": 32, "LAYERS": 2, "TOKENS": 128, "STEPS": 4, 
 
 
 def recorder_of(model, optimizer, folder, device):
-    job = Job("x", "control", "id", "titan_0_3", folder, 1, STEPS, Degrees(), BaseConfig("x"))
+    job = RankJob("x", "control", "id", "titan_0_3", folder, 1, STEPS, Degrees(), BaseConfig("x"))
     view = TrainerView(
         model_parts=(model,),
         dp_rank=0,

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from converge_harness.toolchain import toolchain_root
 
 from converge_harness.cli import main
+from converge_harness.toolchains.find import toolchain_root
 
 HERE = Path(__file__).parent
 DEAREST_STEP = 1.5

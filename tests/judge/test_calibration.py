@@ -172,14 +172,14 @@ def test_one_repeat_tells_no_spread_and_a_quiet_tensor_counts_as_a_tenth_of_the_
         (lambda: replace(run("r"), complete=False), "the repeat r ended early"),
         (lambda: with_signals(run("r"), loss=lambda *_: math.nan), "loss is nan"),
         (lambda: with_signals(run("r"), loss=lambda step, x: x if step > 3 else None), "no loss"),
-        (lambda: replace(run("r"), identity="a" * 64), "its job.json says that it is none"),
+        (lambda: replace(run("r"), identity="a" * 64), "its job.json says that it is not one"),
         (
             lambda: unread(
                 "metrics.jsonl is not what it was", name="r", source="r", identity="a" * 64
             ),
             "the repeat r left no step at all: metrics.jsonl is not what it was",
         ),
-        (lambda: run("r", in_force=in_force(config={"seed": 2})), "r is no repeat of fsdp2: "),
+        (lambda: run("r", in_force=in_force(config={"seed": 2})), "r is not a repeat of fsdp2: "),
         (lambda: replace(run("r"), batch_digests=("0" * 16,) * STEPS), "other samples"),
         (lambda: with_signals(run("r"), loss=lambda _, x: 1.1 * x), "fails reported-loss"),
         (lambda: replace(repeat("r", lambda _: 0.1), rounding={}), "fails reported-loss"),

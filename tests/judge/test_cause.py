@@ -140,7 +140,7 @@ def test_a_wrong_objective_without_digests_claims_less():
     test = with_signals(control, loss=lambda step, x: x * 1.249)
     cause = judge(test, control).cause
     assert "the curves differ: loss 9.992 for 8 at step 1" in cause
-    assert "two curves do not tell" in cause
+    assert "two curves do not show the cause" in cause
 
 
 def test_a_logged_loss_times_the_loss_mesh_is_a_wrong_metric():
@@ -206,7 +206,7 @@ def test_a_difference_from_the_first_update_on():
 def test_a_later_onset_is_state():
     test = changed(run("t"), lambda step, x: x * (1.001 if step > 9 else 1), *BOTH_LOSSES)
     assert "agree until step 10, where" in cause_of(test)
-    assert "state that training carries along" in cause_of(test)
+    assert "state that is kept from step to step" in cause_of(test)
 
 
 def test_under_a_coarse_floor_the_onset_may_be_late():
@@ -258,7 +258,7 @@ def test_what_the_comparison_itself_may_explain_is_said():
     test_spec = spec(techniques=(Technique.FLOAT8,))
     test = changed(run("t"), lambda step, x: x * 1.01, *BOTH_LOSSES)
     cause = cause_of(test, test_spec=test_spec)
-    assert "mind that float8 is named but not in force" in cause
+    assert "note that float8 is named but not in force" in cause
 
 
 def test_the_next_command_has_the_repeats_that_taught_the_limits():

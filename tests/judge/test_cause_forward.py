@@ -212,6 +212,6 @@ def test_weights_that_stand_still_in_the_control_lost_no_state():
     test = replace(broken(update=both(still, moves)), precision=Precision.BF16, in_force=STORED)
     verdict = verdict_of(test, control)
     assert verdict.cause_class is CauseClass.UPDATE
-    assert "where the control stands still" in verdict.cause
+    assert "where the control does not move" in verdict.cause
     assert "stored in steps of 0.008" in verdict.cause
     assert "inf" not in verdict.cause

@@ -63,11 +63,15 @@ WAYS = {
         lambda _, x: x / math.sqrt(2),
         "equals the square root of 1 / the shard degree (2)",
     ),
-    "clipped": (("grad_norm",), lambda _, x: min(x, 0.92), "what clipping to 0.92 leaves of"),
+    "clipped": (
+        ("grad_norm",),
+        lambda _, x: min(x, 0.92),
+        "the recomputed one after clipping to 0.92",
+    ),
     "a part": (
         ("loss",),
         lambda step, x: x * (0.5 + 0.002 * (-1) ** step),
-        "about 1 / the shard degree (2), as in the control; so would be a rank's",
+        "about 1 / the shard degree (2), as in the control; the part of one rank or microbatch",
     ),
     "hardly": (
         ("loss",),

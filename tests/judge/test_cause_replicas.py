@@ -37,7 +37,8 @@ def test_weights_that_were_never_synchronised():
     assert verdict.cause_class is CauseClass.REPLICAS
     assert verdict.cause.startswith(
         "replicas differ: at step 0 the parameter of layers.*.attention_norm.weight along tp "
-        "differ between copies (ranks [0, 2] against [1, 3]): these ranks began with other values"
+        "differ between copies (ranks [0, 2] against [1, 3]): these ranks began with different "
+        "values"
     )
     assert verdict.look_at.startswith("initialisation and loading over tp")
 
@@ -114,7 +115,7 @@ def test_kinds_that_are_not_listed_agree_however_many_tensors_differ():
 
 def test_a_buffer_that_one_rank_built_otherwise():
     verdict = verdict_of(broken(TP2, replicas=differing(0, "buffer")))
-    assert "these ranks began with other values of a buffer" in verdict.cause
+    assert "these ranks began with different values of a buffer" in verdict.cause
     assert verdict.look_at.startswith("where these buffers are built over tp")
 
 

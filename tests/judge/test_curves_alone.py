@@ -40,7 +40,7 @@ CONTROL = curve("control")
 def test_right_runs_of_other_hardware_are_not_blamed(seed):
     verdict = judge(curve(seed=seed), CONTROL)
     assert verdict.judgement is Judgement.INCONCLUSIVE
-    assert "nothing says how far right runs lie apart here" in verdict.cause
+    assert "nothing shows how much correct runs differ here" in verdict.cause
     assert all(word in verdict.cause for word in ("3 or more runs", "--margin", "--tolerance"))
     assert not any(word in verdict.cause for word in GRADIENTS)
 
@@ -114,8 +114,10 @@ def test_steps_that_a_log_has_twice_are_not_blamed_on_a_checkpoint():
     off = replace(curve(loss=np.where(AT >= 9, 1.5, 1.0)), **conflicts)
     verdict = judge(off, CONTROL)
     assert verdict.judgement is Judgement.FAIL
-    assert verdict.cause.startswith("steps were logged twice with other values, step 9: loss 6.8")
-    assert "curves do not tell apart" in verdict.cause
+    assert verdict.cause.startswith(
+        "steps were logged twice with different values, step 9: loss 6.8"
+    )
+    assert "which look the same in curves" in verdict.cause
     assert verdict.cause_class is CauseClass.UNKNOWN
 
 

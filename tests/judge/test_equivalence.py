@@ -268,7 +268,7 @@ def test_a_short_run_within_what_repeats_show_is_not_asked_and_beyond_it_is(bias
     within = short(bias * (1 - 1e-6))
     assert within.outcome is Outcome.SKIPPED
     assert "too short to tell" in within.detail
-    assert "1 right run in 20 is off by more than 0.0039, at the end 0.0039" in within.detail
+    assert "1 correct run in 20 is off by more than 0.0039, at the end 0.0039" in within.detail
     assert short(bias * (1 + 1e-6)).outcome is Outcome.INCONCLUSIVE
     assert short(12 * bias).outcome is Outcome.FAIL
 

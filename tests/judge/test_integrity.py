@@ -105,9 +105,9 @@ BROKEN = {
     "ranks unknown": (
         "ranks-see-same-batch",
         replace(run("t"), batch_agrees=(True, None, *[True] * 18)),
-        "does not tell at step 2",
+        "does not record at step 2",
     ),
-    "ranks never told": ("ranks-see-same-batch", replace(run("t"), batch_agrees=()), "not tell"),
+    "ranks never told": ("ranks-see-same-batch", replace(run("t"), batch_agrees=()), "not record"),
     "fewer tokens": (
         "same-tokens",
         with_signals(run("t"), tokens=lambda step, x: x - 1 if step == 3 else x),

@@ -311,7 +311,9 @@ def test_below_its_rounding_a_log_says_nothing():
     verdict = judge(printed, larger)
     assert verdict.judgement is Judgement.FAIL
     assert "the grad norm is off by a factor of 0" in verdict.cause
-    assert "or only what was logged of them, curves do not tell" in verdict.cause
+    assert (
+        "curves do not show whether gradients are, or only what was logged of them" in verdict.cause
+    )
 
 
 def test_a_value_that_falls_below_the_last_digit_is_equal_as_printed():

@@ -188,7 +188,7 @@ def test_other_initial_weights_are_no_comparison():
     other = probed(samples=samples(initial=lambda _name, values: values + 0.1))
     verdict = judged(other)
     assert verdict.judgement is Judgement.INVALID
-    assert "make them of {seed} alone" in verdict.cause
+    assert "derive them from {seed} alone" in verdict.cause
 
 
 def test_initial_weights_that_nobody_sampled_are_not_asked_for():

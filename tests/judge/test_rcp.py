@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from converge_harness.judge import Submission, judge_submission
+from converge_harness.judge import RcpInputs, judge_submission
 from converge_harness.model import Convergence, Judgement, Outcome, ReferencePoint
 
 LENGTHS = {
@@ -53,9 +53,7 @@ def runs(*lengths, size=16, benchmark="retinanet"):
 
 
 def judged(*lengths, size=16, margin=None, points=POINTS):
-    submission = Submission(
-        points, runs(*lengths, size=size, benchmark=points[0].benchmark), margin
-    )
+    submission = RcpInputs(points, runs(*lengths, size=size, benchmark=points[0].benchmark), margin)
     return judge_submission("ours", "rcps", submission)
 
 
@@ -119,7 +117,7 @@ def test_below_all_points_it_may_only_be_slower_than_the_smallest():
     ],
 )
 def test_what_the_table_says_nothing_of_is_invalid(given, said):
-    verdict = judge_submission("ours", "rcps", Submission(POINTS, given, 0.05))
+    verdict = judge_submission("ours", "rcps", RcpInputs(POINTS, given, 0.05))
     assert verdict.judgement is Judgement.INVALID
     assert said in verdict.cause
     assert [check.name for check in verdict.checks] == ["submission-comparable"]

@@ -150,7 +150,7 @@ def test_a_gradient_that_is_off_in_one_repeat_is_named():
     found = outlier_among(CONTROL, with_one(drawn(), 2, turned))
     assert found is not None
     assert found.name == "ulp.2"
-    assert "its gradient of norm.weight at step 4 is" in found.what
+    assert "its gradient of norm.weight at step 4 differs" in found.what
 
 
 @pytest.mark.parametrize(("stored", "named"), [("float32", True), ("bfloat16", False)])
@@ -166,7 +166,11 @@ def test_an_update_that_storing_rounds_off_puts_no_repeat_out_of_line(stored, na
     control = replace(CONTROL, in_force={**CONTROL.in_force, "param_dtype": stored})
     found = outlier_among(control, with_one(drawn(), 2, moved))
     assert (found is not None) is named
-    assert not named or "its update of norm.weight at step 4 is 0.2 of its norm" in found.what
+    assert (
+        not named
+        or "its update of norm.weight at step 4 differs from the control's by 0.2 of its norm"
+        in found.what
+    )
 
 
 def test_limits_are_above_what_right_repeats_were_measured_at_and_below_what_opens_a_gate():
@@ -192,6 +196,23 @@ def test_a_repeat_that_starts_elsewhere_is_none():
         assert any("starts from other weights" in each for each in problems) is named, kind
 
 
+def test_weights_that_begin_at_zero_may_be_moved_by_an_ulp():
+    def zeros_and(offset):
+        return samples(
+            initial=lambda name, values: values * 0 + offset if name == "norm.weight" else values
+        )
+
+    control = replace(CONTROL, samples=zeros_and(0.0))
+    for kind, offset, named in (
+        ("ulp", 1.4e-45, False),
+        ("ulp", 1e-30, True),
+        ("permute", 1.4e-45, True),
+    ):
+        repeat = replace(run(kind), repeat=kind, samples=zeros_and(offset))
+        problems = calibrate(control, [repeat]).problems
+        assert any("starts from other weights" in each for each in problems) is named, kind
+
+
 def test_a_permuted_repeat_that_hardly_differs_makes_no_other_an_outlier():
     repeats = drawn(1e-4)
     repeats[3] = replace(drawn(1e-12)[3], samples=samples())
@@ -209,7 +230,7 @@ def test_three_repeats_of_a_kind_that_agree_are_in_line_however_quiet_another_ki
     # Two permuted ones cannot hide behind each other, nor two of three behind the third.
     hiding = outlier_among(CONTROL, [*drawn(1e-6, KINDS[:3]), *drawn(1e-3, KINDS)[3:]])
     assert hiding.name in {each.name for each in quiet}
-    assert "over 30 times as far" in hiding.what
+    assert "over 30 times as much" in hiding.what
     third = drawn(1e-6, KINDS[:3])[0]
     assert outlier_among(CONTROL, [third, *loud[1:], *quiet]) is not None
 

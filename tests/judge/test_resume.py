@@ -186,7 +186,7 @@ ELASTIC_CASES = {
         "passes-continuous",
         with_loaded(ELASTIC, 2, samples_consumed=None),
         INVALID,
-        "samples consumed are told on one side only",
+        "samples consumed are recorded on one side only",
     ),
     "updates": (
         "passes-continuous",
@@ -198,19 +198,19 @@ ELASTIC_CASES = {
         "passes-continuous",
         with_pass(ELASTIC, 2, loaded=None),
         INVALID,
-        "nothing tells the counters",
+        "no record of the counters",
     ),
     "nothing told of what was loaded": (
         "passes-continuous",
         with_pass(ELASTIC, 2, loaded_step=None, started=None),
         INVALID,
-        "pass 2 does not tell what it loaded",
+        "pass 2 has no record of what it loaded",
     ),
     "something else was loaded": (
         "passes-continuous",
         with_pass(ELASTIC, 2, loaded_step=None, loaded=None),
         FAIL,
-        "pass 2 started from something else than a checkpoint of the run",
+        "pass 2 started from neither a checkpoint of the run",
     ),
     "no checkpoint": (
         "passes-continuous",
@@ -222,7 +222,7 @@ ELASTIC_CASES = {
         "passes-continuous",
         with_pass(ELASTIC, 1, whole=()),
         INVALID,
-        "nothing tells that the checkpoint of step 8 of pass 1 was whole",
+        "nothing shows that the checkpoint of step 8 of pass 1 was whole",
     ),
     "an end that never came": (
         "segments-as-scheduled",
@@ -275,14 +275,14 @@ ELASTIC_CASES = {
         "state-restored",
         with_pass(ELASTIC, 1, saved=()),
         INVALID,
-        "nothing tells what came back in pass 2",
+        "nothing shows what was restored in pass 2",
     ),
     **{
         f"{name} on neither side": (
             "state-restored",
             with_pass(with_loaded(ELASTIC, 2, **empty), 1, saved=(replace(state(8), **empty),)),
             INVALID,
-            f"nothing tells {words} as it was saved",
+            f"nothing shows {words} as it was saved",
         )
         for name, (empty, words) in EMPTY.items()
     },
@@ -424,7 +424,7 @@ FAULT_CASES = {
         "recovers-in-time",
         with_signal(BROKEN, 3, "at", lambda step, x: None),
         INVALID,
-        "does not tell when it ended",
+        "it is not recorded when it ended",
     ),
     "not struck": (
         "faults-struck",
@@ -453,7 +453,7 @@ FAULT_CASES = {
             struck=STRUCK,
         ),
         INVALID,
-        "pass 3 died of no fault of the script",
+        "pass 3 died, and not by a fault of the script",
     ),
     "a death before the first line": (
         "faults-struck",
@@ -465,7 +465,7 @@ FAULT_CASES = {
         "faults-struck",
         replace(BROKEN, struck=(replace(STRUCK[0], at=1.0, number=None), STRUCK[1])),
         INVALID,
-        "kill at step 10 struck nobody knows which pass",
+        "kill at step 10 struck an unknown pass",
     ),
     "another rank": (
         "faults-struck",
@@ -655,7 +655,7 @@ def test_our_loader_has_to_count_its_samples():
     assert judged(silent, ELASTIC_SPEC).judgement is Judgement.PASS
     verdict = judged(silent, test_spec)
     assert verdict.judgement is Judgement.INVALID
-    assert verdict.cause.startswith("nothing tells the samples consumed of pass 2")
+    assert verdict.cause.startswith("no record of the samples consumed of pass 2")
 
 
 def test_a_control_that_was_itself_resumed_shows_nothing():
@@ -691,7 +691,7 @@ def test_a_count_of_tokens_that_is_one_ranks_own_is_told_and_no_failure():
     assert verdict.judgement is Judgement.PASS, verdict.cause
     detail = answer(verdict, "passes-continuous").detail
     assert "tokens seen: 4000 in pass 2" in detail
-    assert "8000 were saved, for the trainer restores the count of one rank" in detail
+    assert "8000 were saved, because the trainer restores the count of one rank" in detail
 
 
 def test_a_count_of_tokens_that_is_off_is_noted_with_its_steps():
@@ -768,7 +768,7 @@ def test_lost_data_is_named_with_the_step_and_the_degrees():
     assert "data order is lost at the resume: step 9, right after" in verdict.cause
     assert "FSDP 2 -> one rank" in verdict.cause
     assert "started over from the beginning" in verdict.cause
-    assert "mind that" not in verdict.cause
+    assert "note that" not in verdict.cause
     assert "components/dataloader.py" in verdict.look_at
 
 
@@ -801,7 +801,7 @@ def test_a_restart_that_loads_nothing_is_the_cause_of_other_weights():
     assert verdict.cause_class is CauseClass.STATE
     assert verdict.cause.startswith(
         "state is lost at the resume: while no checkpoint of the run was whole, pass 2 started "
-        "from something else than a checkpoint of the run or the job's seed checkpoint, and so not "
+        "from neither a checkpoint of the run nor the job's seed checkpoint, and so not "
         "with the control's weights: "
     ), verdict.cause
     assert "differ before the first step (worst " in verdict.cause
@@ -812,7 +812,7 @@ def test_a_restart_that_loads_nothing_is_the_cause_of_other_weights():
 def test_a_restart_that_loads_nothing_although_a_checkpoint_is_whole_chose_wrongly():
     test = resumed(*TORN_FIRST, samples=OTHER_WEIGHTS, struck=(TORN_FIRST_STRUCK[1],))
     verdict = judged(test, TORN_FIRST_SPEC)
-    assert verdict.cause.startswith("state is lost at the resume: pass 2 started from something")
+    assert verdict.cause.startswith("state is lost at the resume: pass 2 started from neither")
     assert "checkpoint.load_step" in verdict.look_at
 
 
@@ -849,7 +849,7 @@ def test_a_schedule_that_starts_over_is_named_with_the_pass():
     verdict = judged(test, ELASTIC_SPEC)
     assert verdict.cause_class is CauseClass.LEARNING_RATE
     assert (
-        "; step 10 is of pass 2, which loads step 8 (FSDP 2 -> one rank); "
+        "; step 10 is part of pass 2, which loads step 8 (FSDP 2 -> one rank); "
         "checkpoint.exclude_from_loading leaves out lr_scheduler" in verdict.cause
     )
 

@@ -580,7 +580,7 @@ def test_reruns_of_one_seed_that_are_printed_coarsely_count_once():
     )
     verdict = judged(reruns, margin=0.01)
     assert verdict.judgement is Judgement.INVALID
-    assert "have the same loss but for rounding at their first 25 steps" in verdict.cause
+    assert "have the same loss except for rounding at their first 25 steps" in verdict.cause
     seeds = SeedRuns(
         tuple(printed(run(f"c{number}", number), 0) for number in range(3)),
         tuple(printed(run(f"t{number}", 9 + number), 0) for number in range(3)),

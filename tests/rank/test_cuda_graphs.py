@@ -13,7 +13,7 @@ from recorded_graph import Wrapped
 from converge_harness.rank.recorder import step_recorder
 from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.recorder.trainer_view import TrainerView
-from converge_harness.run_folder.job import BaseConfig, Degrees, Job
+from converge_harness.run_folder.job import BaseConfig, Degrees, RankJob
 
 VOCABULARY = 11
 STEPS = 5
@@ -26,7 +26,9 @@ class Loop:
         torch.manual_seed(1)
         self.model = torch.nn.Linear(4, VOCABULARY)
         self.accumulated = accumulated
-        job = Job("x", "control", "id", "titan_0_3", folder, 1, STEPS, Degrees(), BaseConfig("x"))
+        job = RankJob(
+            "x", "control", "id", "titan_0_3", folder, 1, STEPS, Degrees(), BaseConfig("x")
+        )
         view = TrainerView(
             model_parts=(self.model,),
             dp_rank=0,

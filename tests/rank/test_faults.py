@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import tiny_trainer as tiny
 
 from converge_harness.rank import faults
-from converge_harness.run_folder.job import Fault
+from converge_harness.run_folder.job import RankFault
 
 KILLED = -signal.SIGKILL
 
@@ -39,7 +39,7 @@ def wait_for(path):
 
 
 def test_a_killed_rank_dies_in_its_step_and_never_again(job):
-    killed = job(Fault("kill", step=3, rank=1))
+    killed = job(RankFault("kill", step=3, rank=1))
     assert tiny.run_ranks(killed)[1] == KILLED
     assert steps(killed, rank=1) == [1, 2]
     first = struck(killed)
@@ -62,14 +62,14 @@ def test_a_killed_rank_dies_in_its_step_and_never_again(job):
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault("kill", step=3, rank=2),
-        Fault("hang", step=9, rank=1),
-        Fault("nan_batch", step=3, rank=2),
-        Fault("ckpt_torn", step=3),
-        Fault("ckpt_torn", step=3, torn="truncated"),
-        Fault("ckpt_torn", step=2, rank=2, torn="truncated"),
-        Fault("disk_full", step=3, rank=1),
-        Fault("disk_full", step=2, rank=2),
+        RankFault("kill", step=3, rank=2),
+        RankFault("hang", step=9, rank=1),
+        RankFault("nan_batch", step=3, rank=2),
+        RankFault("ckpt_torn", step=3),
+        RankFault("ckpt_torn", step=3, torn="truncated"),
+        RankFault("ckpt_torn", step=2, rank=2, torn="truncated"),
+        RankFault("disk_full", step=3, rank=1),
+        RankFault("disk_full", step=2, rank=2),
     ],
     ids=str,
 )
@@ -81,7 +81,7 @@ def test_a_fault_of_another_step_or_rank_does_not_strike(job, fault):
 
 
 def test_a_hung_rank_answers_to_signals_only(job):
-    hung = job(Fault("hang", step=2, rank=1))
+    hung = job(RankFault("hang", step=2, rank=1))
     other, rank = tiny.start_ranks(hung)
     wait_for(hung.run_folder / "faults" / "0.json")
     other.kill()
@@ -96,7 +96,7 @@ def test_a_hung_rank_answers_to_signals_only(job):
 
 
 def test_one_forward_of_one_rank_gives_nan(job):
-    poisoned = job(Fault("nan_batch", step=3, rank=1))
+    poisoned = job(RankFault("nan_batch", step=3, rank=1))
     assert tiny.run_ranks(poisoned) == [0, 0]
     assert [math.isnan(loss) for _, loss in tiny.losses(poisoned, rank=1)[:3]] == [0, 0, 1]
     # The other rank gets it by the gradients, one step later, and trains on: nothing hides it.
@@ -105,7 +105,7 @@ def test_one_forward_of_one_rank_gives_nan(job):
 
 
 def test_every_rank_dies_after_the_shards_and_before_the_metadata(job):
-    torn = job(Fault("ckpt_torn", step=4))
+    torn = job(RankFault("ckpt_torn", step=4))
     assert tiny.run_ranks(torn) == [KILLED, KILLED]
     checkpoint = torn.run_folder / "checkpoint" / "step-4"
     assert sorted(path.name for path in checkpoint.iterdir()) == ["__0_0.distcp", "__1_0.distcp"]
@@ -117,7 +117,7 @@ def test_every_rank_dies_after_the_shards_and_before_the_metadata(job):
 
 
 def test_a_checkpoint_that_looks_whole_has_one_shard_cut_short(job):
-    torn = job(Fault("ckpt_torn", step=4, rank=1, torn="truncated"))
+    torn = job(RankFault("ckpt_torn", step=4, rank=1, torn="truncated"))
     assert tiny.run_ranks(torn) == [KILLED, KILLED]
     checkpoint = torn.run_folder / "checkpoint" / "step-4"
     assert (checkpoint / ".metadata").exists()
@@ -135,7 +135,7 @@ def test_a_checkpoint_that_looks_whole_has_one_shard_cut_short(job):
 
 
 def test_a_full_disk_stops_the_checkpoint_and_has_space_in_the_next_pass(job):
-    full = job(Fault("disk_full", step=4, rank=1))
+    full = job(RankFault("disk_full", step=4, rank=1))
     assert tiny.run_ranks(full) == [1, 1]
     for rank in (0, 1):
         assert "No space left on device" in (full.run_folder / f"error-{rank}.txt").read_text()
@@ -150,7 +150,7 @@ def test_a_full_disk_stops_the_checkpoint_and_has_space_in_the_next_pass(job):
 
 @pytest.mark.parametrize("kind", ["preempt", "agent_loss", "join"])
 def test_ranks_hold_still_until_the_harness_has_struck(job, kind):
-    held = job(Fault(kind, step=2))
+    held = job(RankFault(kind, step=2))
     ranks = tiny.start_ranks(held)
     wait_for(held.run_folder / "checkpoint" / "step-2" / ".metadata")
     for rank in ranks:
@@ -167,6 +167,6 @@ def test_ranks_hold_still_until_the_harness_has_struck(job, kind):
 
 def test_ranks_do_not_hold_for_ever(job, monkeypatch):
     monkeypatch.setattr(faults, "HOLD_SECONDS", 0.1)
-    forgotten = job(Fault("join", step=2))
+    forgotten = job(RankFault("join", step=2))
     assert tiny.run_ranks(forgotten) == [0, 0]
     assert not (forgotten.run_folder / "faults").exists()

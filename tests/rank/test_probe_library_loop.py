@@ -69,7 +69,7 @@ from converge_harness.probe import Probe, initial_weights
 assert initial_weights(None) is None
 probe = Probe.from_env(None, None)
 probe.batch(1, 2); probe.logits(1, 2); probe.gradients(); probe.step(loss=1); probe.close()
-assert not probe.is_on
+assert probe._loop is None
 unwanted = ("converge_harness.rank", "torch", "numpy")
 imported = [name for name in sys.modules if name.startswith(unwanted)]
 assert not imported, imported

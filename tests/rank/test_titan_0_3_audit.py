@@ -8,6 +8,12 @@ import titan_0_3_jobs as jobs
 jobs.require_titan_0_3()
 
 
+def trainer_of(module):
+    """A trainer whose model is distributed by a function of that module."""
+    spec = SimpleNamespace(parallelize_fn=SimpleNamespace(__module__=module))
+    return SimpleNamespace(config=SimpleNamespace(model_spec=spec))
+
+
 @pytest.fixture
 def backends():
     jobs.preload()
@@ -38,4 +44,7 @@ def test_a_backend_is_known_by_its_traces(
 
     monkeypatch.setattr(distributed_utils, "get_spmd_backend", lambda: asked)
     probe = SimpleNamespace(saw_dtensor_logits=dtensor_logits)
-    assert backends(dict.fromkeys(mesh_dims, 2), probe) == seen
+    titan = trainer_of("torchtitan.models.llama3.parallelize")
+    assert backends(titan, dict.fromkeys(mesh_dims, 2), probe) == seen
+    # Code of one's own may shard as it likes.
+    assert backends(trainer_of("my_package.parallelize"), mesh_dims, probe) == {asked}

@@ -12,7 +12,7 @@ from converge_harness.errors import EvidenceError
 from converge_harness.readers import read_curves
 from converge_harness.readers.foreign import registry
 from converge_harness.readers.foreign.format import Format
-from converge_harness.readers.foreign.rows import Rows
+from converge_harness.readers.foreign.rows import RowCollector
 from converge_harness.readers.lines import line_of, read_text
 
 PREFIX = "[titan] 2026-11-01 10:00:00,000 - root - INFO - "
@@ -164,7 +164,7 @@ def test_the_same_curve_in_every_format_is_the_same_curve(tmp_path):
 
 def test_a_further_format_is_one_entry_of_the_registry(tmp_path, monkeypatch):
     def read_pairs(source):
-        rows = Rows(str(source.path), line_of(source.path), source.columns)
+        rows = RowCollector(str(source.path), line_of(source.path), source.columns)
         for line, text in enumerate(source.text.splitlines()[1:], start=2):
             step, loss = text.split("=")
             rows.add(line, {"step": int(step), "loss": float(loss)})

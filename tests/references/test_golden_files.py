@@ -30,7 +30,7 @@ def test_what_was_blessed_is_read(path, golden):
     control = control_of(path)
     assert stored.golden.identity == control.identity
     assert stored.golden.spec.parallelism == control.spec.parallelism
-    assert stored.golden.words == "golden g, blessed by ada on 2026-11-22: why"
+    assert stored.golden.text == "golden g, blessed by ada on 2026-11-22: why"
     assert stored.golden.toolchain.versions["torch"] == "2.12.0"
     assert stored.learnt.calibration.control == "fsdp2"
     assert stored.replaces is None

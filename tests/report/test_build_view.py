@@ -231,11 +231,11 @@ def learnt(taught_by, repeats=("c-rerun", "c-ulp"), precision=Precision.FP32):
     [
         (Precision.FP32, learnt(1), None),
         (Precision.BF16, learnt(1), "Limits of bf16 against fp32 are coarse"),
-        (Precision.FP32, learnt(0), "fixed floors, fitted on CPU debug models: its repeats teach"),
+        (Precision.FP32, learnt(0), "fixed floors, fitted on CPU debug models: its repeats show"),
         (
             Precision.FP32,
             None,
-            "No repeat of c shows how far right runs lie apart: without a margin",
+            "No repeat of c shows how much correct runs differ: without a margin",
         ),
     ],
 )
@@ -410,7 +410,7 @@ def test_repeats_that_allow_far_more_than_arithmetic_does_are_worth_a_sentence(a
         evidences=[control, test],
         calibrations={"control": calibration},
     )
-    found = [note for note in view.notes if "lie so far apart that they allow loss" in note]
+    found = [note for note in view.notes if "differ so much that they allow loss" in note]
     assert bool(found) is said
     assert all("times the floor of its arithmetic" in note for note in found)
 

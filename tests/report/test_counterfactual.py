@@ -45,7 +45,9 @@ def test_a_fail_says_how_far_it_is_from_passing_and_that_a_floor_was_not_learnt(
     )
     assert found[0] == "It would PASS if loss did: every other check holds."
     assert "1,000x its limit of 1e-6 (floor of fp32 arithmetic)" in found[1]
-    assert found[2].startswith("No repeat of the control taught these limits")
+    assert found[2].startswith(
+        "These limits are fixed floors, not learnt from repeats of the control"
+    )
     assert len(words(Judgement.FAIL, check("loss", Outcome.FAIL, 1e-3, 1e-6))) == 2
 
 

@@ -65,7 +65,7 @@ def test_a_probe_that_saw_less_is_told():
     seen = {"probe": PROBE, "config": {}}
     runs = [evidence(name, 20, in_force=seen) for name in ("one", "two")]
     view = view_of(runs, probed=True)
-    assert any("was given no logits in one, two" in note for note in view.notes)
+    assert any("The probe got no logits in one, two" in note for note in view.notes)
     assert any("taken at the optimizer's step" in note for note in view.notes)
     (test,) = view.tests
     assert "wrapped by" in [row.what for row in test.in_force]

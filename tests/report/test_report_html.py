@@ -86,7 +86,7 @@ def test_what_to_look_at_stands_under_the_cause_and_tensors_under_their_check():
     page = to_html(sample_view())
     assert "<p>Look at: where gradients are averaged over dp_replicate" in page
     assert '<tr class="deviations fail">' in page
-    assert "What the tolerances come from" in page
+    assert "Where the tolerances come from" in page
     assert page.count('<details class="tensors">') == 11
     assert '<details class="tensors" open' not in page
 

@@ -28,7 +28,7 @@ def test_it_says_where_to_look_and_which_tensors_deviate():
     text = to_markdown(sample_view())
     assert "  - look at: attention.wq, wk and wv" in text
     assert "| Tensor | Measured | Limit | Times | Step |" in text
-    assert "## What the tolerances come from" in text
+    assert "## Where the tolerances come from" in text
     assert "| fsdp2-rerun | rerun | bit-identical | bit-identical |" in text
 
 

@@ -168,7 +168,7 @@ def _tell(console: Console, before: StoredGolden, found: RunChange) -> None:
 
     from converge_harness.cli.console import say
 
-    say(console, f"\nagainst {before.golden.words}")
+    say(console, f"\nagainst {before.golden.text}")
     say(console, f"the change is {found.kind.value}: {found.sentence}")
     if found.onset is not None:
         say(console, f"off by more than rounding from step {found.onset} on")
@@ -261,7 +261,7 @@ def _lines(stored: StoredGolden) -> Iterator[str]:
     golden = stored.golden
     versions = ", ".join(f"{name} {text}" for name, text in golden.toolchain.versions.items())
     dtypes = ", ".join(f"{key} {value}" for key, value in stored.dtype.items())
-    yield golden.words
+    yield golden.text
     yield f"  control {stored.learnt.calibration.control}: {golden.spec.parallelism}"
     yield f"  versions: {versions}; written by converge {stored.converge}"
     yield f"  hardware: {stored.hardware}; {dtypes}"

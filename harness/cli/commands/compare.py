@@ -193,7 +193,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         from converge_harness.cli.console import make_console
         from converge_harness.cli.verdicts import show_verdicts
         from converge_harness.matrix.compare import (
-            Question,
+            CurveQuestion,
             Reading,
             compare_seeds,
             compare_submissions,
@@ -204,7 +204,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         judged = compare_submissions(arguments.rcp, arguments.test_seeds, _margin_of(arguments))
     elif arguments.seeds:
         reading = Reading(_columns_of(arguments), arguments.since)
-        question = Question(
+        question = CurveQuestion(
             margin=_margin_of(arguments), ask=_ask_of(arguments), target=_target_of(arguments)
         )
 
@@ -223,8 +223,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 def _compare_pairs(arguments: argparse.Namespace, console: Console) -> Judged:
     """Judge each TEST against CONTROL, step by step."""
     from converge_harness.matrix.compare import (
+        CurveQuestion,
         Given,
-        Question,
         Reading,
         compare_curves,
         read_tests,
@@ -232,7 +232,7 @@ def _compare_pairs(arguments: argparse.Namespace, console: Console) -> Judged:
 
     tolerances = _named_options(arguments.tolerance, "--tolerance", _tolerance)
     reading = Reading(_columns_of(arguments), arguments.since)
-    question = Question(_ask_of(arguments), _margin_of(arguments), tolerances)
+    question = CurveQuestion(_ask_of(arguments), _margin_of(arguments), tolerances)
     _require_own_repeats(arguments)
     control = reading.read(arguments.control)
     calibration = _calibration(arguments, control, reading, console)

@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 def _runs(plan: Plan, evidences: Mapping[str, Evidence], judged: Judged) -> Iterator[ExportedRun]:
     """Every run that left a step, in the plan's order."""
-    from converge_harness.export import Points, exported
+    from converge_harness.export import ExportedPoints, exported
     from converge_harness.report.sanitize import plain
 
     compared: dict[str, Mapping[str, Comparison]] = {
@@ -112,11 +112,11 @@ def _runs(plan: Plan, evidences: Mapping[str, Evidence], judged: Judged) -> Iter
                 evidences[job.name],
                 job.role,
                 differences={
-                    signal: Points(each.difference.steps, each.difference.values)
+                    signal: ExportedPoints(each.difference.steps, each.difference.values)
                     for signal, each in comparisons.items()
                 },
                 limits={
-                    signal: Points(each.limit.steps, each.limit.values)
+                    signal: ExportedPoints(each.limit.steps, each.limit.values)
                     for signal, each in comparisons.items()
                 },
                 facts=_facts(job) | facts.get(job.name, {}),

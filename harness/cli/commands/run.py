@@ -30,7 +30,7 @@ from converge_harness.cli.options import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from converge_harness.matrix.against import Base
+    from converge_harness.matrix.against import BaseRevision
     from converge_harness.matrix.judge import Judged
     from converge_harness.matrix.run import Ran
     from converge_harness.model import Plan, Verdict
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     return exit_code(judged.verdicts, against)
 
 
-def _base(plan: Plan, revision: str, used: ExitStack, console: Console) -> Base:
+def _base(plan: Plan, revision: str, used: ExitStack, console: Console) -> BaseRevision:
     """The plan with the code of a revision, checked out until ``used`` is closed."""
     from converge_harness.checkout import described
     from converge_harness.cli.console import say
@@ -135,7 +135,7 @@ def _base(plan: Plan, revision: str, used: ExitStack, console: Console) -> Base:
     return used.enter_context(base_of(plan, fork))
 
 
-def _conclude_base(base: Base, ran: Ran, folder: Path, store: Store) -> Judged:
+def _conclude_base(base: BaseRevision, ran: Ran, folder: Path, store: Store) -> Judged:
     """Judge the base by itself; its reports lie in a folder of their own."""
     from converge_harness.matrix.conclude import conclude
     from converge_harness.report import write_reports

@@ -1,18 +1,19 @@
 """The likely cause of a failure: its signature against the known classes of silent bugs.
 
 Classes and their signatures were collected from public issues of torchtitan, Megatron-LM,
-DeepSpeed and PyTorch. The first signature that recognises a failure says so in one sentence with
-the numbers behind it. What nothing recognises is called unknown: no cause is better than a wrong
-one. To add a cause, write one function with the decorator ``signature`` in the module of its stage:
+DeepSpeed and PyTorch. The first signature that recognises a failure names the cause in one sentence
+with the numbers behind it. A failure that none recognises is called unknown: no cause is better
+than a wrong one. To add a cause, write one function with the decorator ``signature`` in the module
+of its stage:
 
-- ``resume``, ``inputs``, ``replicas``: what a run began or went on with
+- ``resume``, ``inputs``, ``replicas``: what a run started from or resumed with
 - ``forward``, ``metrics``, ``backward``: a step up to its gradients; ``low_precision``: the same
-  from frozen steps, by a reference in float32
-- ``optimizer``, ``updates``, ``buffers``: what gradients lead to
-- ``curves``: what only shows over many steps, and two curves alone
+  from frozen steps, against a reference in float32
+- ``optimizer``, ``updates``, ``buffers``: what follows from gradients
+- ``curves``: what only shows over many steps, and comparisons of two curves alone
 
-``signature`` says in which order they are asked, ``context`` what they look at, ``factors``,
-``gradient_patterns``, ``location`` and ``parameter_names`` put numbers and tensors into words.
+``signature`` defines in which order they are asked, ``context`` what they look at; ``factors``,
+``gradient_patterns``, ``location`` and ``parameter_names`` describe numbers and tensors.
 """
 
 from __future__ import annotations
@@ -73,12 +74,12 @@ SIGNATURES: frozenset[Signature] = frozenset(
 ORDERED: Mapping[ComparisonKind, tuple[Signature, ...]] = {
     pair: in_order(each for each in SIGNATURES if pair in each.asked_of) for pair in ComparisonKind
 }
-"""The signatures that are asked of what is compared, most certain first: later ones only see what
-earlier ones did not recognise."""
+"""The signatures for each kind of comparison, most certain first: later ones only see what earlier
+ones did not recognise."""
 
 
 def likely_cause(compared: RunComparison, checks: Sequence[Check]) -> Cause:
-    """Why a test set failed. ``checks`` hold at least one FAIL."""
+    """Why a test set failed. At least one of ``checks`` is a FAIL."""
     context = Context(compared, {check.name: check for check in checks})
     found = next((cause for each in ORDERED[_pair(compared)] if (cause := each(context))), None)
     cause = found or _unknown(context)
@@ -93,7 +94,7 @@ def likely_cause(compared: RunComparison, checks: Sequence[Check]) -> Cause:
         and context.detail(name) not in sentence
         and not follows_from_resume(context, name)
     ]
-    sentence += f"; mind that {doubts[0]}" if doubts else ""
+    sentence += f"; note that {doubts[0]}" if doubts else ""
     return cause._replace(sentence=sentence)
 
 
@@ -104,7 +105,7 @@ def _pair(compared: RunComparison) -> ComparisonKind:
 
 
 def _unknown(context: Context) -> Cause:
-    """No class fits: say what failed and nothing more."""
+    """For a failure of no known class: what failed, and nothing more."""
     failed = next(check for check in context.checks.values() if check.outcome is Outcome.FAIL)
     return Cause(f"unknown: {failed.name} failed ({failed.detail})", CauseClass.UNKNOWN)
 

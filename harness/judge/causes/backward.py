@@ -1,7 +1,7 @@
-"""C1 and C2: right forward pass, wrong gradients.
+"""C1 and C2: correct forward pass, wrong gradients.
 
-From sketches, tensor by tensor: scaled in all tensors, scaled in some, or wrong in direction. Where
-there are no sketches to look into, from the grad norm of the first step.
+From sketches, tensor by tensor: scaled in all tensors, scaled in some, or wrong in direction.
+Without sketches, from the grad norm of the first step.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from converge_harness.model import CauseClass
 _LEAST_MATCH, _MOST_MATCH = 1e-3, 3e-2
 _NOTHING = 1e-12
 _HOLES = 0.1
-"""Share of a tensor's entries that are zero in the test set alone, and then worth a word."""
+"""Share of a tensor's entries that are zero in the test set only; from it on a cause says so."""
 _BESIDE = 0.1
-"""Share of what a factor differs from one by: tensors that are off by less do not displace it."""
+"""Share of a factor's difference from one: tensors that are off by less do not contradict it."""
 _WHERE = "where gradients are divided: loss scaling by valid tokens, gradient_divide_factor of FSDP"
 
 
@@ -80,7 +80,7 @@ def no_gradient(context: Context) -> Cause | None:
 @signature(
     Basis.FIRST_TENSORS,
     Stage.BACKWARD,
-    # What is outside of wider limits is plainer than what frozen steps show.
+    # A difference outside of wider limits is clearer than what frozen steps show.
     overrides=("beyond_rounding",),
 )
 def sampled_gradients(context: Context) -> Cause | None:
@@ -113,14 +113,14 @@ def faintly_scaled(context: Context) -> Cause | None:
 @signature(
     Basis.LATER_TENSORS,
     Stage.BACKWARD,
-    # It is only met where no update was off before.
+    # It only applies where no update was off before.
     overrides=(
         "moved_too_far",
         "forward_on_new_data",
     ),
 )
 def sampled_gradients_later(context: Context) -> Cause | None:
-    """C1, C2, beginning later: a later sample is the first thing to differ, and by much."""
+    """C1, C2, beginning later: a later sample is the first difference, and a large one."""
     for sample in context.compared.tensors:
         if sample.updates is not None and sample.updates.outside.size:
             return None
@@ -147,7 +147,7 @@ def _said(wrong: Wrong, context: Context) -> Cause:
 
 
 def _nothing_beside(wrong: Wrong) -> bool:
-    """Whether what is turned is little beside what is scaled: limits of few repeats are too low."""
+    """Whether few directions are wrong beside the scaled gradients: limits may be a bit too low."""
     scaled = min(abs(each.factor - 1) for each in wrong.sorting.scaled)
     turned = wrong.found.difference[list(wrong.sorting.turned)]
     return bool(turned.max(initial=0.0) <= _BESIDE * scaled)
@@ -156,7 +156,7 @@ def _nothing_beside(wrong: Wrong) -> bool:
 def _first_wrong(context: Context) -> Wrong | None:
     """The first wrong sample, if it is of the first steps, and no loss or update is to blame.
 
-    Later samples compare runs that have long parted for whatever reason.
+    Later samples compare runs that differ since long before, for whatever reason.
     """
     moved = 0.0
     for sample in context.compared.tensors:
@@ -166,7 +166,7 @@ def _first_wrong(context: Context) -> Wrong | None:
             return None
         wrong = wrong_gradients(sample)
         if wrong is not None:
-            # An update that was off by as much, inside its wider limit, would explain it.
+            # An update that is off by as much, inside its wider limit, would explain it.
             explained = float(wrong.found.difference.max()) <= moved
             return wrong if not explained else None
         if sample.updates is not None and sample.updates.outside.size:
@@ -177,7 +177,7 @@ def _first_wrong(context: Context) -> Wrong | None:
 
 
 def name_of(scaled: Scaled, step: int, context: Context) -> NamedFactor:
-    """What the factor of tensors equals: sharper than for curves, as far as rounding allows."""
+    """What the factor of tensors equals: more exact than for curves, as far as rounding allows."""
     near = float(np.clip(3 * scaled.residual, _LEAST_MATCH, _MOST_MATCH))
     return named_factor(
         np.array([scaled.factor]),
@@ -190,7 +190,7 @@ def name_of(scaled: Scaled, step: int, context: Context) -> NamedFactor:
 
 def _scaled(wrong: Wrong, scaled: Scaled, context: Context) -> Cause:
     named = name_of(scaled, wrong.step, context)
-    known = f", which equals {named.words}" if named.words else _equals_nothing(scaled)
+    known = f", which equals {named.text}" if named.text else _equals_nothing(scaled)
     sentence = (
         f"gradients are scaled by {digits(scaled.factor)}{known}: all {len(scaled.members)} "
         f"parameters alike at step {wrong.step} ({_rounding(scaled)})"
@@ -208,9 +208,9 @@ def _equals_nothing(scaled: Scaled) -> str:
 
 def _rounding(scaled: Scaled) -> str:
     if scaled.residual < _NOTHING:
-        return "the factor leaves nothing"
-    size = "rounding" if scaled.clean else "more than rounding, so something else is wrong, too"
-    return f"what the factor leaves of any is at most {scaled.residual:.1g}, {size}"
+        return "the factor explains all of it"
+    size = "rounding" if scaled.clean else "more than rounding, so something else is wrong as well"
+    return f"what the factor does not explain of any is at most {scaled.residual:.1g}, {size}"
 
 
 def _group_scaled(wrong: Wrong, context: Context) -> Cause:
@@ -218,7 +218,7 @@ def _group_scaled(wrong: Wrong, context: Context) -> Cause:
     off = wrong.named(index for each in sorting.scaled for index in each.members)
     if len(sorting.scaled) == 1 and not sorting.turned and of_scores(off):
         (scaled,) = sorting.scaled
-        if not name_of(scaled, wrong.step, context).words:
+        if not name_of(scaled, wrong.step, context).text:
             where = f"at step {wrong.step} ({describe(off, among)}; {_rounding(scaled)})"
             return scores_scaled(scaled.factor, where)
     hint = family(off, among, context)
@@ -228,7 +228,7 @@ def _group_scaled(wrong: Wrong, context: Context) -> Cause:
         for scaled in sorting.scaled:
             named = name_of(scaled, wrong.step, context)
             where = where or named.where
-            known = f", which equals {named.words}" if named.words else _equals_nothing(scaled)
+            known = f", which equals {named.text}" if named.text else _equals_nothing(scaled)
             group = wrong.named(scaled.members)
             stage = stage_words(group, among, context)
             parts.append(f"{describe(group, among)}{stage} by {digits(scaled.factor)}{known}")
@@ -241,14 +241,14 @@ def _group_scaled(wrong: Wrong, context: Context) -> Cause:
         )
     rest = f"; the other {len(sorting.right)} are right" if sorting.right else ""
     if sorting.turned:
-        rest += f"; {len(sorting.turned)} more are off by little: {worst_words(wrong)}"
-    clue = f"; {hint.words}" if hint.words and len(sorting.scaled) == 1 else ""
+        rest += f"; {len(sorting.turned)} more are slightly off: {worst_words(wrong)}"
+    clue = f"; {hint.text}" if hint.text and len(sorting.scaled) == 1 else ""
     worst = max(sorting.scaled, key=lambda scaled: scaled.residual)
     sentence = (
         f"gradients are scaled in {len(off)} of {len(among)} parameters at step "
         f"{wrong.step}: {said}{rest}{clue} ({_rounding(worst)}){loss_agrees(context, wrong.step)}"
     )
-    look_at = "; ".join(words for words in (hint.look_at, where) if words)
+    look_at = "; ".join(text for text in (hint.look_at, where) if text)
     return Cause(sentence, CauseClass.GROUP_SCALE, look_at)
 
 
@@ -260,7 +260,7 @@ def _direction(wrong: Wrong, context: Context) -> Cause:
     gone = f", {len(sorting.gone)} more are all zeros" if sorting.gone else ""
     which = f"; off: {describe(names, among)}" if len(names) < len(among) else ""
     hint = family(names, among, context)
-    clue = f"; {hint.words}" if hint.words else ""
+    clue = f"; {hint.text}" if hint.text else ""
     sentence = (
         f"the backward pass differs: {len(sorting.turned)} of {len(among)} gradients are wrong in "
         f"direction at step {wrong.step}{more}{gone}{loss_agrees(context, wrong.step)}: worst "
@@ -272,7 +272,7 @@ def _direction(wrong: Wrong, context: Context) -> Cause:
 
 
 def _kept(wrong: Wrong, before: TensorComparison | None) -> Cause | None:
-    """Gradients of the step before that were added, because nothing set them to zero."""
+    """Gradients of the step before were added, because they were not set to zero."""
     if before is None or before.test.gradients is None:
         return None
     off = wrong.found.outside
@@ -295,7 +295,7 @@ def _moved(wrong: Wrong) -> str:
 
 
 def _holes(wrong: Wrong) -> str:
-    """Tensors of which a part gets no gradient."""
+    """A clause on tensors of which a part gets no gradient."""
     more = (wrong.test.zeros - wrong.control.zeros) / np.maximum(wrong.sizes, 1)
     holes = [index for index in wrong.sorting.turned if more[index] > _HOLES]
     if not holes:
@@ -314,11 +314,11 @@ _SCALING = (
 @signature(
     Basis.FIRST_CURVES,
     Stage.BACKWARD,
-    # A factor says more than that there is none.
+    # A factor says more than the absence of one.
     overrides=("gradient_direction",),
 )
 def gradients_scaled(context: Context) -> Cause | None:
-    """C1: right forward pass, gradients off by a factor."""
+    """C1: correct forward pass, gradients off by a factor."""
     found = _norm_scaled(context)
     if found is None:
         return None
@@ -329,30 +329,30 @@ def gradients_scaled(context: Context) -> Cause | None:
 
 @signature(Basis.FIRST_CURVES, Stage.BACKWARD, asked_of=(ComparisonKind.CURVES,))
 def norm_scaled(context: Context) -> Cause | None:
-    """The same of curves alone, which do not tell gradients from what was logged of them."""
+    """The same of curves alone, which cannot separate wrong gradients from a wrong log of them."""
     found = _norm_scaled(context)
     if found is None:
         return None
     factor, numbers, where = found
     sentence = (
-        f"the grad norm is off by a factor of {factor}{numbers}; whether gradients are, or only "
-        "what was logged of them, curves do not tell"
+        f"the grad norm is off by a factor of {factor}{numbers}; curves do not show whether "
+        "gradients are, or only what was logged of them"
     )
     look_at = f"what norm each run logs (before or after clipping); {where or _SCALING}"
     return Cause(sentence, CauseClass.UNKNOWN, look_at)
 
 
 def _norm_scaled(context: Context) -> tuple[str, str, str] | None:
-    """The factor of a norm that alone is off, the numbers behind it, and where it may arise."""
+    """The factor when only a norm is off, the numbers behind it, and where it may arise."""
     norm = _gradient_alone_off(context)
     if norm is None:
         return None
     named = context.named(norm)
-    if not named.words and not is_constant(context.ratio(norm)[0]):
+    if not named.text and not is_constant(context.ratio(norm)[0]):
         return None
     known = (
-        f", which equals {named.words}"
-        if named.words
+        f", which equals {named.text}"
+        if named.text
         else ", the same at every step, which equals no degree or count of this run"
     )
     numbers = (
@@ -366,11 +366,11 @@ def _norm_scaled(context: Context) -> tuple[str, str, str] | None:
 @signature(
     Basis.FIRST_CURVES,
     Stage.BACKWARD,
-    # It asks for a loss that agrees, which the objective's does not.
+    # Only asked where the loss agrees, which it does not when the objective differs.
     overrides=("objective",),
 )
 def gradient_direction(context: Context) -> Cause | None:
-    """C2: right forward pass, gradients wrong by no single factor."""
+    """C2: correct forward pass, gradients wrong by no single factor."""
     norm = _gradient_alone_off(context)
     if norm is None:
         return None

@@ -1,4 +1,4 @@
-"""C6 from buffers: state that no gradient drives, as the balance of a mixture of experts."""
+"""C6 from buffers: state that is not updated by gradients, such as a router's balancing biases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from converge_harness.judge.compare.tensors import TensorComparison
 from converge_harness.model import BufferRows, CauseClass, Floats
 
 _MULTIPLE = 1e-3
-"""What a factor may leave of a buffer that is a multiple of the control's."""
+"""Largest relative residual for a buffer to count as a multiple of the control's."""
 _LOOK_AT = (
     "what updates these buffers: hooks of the optimizer or of the forward pass that are not "
     "registered, return early or write to a copy, and buffers replaced after they were registered"
@@ -39,8 +39,8 @@ class _Buffer(NamedTuple):
     ours: Floats
     """Sketch, shape (k,)."""
     theirs: Floats
-    apart: float
-    """Relative difference; infinite where one alone is zero."""
+    difference: float
+    """Relative; infinite where only one of the two is zero."""
     still: bool
     """Whether it has not moved since the sample before, and the control's has."""
 
@@ -48,13 +48,14 @@ class _Buffer(NamedTuple):
 @signature(
     Basis.HELD,
     Stage.BUFFERS,
-    # What its update would have reduced may lie there by rank.
+    # Without its update, counts that it would have reduced still differ by rank.
     overrides=("replicas",),
 )
 def still_buffers(context: Context) -> Cause | None:
-    """C6: a buffer stays as it was, and is the first thing that is not as in the control.
+    """C6: a buffer is not updated, and is the first difference to the control.
 
-    Asked before replicas: what its update would have reduced and reset may lie there by rank.
+    Asked before replicas: without the update, counts that it would have reduced and reset still
+    differ by rank.
     """
     found = _first_apart(context)
     if found is None:
@@ -63,7 +64,7 @@ def still_buffers(context: Context) -> Cause | None:
     still = [each.name for each in buffers if each.still]
     if not still:
         return None
-    names = _words(still, sample)
+    names = _text(still, sample)
     verb = "does" if len(still) == 1 else "do"
     sentence = (
         f"buffers do not move: {names} {verb} not change up to step {sample.step}, while "
@@ -75,11 +76,11 @@ def still_buffers(context: Context) -> Cause | None:
 @signature(
     Basis.FIRST_TENSORS,
     Stage.BUFFERS,
-    # It asks for gradients that agree until then.
+    # Only asked where gradients agree until then.
     overrides=("sampled_gradients",),
 )
 def other_buffers(context: Context) -> Cause | None:
-    """C6: a buffer is updated otherwise, and nothing differed before."""
+    """C6: a buffer is updated differently, and nothing differed before."""
     found = _first_apart(context)
     if found is None or any(each.still for each in found[1]):
         return None
@@ -87,11 +88,11 @@ def other_buffers(context: Context) -> Cause | None:
     names = [each.name for each in buffers]
     fits = [fit(each.ours, each.theirs) for each in buffers]
     factors = [each.factor for each in fits if each.residual <= _MULTIPLE]
-    worst = max(each.apart for each in buffers)
+    worst = max(each.difference for each in buffers)
     alike = len(factors) == len(fits) and np.ptp(factors) <= _MULTIPLE * abs(factors[0])
     how = f"are {factors[0]:.4g} times" if alike else f"are off by up to {worst:.2g} of"
     sentence = (
-        f"buffers are updated otherwise: {_words(names, sample)} {how} the control's at step "
+        f"buffers are updated differently: {_text(names, sample)} {how} the control's at step "
         f"{sample.step}; gradients and updates agree until then"
     )
     return Cause(sentence, CauseClass.UPDATE, _LOOK_AT)
@@ -99,16 +100,16 @@ def other_buffers(context: Context) -> Cause | None:
 
 @signature(Basis.EXACT, Stage.FORWARD)
 def other_tables(context: Context) -> Cause | None:
-    """C4: a buffer that never changes is another one, from the first sample on.
+    """C4: a buffer that never changes differs, from the first sample on.
 
-    The forward pass takes it as it is. That it is off is exact, whatever losses and gradients hide.
+    The forward pass uses it as it is. Its difference is exact, whatever losses and gradients hide.
     """
     return _tables(context, _OTHER)
 
 
 @signature(Basis.LEFT_OVER, Stage.FORWARD)
 def rounded_tables(context: Context) -> Cause | None:
-    """C4: a buffer that never changes is off by as little as rounding, and nothing says more."""
+    """C4: a buffer that never changes is off by no more than rounding, and nothing else is."""
     return _tables(context, 0.0)
 
 
@@ -124,7 +125,7 @@ def _tables(context: Context, least: float) -> Cause | None:
         return None
     names = [first.names[index] for index in off]
     sentence = (
-        f"the forward pass uses other tables: {_words(names, sample)}, which training never "
+        f"the forward pass uses other tables: {_text(names, sample)}, which training never "
         f"changes, {'is' if len(names) == 1 else 'are'} off by up to "
         f"{first.difference[off].max():.2g} of the control's at step {first.step}"
         f"{loss_agrees(context, first.step)}"
@@ -133,7 +134,7 @@ def _tables(context: Context, least: float) -> Cause | None:
 
 
 def _first_apart(context: Context) -> tuple[TensorComparison, list[_Buffer]] | None:
-    """The first sample at which buffers that move are far apart, if no curve or tensor was."""
+    """The first sample at which updated buffers differ, if no curve or tensor does before."""
     first = context.first_failure()
     runs = context.compared
     tables = unchanging(runs.control)
@@ -150,14 +151,14 @@ def _first_apart(context: Context) -> tuple[TensorComparison, list[_Buffer]] | N
         if not agreed or (first is not None and first < sample.step):
             return None
         off = outside.get(sample.step, set()) - tables
-        apart = [each for each in _buffers(sample, before) if each.name in off]
-        if apart:
-            return sample, apart
+        differing = [each for each in _buffers(sample, before) if each.name in off]
+        if differing:
+            return sample, differing
         before = sample
     return None
 
 
-def _words(names: Sequence[str], sample: TensorComparison) -> str:
+def _text(names: Sequence[str], sample: TensorComparison) -> str:
     among = sample.control.buffers.names if sample.control.buffers is not None else ()
     return joined(fold(names, among))
 
@@ -172,14 +173,14 @@ def _buffers(sample: TensorComparison, before: TensorComparison | None) -> Itera
         place = ours.names.index(name)
         mine, other = ours.sketch[place], theirs.sketch[row]
         norms = ours.norm[place : place + 1], theirs.norm[row : row + 1]
-        apart = float(relative((mine - other)[np.newaxis], *norms)[0])
+        difference = float(relative((mine - other)[np.newaxis], *norms)[0])
         stood = _same(before.test.buffers if before else None, name, mine)
         moved = not _same(before.control.buffers if before else None, name, other)
-        yield _Buffer(name, mine, other, apart, stood and moved)
+        yield _Buffer(name, mine, other, difference, stood and moved)
 
 
 def _same(rows: BufferRows | None, name: str, sketch: Floats) -> bool:
-    """Whether a buffer is as the rows have it; without rows, whether it is still all zeros."""
+    """Whether a buffer has its earlier value; without one, whether it is still all zeros."""
     if rows is None or name not in rows.names:
         return not sketch.any()
     return unmoved(rows, name, sketch)

@@ -1,4 +1,4 @@
-"""What the signatures of causes look at, and how they put numbers into words."""
+"""What the signatures of causes look at, and how they describe numbers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from converge_harness.judge.degrees import ran_at
 from converge_harness.model import Check, Floats, Integers, Outcome, Precision
 
 CONSTANT = 1e-2
-"""A ratio is called constant when no step is further than this from its median."""
+"""A ratio is called constant when no step is further from its median than this."""
 NOTABLE_FACTOR = 5e-2
-"""A constant ratio nearer to one than this is rather an incomplete gradient than a scale."""
+"""A constant ratio nearer to one than this is more likely an incomplete gradient than a scale."""
 _LEAST_TOLD = 5e-3
-"""A ratio nearer to one than this is written out."""
+"""A ratio nearer to one than this is printed with more digits."""
 ABRUPT = 8.0
-"""A difference that grows by more than this from one step to the next does not grow: it begins."""
+"""A difference that increases by more than this in one step begins there, instead of growing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The checks' answers, and the curves and tensors behind them."""
+    """The checks' outcomes, and the curves and tensors behind them."""
 
     compared: RunComparison
     checks: Mapping[str, Check]
@@ -55,7 +55,7 @@ class Context:
         return min((onset for onset in onsets if onset is not None), default=None)
 
     def curve(self, signal: str) -> Envelope | None:
-        """The recomputed signal, which no wrong metric can disturb, else the reported one."""
+        """The recomputed signal, which a wrong metric does not affect; else the reported one."""
         envelopes = self.compared.envelopes
         return envelopes.get(f"{signal}_recomputed") or envelopes.get(signal)
 
@@ -87,9 +87,9 @@ class Context:
         return named_factor(ratio[since:], steps[since:], self.compared.test, self.compared.control)
 
     def factor(self, envelope: Envelope) -> str:
-        """The same in words, with a leading comma; empty if it equals nothing."""
-        words = self.named(envelope).words
-        return f", which equals {words}" if words else ""
+        """The same as a clause, with a leading comma; empty if it equals nothing."""
+        text = self.named(envelope).text
+        return f", which equals {text}" if text else ""
 
     @property
     def precision(self) -> Precision:
@@ -116,7 +116,7 @@ def off_at_first_step(envelope: Envelope) -> bool:
 
 
 def is_constant(ratio: Floats) -> bool:
-    """A factor that stays the same over at least three steps and is no rounding."""
+    """A factor that stays the same over at least three steps and is not rounding."""
     if ratio.size < 3 or not np.all(np.isfinite(ratio)):  # noqa: PLR2004 (the docstring's three)
         return False
     middle = float(np.median(ratio))
@@ -137,7 +137,7 @@ def ratio_words(envelope: Envelope, index: int) -> str:
 
 
 def digits(ratio: float) -> str:
-    """A ratio in four digits, or in as many as tell how far from one it is."""
+    """A ratio in four digits, or in as many as show how far from one it is."""
     off = abs(ratio - 1)
     if not 0 < off < _LEAST_TOLD:
         return f"{ratio:.4g}"
@@ -145,13 +145,13 @@ def digits(ratio: float) -> str:
 
 
 def words_of(envelope: Envelope) -> str:
-    """A signal's name as people say it."""
+    """A signal's name in a sentence."""
     reported = envelope.signal.removesuffix("_recomputed").replace("_", " ")
     return f"recomputed {reported}" if envelope.signal.endswith("_recomputed") else reported
 
 
 def loss_agrees(context: Context, step: int) -> str:
-    """``while the loss agrees to 1e-08``, with a leading comma; empty when nobody compared it."""
+    """``while the loss agrees to 1e-08``, with a leading comma; empty when it was not compared."""
     loss = context.curve("loss")
     if loss is None or not context.agrees("loss", step):
         return ""

@@ -1,6 +1,6 @@
 """What curves show after the first steps: glitches, lost state, rounding that grows.
 
-Two curves alone say when they part and how, and nothing about gradients.
+Two curves alone show when and how they begin to differ, and nothing about gradients.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _STATE = (
 @signature(
     Basis.LATER_CURVES,
     Stage.RUN,
-    # A step that stands out is no smooth growth.
+    # A step that stands out is not smooth growth.
     overrides=("rounding_growth",),
     asked_of=(ComparisonKind.ORDINARY, ComparisonKind.CURVES),
 )
 def one_step(context: Context) -> Cause | None:
-    """A glitch: one step is off, alone or by far, and training goes on from where it led."""
+    """A glitch: one step is off, alone or by far more than others; training goes on from there."""
     off = context.off()
     if not off:
         return None
@@ -80,14 +80,14 @@ _AFTERMATH = 3
 
 
 def _stands_out(curve: Envelope) -> bool:
-    """Whether a step is off by more than most others, which a limit that widens lets pass."""
+    """Whether a step is off by more than most others, though inside a limit that grows later."""
     others = np.delete(curve.difference, curve.index_of(curve.onset or 0))
     peak = float(curve.difference[curve.index_of(curve.onset or 0)])
     return not others.size or bool(ABRUPT * np.median(others) <= peak)
 
 
 def _spikes(curve: Envelope) -> bool:
-    """Whether a curve begins to be off at a step, and stays so by much less."""
+    """Whether a curve is first off at a step, and by much less after it."""
     index = curve.index_of(curve.onset or 0)
     then, peak = curve.difference[index + 1 :], float(curve.difference[index])
     if not index or then.size < _AFTERMATH or not begins(curve, index) or curve.outside.size == 1:
@@ -97,7 +97,7 @@ def _spikes(curve: Envelope) -> bool:
 
 @signature(Basis.LATER_STATE, Stage.RESUME)
 def lost_at_resume(context: Context) -> Cause | None:
-    """C6: a restart replayed steps with other values, or the runs part right after one."""
+    """C6: a restart replayed steps with other values, or the runs differ right after one."""
     test = context.compared.test
     if test.passes or not (test.replayed or test.replay_conflicts):
         return None  # passes tell exactly what a resume lost (causes/resumes.py)
@@ -126,7 +126,7 @@ def lost_at_resume(context: Context) -> Cause | None:
 
 @signature(Basis.LATER_CURVES, Stage.BACKWARD)
 def gradients_from(context: Context) -> Cause | None:
-    """C1, C2, beginning later: the grad norm jumps at a step whose loss is right."""
+    """C1, C2, beginning later: the grad norm jumps at a step whose loss is correct."""
     norm = context.curve("grad_norm")
     onset = context.first_failure()
     if norm is None or norm.onset is None or onset is None or norm.onset > onset:
@@ -138,8 +138,8 @@ def gradients_from(context: Context) -> Cause | None:
     named = context.named(norm, index)
     head = f"from step {step} on"
     tail = f"{loss_agrees(context, step)}, and all before agrees{first_part(context)}"
-    if (named.words and ratio.size - index > 1) or is_constant(ratio[index:]):
-        known = f", which equals {named.words}" if named.words else ""
+    if (named.text and ratio.size - index > 1) or is_constant(ratio[index:]):
+        known = f", which equals {named.text}" if named.text else ""
         sentence = (
             f"{head} gradients are scaled by {ratio_words(norm, index)}{known}: {words_of(norm)} "
             f"{norm.test[index]:.4g} for {norm.control[index]:.4g}{tail}"
@@ -177,7 +177,7 @@ def rounding_growth(context: Context) -> Cause | None:
     tensors = " and no tensor" if context.compared.tensors else ""
     sentence = (
         f"rounding grows: {words_of(curve)} differs by {curve.difference[first]:.1g} at step "
-        f"{curve.steps[first]}, inside the limit of rounding, and from there smoothly, doubling "
+        f"{curve.steps[first]}, inside the limit of rounding, and then smoothly, doubling "
         f"every {math.log(2) / rate:.2g} steps, to {curve.difference[last]:.1g} at step "
         f"{curve.steps[last]}; no step{tensors} stands out: probably benign drift of other "
         "kernels, which a longer calibration or the equivalence tier decides"
@@ -192,30 +192,31 @@ def rounding_growth(context: Context) -> Cause | None:
 
 _FEWEST_POINTS = 6
 _MOST_SCATTER = 1.0
-"""Standard deviation of the logarithm of a smooth curve about its law: differences cross zero."""
+"""Standard deviation of a smooth curve's logarithm about the fit: differences cross zero."""
 _LEAST_GROWTH = math.log(10.0)
-"""Of the law, over the run; less is no growth."""
+"""Least growth of the fit over the run; less is no growth."""
 _SAME_LAW = math.log(8.0)
-"""How far the difference may run away from the learnt limits over the run, as a logarithm."""
+"""How much faster than the learnt limits the difference may grow over the run, as a logarithm."""
 _STANDS_OUT = 20.0
-"""Times the median tensor's excess over its limit."""
+"""Multiple of the median tensor's excess over its limit."""
 
 
 def _smooth(curve: Envelope) -> bool:
-    """From inside the limit at the first step, with no jump, by the law of rounding."""
+    """From inside the limit at the first step, without a jump, and as rounding grows."""
     so_far = np.maximum.accumulate(curve.difference)
     quiet = np.maximum(so_far[:-1], curve.limit[0])
-    with np.errstate(over="ignore"):  # what is too large for a number is infinite
+    with np.errstate(over="ignore"):  # a number that overflows is infinite
         jumps = ~(curve.difference[1:] <= ABRUPT * quiet)
     starts_inside = bool(curve.difference[0] <= curve.limit[0])
     return starts_inside and not jumps.any() and _rate(curve) is not None
 
 
 def _rate(curve: Envelope) -> float | None:
-    """Growth per step; None where it is none, or not by the law of rounding.
+    """Growth per step; None where there is none, or it is not that of rounding.
 
-    That law is the one that the repeats follow, where they taught the limits: the difference then
-    stays about the same multiple of them. Else it is an exponential, as in a chaotic system.
+    Rounding grows as the repeats' differences do, where limits are learnt from repeats: then the
+    difference is about the same multiple of the limits throughout. Without repeats the growth has
+    to be exponential, as in a chaotic system.
     """
     known = (curve.difference > 0) & np.isfinite(curve.difference) & (curve.limit > 0)
     if np.count_nonzero(known) < _FEWEST_POINTS:
@@ -225,11 +226,11 @@ def _rate(curve: Envelope) -> float | None:
     grown = rate * float(steps[-1] - steps[0])
     if scatter > _MOST_SCATTER or grown < max(_LEAST_GROWTH, 2 * scatter):
         return None
-    taught = curve.learnt[known]
-    if np.count_nonzero(taught) >= _FEWEST_POINTS:
-        limit = np.log(curve.limit[known][taught])
-        tilt, off = _line(steps[taught], logarithm[taught] - limit)
-        away = abs(tilt) * float(steps[taught][-1] - steps[taught][0])
+    learnt = curve.learnt[known]
+    if np.count_nonzero(learnt) >= _FEWEST_POINTS:
+        limit = np.log(curve.limit[known][learnt])
+        tilt, off = _line(steps[learnt], logarithm[learnt] - limit)
+        away = abs(tilt) * float(steps[learnt][-1] - steps[learnt][0])
         lawful = away < _SAME_LAW and off < _MOST_SCATTER
     else:
         lawful = scatter < _line(np.log1p(steps - curve.steps[0]), logarithm)[1]
@@ -275,7 +276,7 @@ def _tensors_off_after(context: Context, step: int) -> bool:
 
 @signature(Basis.LEFT_OVER, Stage.RUN)
 def later(context: Context) -> Cause | None:
-    """C3, C6: the first step is right, the runs part later."""
+    """C3, C6: the first step is correct, and the runs differ later."""
     where = first_part(context)
     off = context.off()
     if not off:
@@ -295,7 +296,9 @@ def later(context: Context) -> Cause | None:
         )
         look_at = "clipping and the optimizer's settings and state; gradients per parameter"
     else:
-        suspects = "state that training carries along: optimizer, buffers, replicas, schedule, data"
+        suspects = (
+            "state that is kept from step to step: optimizer, buffers, replicas, schedule, data"
+        )
     how = "suddenly " if index and begins(first, index) else ""
     sentence = (
         f"the runs agree until step {onset}, where {words_of(first)} is {how}off by "
@@ -305,7 +308,7 @@ def later(context: Context) -> Cause | None:
 
 
 def _only_tensors(context: Context, where: str) -> Cause | None:
-    """The curves do not show it yet."""
+    """Only tensors show a difference, the curves not yet."""
     if not where or not context.failed("gradients-envelope", "updates-envelope"):
         return None
     sentence = f"the curves agree throughout, and tensors do not{where}"
@@ -317,21 +320,21 @@ _LOOK_AT = (
     "curves do not tell; then give both the probe (docs/probe.md), which names what differs"
 )
 _UNTOLD = (
-    "what made it, two curves do not tell: initial weights, samples, learning rate, objective and "
-    "gradients look alike in them"
+    "two curves do not show the cause: a difference of initial weights, samples, learning rate, "
+    "objective or gradients looks the same in them"
 )
 
 
 @signature(Basis.LATER_STATE, Stage.RESUME, asked_of=(ComparisonKind.CURVES,))
 def logged_twice(context: Context) -> Cause | None:
-    """Steps that stand twice in a log, with other values."""
+    """Steps that occur twice in a log, with different values."""
     conflicts = context.compared.test.replay_conflicts
     if not conflicts:
         return None
     others = f" (and {len(conflicts) - 1} more)" if len(conflicts) > 1 else ""
     return Cause(
-        f"steps were logged twice with other values, {conflicts[0]}{others}: by a restart that "
-        "lost state, or by two runs into one log, which curves do not tell apart",
+        f"steps were logged twice with different values, {conflicts[0]}{others}: by a restart "
+        "that lost state, or by two runs into one log, which look the same in curves",
         _KIND,
         "whether the run was restarted there, and then what its checkpoint holds and loads",
     )
@@ -339,7 +342,7 @@ def logged_twice(context: Context) -> Cause | None:
 
 @signature(Basis.LEFT_OVER, Stage.RUN, asked_of=(ComparisonKind.CURVES,))
 def curves_part(context: Context) -> Cause | None:
-    """Where two curves part, for good or not; causes look alike in a curve."""
+    """Where two curves begin to differ, for good or not; causes look alike in a curve."""
     failed = [check for check in context.checks.values() if check.outcome is Outcome.FAIL]
     curves = [each for each in context.off() if _failed(context, each)]
     if not failed:

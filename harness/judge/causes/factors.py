@@ -1,4 +1,4 @@
-"""Naming a factor: which number of a run the ratio of two curves or tensors equals."""
+"""Names a factor: which number of a run the ratio of two curves or tensors equals."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ FIRST_STEP_MATCH = 1e-2
 LATER_MATCH = 3e-2
 """… and within 3% in the median over all steps."""
 NEAR_ONE = 0.1
-"""A quantity near one is equalled only within this share of its distance from one."""
+"""To equal a quantity near one, a ratio may be off by this share of its distance from one."""
 FEWEST_BATCHES, ALIKE = 8, 0.85
-"""A factor varies as a quantity does when so many batches or more correlate so well: by chance 8 do
-once in 250, 15 once in 30,000."""
+"""A factor varies as a quantity does when at least so many batches correlate so well: by chance 8
+do so once in 250, 15 once in 30,000."""
 LEAST_LOSS_SCALE = 7
-"""Loss scales are powers of two; one below 2^7 may well be a degree or a count."""
+"""Loss scales are powers of two; one below 2^7 may be a degree or a count."""
 MOST_NAMED = 3
 """How many quantities that fit are named."""
 
 PLAIN, PRODUCT, MIXED, SQUARE = 1, 2, 3, 4
-"""A number of the run itself; one made of two that the control has otherwise; one made of two of
-which the control shares one; and one squared (something divided twice)."""
+"""Costs of: a number of the run itself; a product of two that both differ in the control; a product
+of two of which one is the control's; and a square (something divided twice)."""
 
 _AVERAGING = "an average where a sum belongs, or the reverse"
 _PLACES = {
@@ -61,7 +61,7 @@ _PLACES = {
 _TOKENS = "where the loss or its gradients are divided by the valid tokens"
 _BATCH = "means over samples: of sums or of what is a mean over tokens already"
 _SHARED = (_TOKENS, _BATCH)
-"""Of numbers that are the control's by design: any other should have spoiled the control, too."""
+"""For numbers that the control shares on purpose: another bug would make the control wrong, too."""
 _LOSS_SCALE = "the loss scaler: which gradients are unscaled before clipping, and whether all are"
 _PARTS = "how microbatches add up: the loss divided once for each of them, or for all at once"
 
@@ -73,9 +73,9 @@ class Quantity(NamedTuple):
     values: Floats
     """One per step: most are constant, valid tokens are not."""
     where: str
-    """What a person should look at when gradients are off by this."""
+    """What to look at when gradients are off by this."""
     cost: int = PLAIN
-    """How far-fetched it is: of things that fit, the dearer ones are not named."""
+    """How far-fetched it is: of the quantities that fit, only the cheapest are named."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.values[0]:g})"
@@ -84,10 +84,10 @@ class Quantity(NamedTuple):
 class NamedFactor(NamedTuple):
     """What a ratio equals."""
 
-    words: str = ""
+    text: str = ""
     """The quantities that fit, or one over them; empty when none does."""
     where: str = ""
-    """What to look at, of the first of them."""
+    """What to look at, for the first of them."""
 
 
 class Match(NamedTuple):
@@ -99,16 +99,16 @@ class Match(NamedTuple):
     def fits(self, ratio: Floats, values: Floats) -> bool:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             off = np.abs(ratio / values - 1)
-        apart = NEAR_ONE * float(abs(values[0] - 1))
-        first, later = min(self.first, apart), min(self.later, apart)
+        near = NEAR_ONE * float(abs(values[0] - 1))
+        first, later = min(self.first, near), min(self.later, near)
         return bool(off[0] <= first and np.median(off) <= later)
 
 
 class FrozenMatch(NamedTuple):
-    """How near it must be over batches at frozen weights, where no batch follows from another."""
+    """How near it must be over batches at frozen weights, which do not depend on each other."""
 
     most: float
-    """Root mean square of the difference of the logarithms; also ``NEAR_ONE`` of the quantity's."""
+    """Root mean square of the difference of the logarithms, in which ``NEAR_ONE`` holds as well."""
 
     def fits(self, ratio: Floats, values: Floats) -> bool:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -120,9 +120,9 @@ class FrozenMatch(NamedTuple):
 
 
 def _rise_together(one: Floats, other: Floats) -> bool:
-    """Whether two things vary alike from batch to batch.
+    """Whether two quantities vary alike from batch to batch.
 
-    A factor that is a bfloat16 number itself is up to 0.4% off, which may be as much as it varies.
+    A factor that is itself a bfloat16 number is up to 0.4% off, perhaps as much as it varies.
     """
     if one.size < FEWEST_BATCHES or not (np.ptp(one) > 0 and np.ptp(other) > 0):
         return False
@@ -136,7 +136,7 @@ def named_factor(
     control: Evidence,
     match: Match | FrozenMatch = Match(),  # noqa: B008 (frozen)
 ) -> NamedFactor:
-    """In words, which quantities (or one over them) a ratio equals.
+    """Names the quantities (or one over them) that a ratio equals.
 
     ``ratio`` has one entry per step. Quantities that are the same in the control explain a
     difference to it less well, so they are named only when no other fits. Products are named only
@@ -146,41 +146,41 @@ def named_factor(
     special: list[tuple[Quantity, str]] = []
     common: list[tuple[Quantity, str]] = []
     for quantity in _quantities(test, steps, control):
-        for fits, words in (
+        for fits, text in (
             (match.fits(ratio, quantity.values), str(quantity)),
             (match.fits(ratio, 1 / quantity.values), f"1 / {quantity}"),
         ):
             if fits:
                 other = theirs.get(quantity.name)
                 shared = other is not None and match.fits(quantity.values, other.values)
-                (common if shared else special).append((quantity, words))
+                (common if shared else special).append((quantity, text))
     found = sorted(special or common, key=lambda pair: pair[0].cost)
     if not found:
         return _loss_scale(ratio, match)
     dearest = max(PRODUCT, found[0][0].cost)
-    said = ", or ".join([words for each, words in found if each.cost <= dearest][:MOST_NAMED])
+    said = ", or ".join([text for each, text in found if each.cost <= dearest][:MOST_NAMED])
     where = found[0][0].where
     return NamedFactor(said if special or where in _SHARED else f"{said}, as in the control", where)
 
 
 def _loss_scale(ratio: Floats, match: Match | FrozenMatch) -> NamedFactor:
-    """A power of two that is no number of the run, as loss scales are."""
+    """A power of two that is not a number of the run, as loss scales are."""
     if not np.isfinite(ratio[0]) or ratio[0] <= 0:
         return NamedFactor()
     power = round(float(np.log2(ratio[0])))
     scale = np.full(ratio.size, 2.0**power)
     if abs(power) < LEAST_LOSS_SCALE or not match.fits(ratio, scale):
         return NamedFactor()
-    words = f"2^{abs(power)}, a power of two as loss scales are"
-    return NamedFactor(words if power > 0 else f"1 / {words}", _LOSS_SCALE)
+    text = f"2^{abs(power)}, a power of two as loss scales are"
+    return NamedFactor(text if power > 0 else f"1 / {text}", _LOSS_SCALE)
 
 
 def _quantities(
     evidence: Evidence, steps: Integers, control: Evidence | None = None
 ) -> list[Quantity]:
-    """What the run is made of, step by step: another pass may have other degrees and counts.
+    """The numbers of the run, step by step: another pass may have other degrees and counts.
 
-    Where a quantity is none of a pass, it is one there: a factor of one changes nothing.
+    Where a pass does not have a quantity, it is one there: a factor of one changes nothing.
     """
     found: dict[str, Quantity] = {}
     for ran, here in in_force_over(evidence, steps):
@@ -194,7 +194,7 @@ def _quantities(
 def _quantities_of(
     ran: Mapping[str, Any], evidence: Evidence, steps: Integers, control: Evidence | None
 ) -> list[Quantity]:
-    """What the run is made of while the same was in force, without ones."""
+    """The numbers of the run while one configuration was in force, without ones."""
     base = dict(((control.in_force if control else None) or {}).get("degrees") or {})
     degrees: dict[str, Any] = dict(ran.get("degrees") or {})
     dp = _product(degrees, "dp_replicate", "dp_shard")
@@ -237,7 +237,7 @@ def _degrees(
 
 
 def _counts(ran: Mapping[str, Any]) -> Iterator[_Number]:
-    """How many parts a step is made of."""
+    """How many parts a step consists of."""
     accumulation = ran.get("gradient_accumulation_steps")
     microbatches = ran.get("pipeline_microbatches")
     yield "gradient accumulation steps", accumulation, _PARTS, PLAIN
@@ -293,7 +293,7 @@ def _shares(ran: Mapping[str, Any], dp: int | None) -> Iterator[tuple[str, objec
 
 
 def _clipping(control: Evidence, steps: Integers) -> list[Quantity]:
-    """The share of the control's gradients that clipping leaves."""
+    """The factor by which clipping multiplies the control's gradients."""
     most = dict((control.in_force or {}).get("config") or {}).get("training.max_norm")
     norms = _values(control, "grad_norm_recomputed", steps)
     if not isinstance(most, int | float) or not norms.size or not np.all(norms > most):

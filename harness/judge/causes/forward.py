@@ -1,20 +1,19 @@
 """C4: the forward pass or the objective differs, often by less than the loss shows.
 
-At random initial weights a loss hardly depends on what attention does, and in low precision
-rounding hides the rest. Four things still separate a forward pass from a backward pass that
-differs:
+At random initial weights a loss hardly depends on attention, and in low precision rounding hides
+the rest. Four observations still show whether the forward or the backward pass differs:
 
-- The recomputed loss is the same to the last bit: then the forward pass is the same, too.
-- What goes wrong in the backward pass of a layer spoils nothing between it and the loss. Where
-  gradients there are off as well, the hidden states are.
-- The last weight of a branch has as its gradient what the branch computes, times the gradient of
-  the residual stream, which all layers below share. Where it is off and they are not, so is what
-  the branch computes.
-- Two runs with the same weights and the same samples have the same loss. Where a sample shows the
-  weights of step N to be the same, a loss of step N + 1 that is not is one of another forward pass.
+- If the recomputed loss is the same to the last bit, the forward pass is the same, too.
+- An error in the backward pass of a layer does not affect gradients between it and the loss. Where
+  those are off as well, the hidden states are.
+- The gradient of a branch's last weight is the branch's hidden state times the gradient of the
+  residual stream, which all layers below share. Where it is off and theirs are not, the hidden
+  state is.
+- Two runs with the same weights and the same samples have the same loss. Where a sample shows that
+  the weights of step N are the same and the loss of step N + 1 differs, the forward pass differs.
 
-An objective that is not the mean cross entropy of the logits, or another mean of it, shows by what
-the trainer reports beside the recomputed loss.
+An objective that is not the mean cross entropy of the logits, or is another mean of it, shows when
+the reported loss is compared with the recomputed one.
 """
 
 from __future__ import annotations
@@ -66,19 +65,19 @@ SAME_BITS = 1e-14
 LEAST_LOSS = 1e-8
 """Of the recomputed loss at step 1: an ulp on every weight of a float32 model moves it by 4e-9,
 another sharding by 3e-10 (as measured for ``converge_harness.judge.compare.floors``). No limit is
-that low, for larger models; gradients that are off as well say that it is no rounding."""
+that low, for larger models; gradients that are off as well show that it is not rounding."""
 BEYOND = 3.0
-"""Times the repeats' spread."""
+"""Multiple of the repeats' spread."""
 _DOWNSTREAM = 10.0
-"""Times the repeats' spread, in float32: limits leave room for three times as much."""
+"""Multiple of the repeats' spread, in float32: limits allow three times as much."""
 _SLIGHT = 0.1
-"""A gradient that is not reduced, or not handed back, is off by more than this."""
+"""A gradient that is not reduced, or not propagated, is off by more than this."""
 
 
 @signature(
     Basis.FIRST_TENSORS,
     Stage.FORWARD,
-    # The first step of training itself, before frozen ones.
+    # The first step of training is asked before frozen steps.
     overrides=("forward_at_frozen_weights",),
 )
 def hidden_forward(context: Context) -> Cause | None:
@@ -98,7 +97,7 @@ def hidden_forward(context: Context) -> Cause | None:
         why += precision_words(wrong, context)
     if not why:
         return None
-    where = f"in {place.words} " if place is not None else ""
+    where = f"in {place.text} " if place is not None else ""
     sentence = (
         f"the forward pass differs {where}by less than the limit of the loss: "
         f"{len(wrong.off)} of {len(wrong.among)} gradients are off at step {step}"
@@ -128,8 +127,8 @@ def forward_on_new_data(context: Context) -> Cause | None:
         known = f"all weights agree after step {last.step}"
     elif place is not None and place.last_too and _as_before(context, step):
         known = (
-            f"all before agrees, and at step {step} the gradients of {place.words} are off by "
-            f"{place.apart:.2g}, all others by {place.others:.2g} or less"
+            f"all before agrees, and at step {step} the gradients of {place.text} are off by "
+            f"{place.difference:.2g}, all others by {place.others:.2g} or less"
         )
     else:
         return None
@@ -146,20 +145,20 @@ def forward_on_new_data(context: Context) -> Cause | None:
 
 
 def look_in_forward(context: Context, place: Spot | None = None, *, reported: bool = False) -> str:
-    """What to open first for a forward pass that differs: what was added, where gradients are off.
+    """What to look at first when a forward pass differs: what was added, where gradients are off.
 
-    ``reported``: the loss is the trainer's own, which may be averaged otherwise.
+    ``reported``: the loss is the trainer's own, which may be averaged differently.
     """
     news = differences(context)
     kinds = {word.split(" ")[0] for word in news}
-    known = [words for name, words in _ADDED if name in kinds and (reported or name not in _MEANS)]
+    known = [text for name, text in _ADDED if name in kinds and (reported or name not in _MEANS)]
     first = (
         f"what {joined(news)} changes in the forward pass: {'; '.join(known)}; then "
         if known
         else ""
     )
     if place is not None:
-        return f"{first}the forward of {place.words}: {_INSIDE[place.kind]}"
+        return f"{first}the forward of {place.text}: {_INSIDE[place.kind]}"
     mean = (
         "how the loss is averaged over valid tokens of ranks and microbatches, " if reported else ""
     )
@@ -189,11 +188,11 @@ _ADDED = (
     ("dp_replicate", "averages of averages over ranks with uneven valid tokens"),
     ("dp_shard", "averages of averages over ranks with uneven valid tokens"),
 )
-"""By what the test set adds to its control; means are no part of a loss that the probe takes."""
+"""By what the test set adds to its control; the probe's loss does not depend on how it averages."""
 
 
 def same_program(context: Context) -> bool:
-    """Whether both runs add up the same numbers in the same order, as far as they tell."""
+    """Whether both runs add up the same numbers in the same order, as far as is recorded."""
     return same_sample_layout(context.compared.test, context.compared.control) and not differences(
         context
     )
@@ -214,28 +213,28 @@ def _by_loss(loss: Envelope, wrong: Wrong, context: Context) -> str:
     every = len(wrong.off) == len(wrong.among) and context.precision is Precision.FP32
     if not every and not (spread and same_program(context)):
         return ""
-    taught = f" (repeats of the control: {spread:.1g})" if spread else ""
+    known = f" (repeats of the control: {spread:.1g})" if spread else ""
     return (
-        f"which is inside its limit and more than rounding{taught}: at initial weights a loss "
+        f"which is inside its limit and more than rounding{known}: at initial weights a loss "
         "hardly depends on some parts of a model, attention above all"
     )
 
 
 def _by_gradients(wrong: Wrong, place: Spot | None, context: Context) -> str:
-    """Whether gradients are off where no backward pass of that place leads."""
+    """Why the forward pass is wrong: gradients are off that this backward pass does not reach."""
     if place is None or not wrong.sorting.turned:
         return ""
     after = _off_downstream(wrong, place, context)
     if after:
         return (
-            f"and so are the gradients of {after}, between {place.words} and the loss, where its "
-            "backward pass does not lead"
+            f"and so are the gradients of {after}, between {place.text} and the loss, which its "
+            "backward pass does not reach"
         )
-    if place.last_too and place.apart < _SLIGHT:
+    if place.last_too and place.difference < _SLIGHT:
         return (
             "as rounding may; but the last weight there is off as much as the first, while all "
-            f"others are off by {place.others:.1g} or less, so what is computed there differs, "
-            "and hardly what comes back"
+            f"others are off by {place.others:.1g} or less, so the activations there differ, and "
+            "not only the gradients"
         )
     return ""
 
@@ -243,7 +242,7 @@ def _by_gradients(wrong: Wrong, place: Spot | None, context: Context) -> str:
 def _off_downstream(wrong: Wrong, place: Spot, context: Context) -> str:
     """Which parameters above a place are off by more than rounding; empty for none.
 
-    Below float32, rounding is as large as what comes through the residual stream.
+    Below float32, rounding is as large as what the residual stream carries.
     """
     layers = layers_of(wrong.names)
     calibration = context.compared.calibration
@@ -263,7 +262,7 @@ def _off_downstream(wrong: Wrong, place: Spot, context: Context) -> str:
 
 
 def _only_scaled(wrong: Wrong) -> bool:
-    """Whether factors explain all: a forward pass changes no gradient by a mere factor."""
+    """Whether factors explain all: a wrong forward pass does not only scale a gradient."""
     sorting = wrong.sorting
     return not sorting.turned and all(
         abs(each.factor - 1) > OUTWEIGHS * each.residual for each in sorting.scaled
@@ -275,10 +274,10 @@ def _worst(wrong: Wrong) -> str:
 
 
 def _parts_at(loss: Envelope) -> int | None:
-    """The first step after the first at which the loss is not what it was up to then."""
-    apart = np.flatnonzero(loss.difference > SAME_BITS)
-    if apart.size and apart[0] > 0:
-        return int(loss.steps[apart[0]])  # the same bits until then
+    """The step, after the first, at which the loss begins to differ."""
+    differing = np.flatnonzero(loss.difference > SAME_BITS)
+    if differing.size and differing[0] > 0:
+        return int(loss.steps[differing[0]])  # the same bits until then
     onset = loss.onset
     if onset is None or not loss.index_of(onset) or not begins(loss, loss.index_of(onset)):
         return None
@@ -286,9 +285,9 @@ def _parts_at(loss: Envelope) -> int | None:
 
 
 def _agrees(sample: TensorComparison, context: Context) -> bool:
-    """Whether a sample is the control's, by more than limits ask: rounding grows by updates.
+    """Whether a sample equals the control's, more strictly than limits: updates amplify rounding.
 
-    To the last bit; or, in float32, as nearly as repeats of the control.
+    To the last bit; or, in float32, as nearly as repeats of the control do.
     """
     kinds = (sample.initial, sample.gradients, sample.updates)
     if any(found is not None and found.outside.size for found in kinds):
@@ -305,13 +304,13 @@ def _agrees(sample: TensorComparison, context: Context) -> bool:
 
 
 def _as_before(context: Context, step: int) -> bool:
-    """Whether nothing says that the update before a step was another one."""
+    """Whether nothing shows that the update before a step differed."""
     norm = context.compared.envelopes.get("grad_norm_recomputed")
     return norm is not None and (norm.onset is None or norm.onset >= step)
 
 
 _ALIKE = 0.1
-"""Share of what a factor differs from 1 by, within which two factors are the same."""
+"""Two factors are the same within this share of their difference from 1."""
 _LOOK_AT = (
     "how the loss is normalised: by which count of tokens (padding, ignored labels), microbatches "
     "and ranks it is divided, and how often"
@@ -321,14 +320,14 @@ _LOOK_AT = (
 @signature(
     Basis.FIRST_TENSORS,
     Stage.OBJECTIVE,
-    # One factor says more than that gradients follow.
+    # One factor says more than gradients that change with the loss.
     overrides=("trained_objective",),
 )
 def scaled_objective(context: Context) -> Cause | None:
-    """The trainer's own loss and every gradient are one multiple; cross entropy alone agrees.
+    """The trainer's own loss and every gradient are one multiple; only the cross entropy agrees.
 
-    Gradients that are scaled after the backward pass leave the loss as it was, and a loss that is
-    scaled for the log leaves the gradients.
+    Scaling gradients after the backward pass does not change the loss, and scaling the loss for the
+    log does not change the gradients.
     """
     loss, truth = (context.compared.envelopes.get(name) for name in ("loss", "loss_recomputed"))
     if loss is None or truth is None or not off_at_first_step(loss) or off_at_first_step(truth):
@@ -342,7 +341,7 @@ def scaled_objective(context: Context) -> Cause | None:
     if abs(ratio - scaled.factor) > _ALIKE * abs(ratio - 1):
         return None
     named = name_of(scaled, step, context)
-    equals = f", which equals {named.words}" if named.words else ""
+    equals = f", which equals {named.text}" if named.text else ""
     sentence = (
         f"the objective is scaled: the trainer's loss and all {len(scaled.members)} gradients are "
         f"{ratio_words(loss, 0)} times the control's at step {step}{equals}, while the cross "
@@ -357,28 +356,28 @@ _ADDED_TERM = (
 )
 _FEWEST_STEPS = 3
 _OWN_ROUNDING = 5e-7
-"""A few ulps of float32: what a reported loss may be off its recomputed value by rounding."""
+"""A few ulps of float32: by so much rounding may change a reported from a recomputed loss."""
 _STEADY = 0.2
-"""How much a term that is added may change from step to step, as a share of its own size."""
+"""How much an added term may change from step to step, relative to its own size."""
 _LOST = 2.0**-8
-"""Share of the cross entropy: rounding to bfloat16 loses no gradients of a larger term."""
+"""Share of the cross entropy: rounding to bfloat16 does not hide gradients of a larger term."""
 _FAR = 3.0
-"""Times its limit: below fp32 right implementations differ by more than few repeats teach."""
+"""Multiple of its limit: below fp32 correct programs differ by more than few repeats show."""
 _AS_MUCH = 0.3
-"""Share of what the loss is off by: another objective has other gradients by at least that."""
+"""Share of the loss's difference: another objective changes gradients by at least that."""
 
 
 @signature(
     Basis.FIRST_TENSORS,
     Stage.OBJECTIVE,
-    # Gradients that follow are proof; a term may be in the log alone.
+    # Gradients that change with it are proof; without them a term may be in the log only.
     overrides=("added_term",),
 )
 def trained_objective(context: Context) -> Cause | None:
-    """The trainer's own loss differs and the gradients with it; cross entropy alone agrees.
+    """The trainer's own loss differs and the gradients with it; only the cross entropy agrees.
 
-    What is minimised is another mean of the same logits (per rank, per microbatch), or has a term
-    that the probe does not recompute (label smoothing).
+    The objective is another mean of the same logits (per rank, per microbatch), or has a term that
+    the probe does not recompute (label smoothing).
     """
     truth = context.compared.envelopes.get("loss_recomputed")
     if truth is None or off_at_first_step(truth) or context.failed("same-initial-parameters"):
@@ -399,7 +398,7 @@ def trained_objective(context: Context) -> Cause | None:
 def added_term(context: Context) -> Cause | None:
     """The loss has a term beside the cross entropy, whose gradients are lost in low precision.
 
-    A metric is wrong by a factor, by a delay, or up and down. A term that is added is always of one
+    A wrong metric is off by a factor, late, or off in both directions. An added term always has one
     sign and changes as slowly as the model does.
     """
     loss = context.compared.envelopes.get("loss")
@@ -439,7 +438,7 @@ def _all_the_same(context: Context) -> str:
 
 
 def _another_loss(context: Context) -> str:
-    """How the trainer's own loss shows that it is not the control's; empty when it does not."""
+    """A clause that shows that the trainer's own loss differs from the control's; else empty."""
     loss, own = context.compared.envelopes.get("loss"), _own_mean(context)
     if loss is not None and off_at_first_step(loss):
         return (
@@ -455,7 +454,7 @@ def _another_loss(context: Context) -> str:
 
 
 def _gradients_follow(context: Context, truth: Envelope) -> str:
-    """How gradients show that it is the objective and not the log; empty when they do not."""
+    """A clause on gradients that shows that not only the log of the loss differs; else empty."""
     step = int(truth.steps[0])
     sample = context.sample(step)
     wrong = wrong_gradients(sample)
@@ -477,8 +476,8 @@ def _gradients_follow(context: Context, truth: Envelope) -> str:
 def _as_an_objective(wrong: Wrong, context: Context) -> bool:
     """Whether gradients are off as those of another objective are: all, by no single factor.
 
-    In low precision most may be inside their limits. The first that the backward pass comes to is
-    not, by far, and by as much as the loss.
+    In low precision most may be inside their limits. But the first in the backward pass is far
+    outside, by as much as the loss.
     """
     if wrong.sorting.gone or wrong.sorting.factor_of_all is not None:
         return False
@@ -490,10 +489,10 @@ def _as_an_objective(wrong: Wrong, context: Context) -> bool:
         if role_of(wrong.names[index]) is ParameterRole.OUTPUT
     ]
     loss = context.compared.envelopes.get("loss")
-    apart = float(loss.difference[0]) if loss is not None else 0.0
+    of_loss = float(loss.difference[0]) if loss is not None else 0.0
     furthest = float(wrong.found.difference.max())
     far = _all_off(wrong) or bool((wrong.found.excess[first] > _FAR).any())
-    return far and furthest > _AS_MUCH * apart
+    return far and furthest > _AS_MUCH * of_loss
 
 
 def _all_off(wrong: Wrong) -> bool:
@@ -501,18 +500,20 @@ def _all_off(wrong: Wrong) -> bool:
 
 
 def _moved(sample: TensorComparison) -> str:
-    """Which gradients are not the control's bits, if most are, and those of the output."""
+    """A clause on the gradients whose bits differ, if most do, and those of the output."""
     if sample.gradients is None:
         return ""
     difference = sample.gradients.difference
-    apart = np.flatnonzero(difference > SAME_BITS)
+    differing = np.flatnonzero(difference > SAME_BITS)
     outputs = [i for i, name in enumerate(sample.names) if role_of(name) is ParameterRole.OUTPUT]
-    if 2 * apart.size < len(sample.names) or any(not difference[i] > SAME_BITS for i in outputs):
+    if 2 * differing.size < len(sample.names) or any(
+        not difference[i] > SAME_BITS for i in outputs
+    ):
         return ""
     worst = int(np.argmax(difference))
     return (
-        f"{apart.size} of {len(sample.names)} gradients are not (worst {sample.names[worst]} by "
-        f"{difference[worst]:.2g})"
+        f"{differing.size} of {len(sample.names)} gradients are not (worst "
+        f"{sample.names[worst]} by {difference[worst]:.2g})"
     )
 
 
@@ -521,13 +522,13 @@ def _own_mean(context: Context) -> float | None:
 
     Root mean square over the steps: at a single step two means may agree by chance.
     """
-    apart = []
+    sizes = []
     for evidence in (context.compared.test, context.compared.control):
         compared = agreement(evidence, "loss")
         if compared is None or compared.steps.size < _FEWEST_STEPS:
             return None
-        apart.append(float(np.sqrt(np.mean(compared.difference**2))))
-    ours, theirs = apart
+        sizes.append(float(np.sqrt(np.mean(compared.difference**2))))
+    ours, theirs = sizes
     return ours if ours > max(_OWN_ROUNDING, BEYOND * theirs) else None
 
 
@@ -540,14 +541,14 @@ def objective(context: Context) -> Cause | None:
     proven = context.outcome("same-data") is Outcome.PASS
     on = "on the same samples and weights" if proven else "before any update"
     named = context.named(loss)
-    equals = f", which equals {named.words}" if named.words else ""
+    equals = f", which equals {named.text}" if named.text else ""
     of_test, of_control = distinct_digits(float(loss.test[0]), float(loss.control[0]))
     sentence = (
         f"the forward pass or the objective differs: {words_of(loss)} {of_test} for "
         f"{of_control} at step {loss.steps[0]} {on} (relative {loss.difference[0]:.2g}"
         f"{equals}){_gradients_with_it(context, loss)}"
     )
-    if named.words:
+    if named.text:
         return Cause(sentence, CauseClass.OBJECTIVE, _MEAN)
     reported = loss.signal == "loss"
     place = None if reported else spot(context.sample(int(loss.steps[0])))
@@ -558,7 +559,7 @@ _MEAN = "how the loss is normalised: over which tokens, microbatches and ranks i
 
 
 def _gradients_with_it(context: Context, loss: Envelope) -> str:
-    """What the gradients of the first step say about a loss that differs."""
+    """What the gradients of the first step show about a loss that differs."""
     sample = context.sample(int(loss.steps[0]))
     wrong = wrong_gradients(sample)
     if wrong is None:
@@ -577,7 +578,7 @@ def _gradients_with_it(context: Context, loss: Envelope) -> str:
 
 
 def _directions_later(context: Context, already: int) -> str:
-    """The sample at which most gradients point elsewhere, if it is not the first."""
+    """The sample at which most gradients have a wrong direction, if it is not the first."""
     later = [
         found
         for sample in context.compared.tensors

@@ -1,12 +1,12 @@
-"""How a model's tensors differ: scaled, turned into another direction, gone, or exchanged.
+"""How a model's tensors differ: scaled, of another direction, all zeros, or exchanged.
 
-From two sketches follow the best ``test = factor x control`` of a tensor and what that leaves
-(:func:`converge_harness.judge.compare.sketches.fit`). What is left is *rounding* when it would be
+Two sketches give the best ``test = factor x control`` of a tensor and its residual
+(:func:`converge_harness.judge.compare.sketches.fit`). The residual is *rounding* when it would be
 inside the tensor's own limit, or nearly: limits are those of the precision, or learnt from repeats.
 
-The norm of a tensor does not depend on the order of its entries, and is taken in float64. So right
-numbers in wrong places show by it: shards that are exchanged and tensors that are transposed keep
-it; a gradient that another parameter got has the norm of the other's.
+The norm of a tensor does not depend on the order of its entries, and is computed in float64. So it
+shows correct numbers in wrong places: exchanged shards and transposed tensors keep it, and a
+gradient that another parameter got has the norm of the other's.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from converge_harness.judge.compare.tensors import TensorComparison, TensorDiffe
 from converge_harness.model import Floats, Integers, Precision, TensorRows
 
 LEAST_ROUNDING, MOST_ROUNDING = 1e-5, 0.25
-"""What a factor may leave of a tensor, whatever the limit: a limit of 0.9 would excuse anything."""
+"""Largest residual of a factor, whatever the limit: a limit of 0.9 would accept anything."""
 DOMINATES = 3.0
-"""A tensor is scaled when the factor explains this many times what it leaves, if that is rounding,
+"""A tensor is scaled when the factor explains this many times its residual, if that is rounding,
 …"""
 OUTWEIGHS = 30.0
 """… and this many times if it is not: something else is wrong as well, and matters less."""
 SAME_FACTOR = 1e-4
 """Factors nearer than this are one, whatever the rounding."""
 PART_LEAVES = 0.1
-"""What a part that explains a difference may leave of it, and how far its multiples may be apart:
-the difference is itself only little more than rounding."""
+"""Largest residual of a part that explains a difference, and how much its multiples may differ: the
+difference itself is only little more than rounding."""
 MOST_FACTORS = 3
 """With more factors than these every tensor has its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """Tensors that are one multiple of the control's."""
+    """Tensors that are the control's times one factor."""
 
     factor: float
     members: tuple[int, ...]
     residual: float
-    """The most that the factor leaves of any, relative to its norm."""
+    """The largest residual of any, relative to its norm."""
     clean: bool
     """Whether that is rounding."""
 
@@ -61,7 +61,7 @@ class Sorting:
     scaled: tuple[Scaled, ...]
     """Largest group first."""
     gone: tuple[int, ...]
-    """Zero in the test set alone."""
+    """Zero in the test set only."""
     turned: tuple[int, ...]
     """Off in direction; furthest outside its limit first."""
     factors: Floats
@@ -74,7 +74,7 @@ class Sorting:
 
     @property
     def factor_of_all(self) -> Scaled | None:
-        """The factor that all judged tensors share; None when there is no such."""
+        """The factor that all judged tensors share; None when there is none."""
         alone = len(self.scaled) == 1 and len(self.scaled[0].members) == len(self.judged)
         return self.scaled[0] if alone else None
 
@@ -107,7 +107,7 @@ def sort(test: Floats, control: Floats, found: TensorDifferences) -> Sorting:
     )
     known = {index for group in groups for index in group}
     if scaled and known == set(outside) and len(known) < len(judged):
-        # Those inside their limits may be scaled as well, by too little to be outside.
+        # Tensors inside their limits may be scaled as well, by too little to be outside.
         whole = scaled_together(test, control, judged)
         scaled, outside = ((whole,), judged) if whole is not None else (scaled, outside)
     return Sorting(
@@ -122,7 +122,7 @@ def sort(test: Floats, control: Floats, found: TensorDifferences) -> Sorting:
 
 
 def rounding_of(found: TensorDifferences) -> Floats:
-    """Shape (parameters,): what may be left of a tensor that is otherwise explained."""
+    """Shape (parameters,): largest residual of a tensor that counts as explained."""
     return np.clip(2 * found.limit, LEAST_ROUNDING, MOST_ROUNDING)
 
 
@@ -143,7 +143,7 @@ def _groups(members: Sequence[int], factors: Floats, residuals: Floats) -> list[
 def scaled_together(test: Floats, control: Floats, judged: Sequence[int]) -> Scaled | None:
     """All judged tensors as one multiple of the control's, however near to 1; None if they are not.
 
-    What differs of each, not the tensor, has to be one multiple of the control's.
+    The difference of each tensor has to be one multiple of the control's tensor.
     """
     rows = list(judged)
     share = common_multiple(test[rows] - control[rows], control[rows])
@@ -154,10 +154,10 @@ def scaled_together(test: Floats, control: Floats, judged: Sequence[int]) -> Sca
 
 
 def common_multiple(test: Floats, basis: Floats) -> float | None:
-    """The one multiple of a basis that sketches are, shape (tensors, k); None if they are none.
+    """The one multiple of a basis that sketches are, shape (tensors, k); None if they are not one.
 
-    Sketches are linear, so sums of tensors are recognised by them: what is left of a difference
-    once one of its possible parts is taken away, for every tensor alike.
+    Sketches are linear, so they recognise sums of tensors: the basis is a possible part of a
+    difference, and for every tensor little remains when the same multiple is subtracted.
     """
     fits = [fit(ours, theirs) for ours, theirs in zip(test, basis, strict=True)]
     if not fits or not all(each.residual <= PART_LEAVES for each in fits):
@@ -208,23 +208,23 @@ def wrong_gradients(sample: TensorComparison | None) -> Wrong | None:
 
 
 def worst_words(wrong: Wrong) -> str:
-    """The furthest tensors with relative difference, best factor and what it leaves."""
+    """The worst tensors with relative difference, best factor and its residual."""
     sorting, difference = wrong.sorting, wrong.found.difference
-    words = []
+    parts = []
     for index in sorting.turned[:NAMED]:
         if np.isfinite(sorting.factors[index]):
-            best = f"best factor {sorting.factors[index]:.3g}, which leaves "
+            best = f"best factor {sorting.factors[index]:.3g}, with a residual of "
             left = f"{best}{sorting.residuals[index]:.2g}"
-            words.append(f"{wrong.names[index]} by {difference[index]:.2g} ({left})")
+            parts.append(f"{wrong.names[index]} by {difference[index]:.2g} ({left})")
         else:
-            words.append(f"{wrong.names[index]} (no multiple of the control's)")
-    return joined(words)
+            parts.append(f"{wrong.names[index]} (no multiple of the control's)")
+    return joined(parts)
 
 
 SAME_NORM = 1e-5
-"""Relative difference of two norms that sums in another order explain, with room to spare."""
+"""Relative difference of two norms that another order of the sum explains, with a safety margin."""
 FAR = 0.1
-"""A gradient that is off by this and keeps its norm to ``SAME_NORM`` does not by chance."""
+"""A gradient that is off by this and keeps its norm to ``SAME_NORM`` does not do so by chance."""
 _NAMED = 3
 
 
@@ -235,7 +235,7 @@ def displaced(
     turned: Sequence[int],
     difference: Floats,
 ) -> str:
-    """A clause, after a semicolon, if all wrong gradients seem displaced; else empty.
+    """A clause, after a semicolon, if all wrong gradients seem to be misplaced; else empty.
 
     Args:
         names: of all parameters.
@@ -250,7 +250,7 @@ def displaced(
         return ""
     if all(abs(ours[index] / theirs[index] - 1) <= SAME_NORM for index in far):
         return (
-            "; every one has the norm of the control's: the same numbers in other places, as when "
+            "; every one has the norm of the control's: the same numbers in other places, as if "
             "shards or ranks are exchanged, or a tensor is transposed"
         )
     found = []
@@ -269,13 +269,13 @@ _BF16_ROUNDING = (5e-4, 2e-2)
 
 
 def precision_words(wrong: Wrong, context: Context) -> str:
-    """Whether all that is off is so by what bfloat16 rounds away."""
+    """Whether all wrong tensors are off by as much as rounding to bfloat16."""
     difference = wrong.found.difference[list(wrong.sorting.off)]
     low, high = _BF16_ROUNDING
     fp32 = context.precision is Precision.FP32
     if not fp32 or np.median(difference) < low or not np.all(difference < high):
         return ""
     return (
-        "; all by little, as rounding to bfloat16 would leave: perhaps a cast or a reduction in "
+        "; all by little, as by rounding to bfloat16: perhaps a cast or a reduction in "
         "lower precision"
     )

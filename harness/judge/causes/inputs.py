@@ -1,4 +1,4 @@
-"""The most certain causes: NaN and infinities, and runs that were fed other inputs."""
+"""The most certain causes: NaN and infinities, and runs that got other inputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def not_finite(context: Context) -> Cause | None:
         return None
     before = context.first_failure("finite", "gradients-finite")
     if before is not None and before < step and before <= FIRST_STEPS:
-        return None  # what was wrong at the first steps is the cause, and this its consequence
+        return None  # an error at the first steps is the cause, and this its consequence
     look_at = (
         "what overflows or divides by zero first: the loss of the step, a kernel's mask, the "
         "optimizer's epsilon, the range of the lower precision"
@@ -100,24 +100,24 @@ _INPUTS = (
 
 @signature(Basis.RECORDED, Stage.INPUT, asked_of=EVERY)
 def other_input(context: Context) -> Cause | None:
-    """C6: different samples, token counts or learning rates, before the runs parted."""
+    """C6: different samples, token counts or learning rates, before the runs differ."""
     parted = context.first_failure("loss-equivalent")
-    for name, words, kind, look_at in _INPUTS:
+    for name, text, kind, look_at in _INPUTS:
         onset = context.checks[name].onset
         invalid = context.outcome(name) is Outcome.INVALID
         if invalid and onset is not None and (parted is None or onset <= parted):
             again = _started_over(context, name, onset) + of_pass(context, onset)
             lost = counted_otherwise(context) if name == "same-lr" and again else None
             if lost is not None and lost.kind is CauseClass.STATE:
-                # The optimizer keeps the rate, too, so both have started over.
+                # The optimizer has the rate as well, so both have started over.
                 return lost._replace(sentence=f"{lost.sentence}; {context.detail(name)}{again}")
-            sentence = f"{words}: {context.detail(name)}, so the curves cannot agree{again}"
+            sentence = f"{text}: {context.detail(name)}, so the curves cannot agree{again}"
             return Cause(sentence, kind, look_at)
     return None
 
 
 def _started_over(context: Context, name: str, step: int) -> str:
-    """Whether the run does at a step what the control did at an earlier one."""
+    """A clause if the run has at a step what the control had at an earlier one."""
     test, control = context.compared.test, context.compared.control
     if name == "same-data":
         ours = dict(zip(test.steps.tolist(), test.batch_digests, strict=False)).get(step)
@@ -139,15 +139,15 @@ def _started_over(context: Context, name: str, step: int) -> str:
 
 
 def _lagging(test: Evidence, control: Evidence, step: int) -> str:
-    """Whether the schedule is some steps behind from a step on, in words; else empty.
+    """A clause if the schedule is some steps behind from a step on; else empty.
 
-    A scheduler that started over beside an optimizer that kept its rate shows so: the rate stays,
-    and falls as many steps late as were trained before.
+    That happens when a scheduler starts over and the optimizer keeps its rate: the rate stays, and
+    falls as many steps late as were trained before.
     """
     ours, theirs = series(test, "lr"), series(control, "lr")
     later = ours.steps >= step
     steps, rates = ours.steps[later], ours.values[later]
-    if np.ptp(rates) == 0:  # any number of steps would fit
+    if np.ptp(rates) == 0:  # any lag would fit
         return ""
     for lag in range(1, step):
         at = np.searchsorted(theirs.steps, steps - lag)
@@ -161,15 +161,15 @@ def _lagging(test: Evidence, control: Evidence, step: int) -> str:
 
 
 def _half_finite(context: Context, step: int) -> str:
-    """Which signal is finite as reported or as recomputed but not both, in words; else empty."""
-    test, words = context.compared.test, ""
+    """A clause on a signal that is finite only as reported or only as recomputed; else empty."""
+    test, text = context.compared.test, ""
     for signal in ("loss", "grad_norm"):
         said = series(test, signal).at(step)
         found = series(test, f"{signal}_recomputed").at(step)
         reported = math.nan if said is None else said
         recomputed = reported if found is None else found
         if math.isfinite(reported) != math.isfinite(recomputed):
-            words = words or f"reported {reported:.6g}, recomputed {recomputed:.6g}"
+            text = text or f"reported {reported:.6g}, recomputed {recomputed:.6g}"
         elif not math.isfinite(reported):
-            return ""  # non-finite either way: it is
-    return words
+            return ""  # non-finite both ways: it really is
+    return text

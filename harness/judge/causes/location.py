@@ -1,12 +1,12 @@
 """Where to look, from which tensors are off: the backward pass goes from the output to the input.
 
-What breaks in the backward pass of layer k spoils the gradients of everything upstream of it: of
-the layers below k and the embeddings. What breaks in one tensor's own gradient (a reduction, a
-placement) spoils that tensor alone (:func:`family`).
+An error in the backward pass of layer k makes all gradients upstream of it wrong: those of the
+layers below k and of the embeddings. An error in one tensor's own gradient (a reduction, a
+placement) makes only that tensor wrong (:func:`family`).
 
-A layer of a transformer adds what its branches (attention, feed-forward) make of the residual
-stream. What goes wrong inside of one branch spoils that branch's own gradients by far more than any
-others, for the residual stream carries most of both passes around it (:func:`spot`).
+A transformer layer adds the output of its branches (attention, feed-forward) to the residual
+stream. An error inside one branch changes that branch's own gradients by far more than any others,
+because the residual stream carries most of both passes around it (:func:`spot`).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _NAMED = 4
 class Hint(NamedTuple):
     """What a set of tensors that are off has in common."""
 
-    words: str = ""
-    """A clause, to follow a semicolon; empty when nothing is known."""
+    text: str = ""
+    """A clause to put after a semicolon; empty when nothing is known."""
     look_at: str = ""
 
 
 def family(off: Collection[str], among: Sequence[str], context: Context) -> Hint:
-    """The family of bugs that spoils just these gradients.
+    """The family of bugs that makes exactly these gradients wrong.
 
     Args:
         off: canonical names of the tensors that are wrong.
@@ -109,7 +109,7 @@ _ALONE = {
 
 
 _QUERIES, _KEYS = re.compile(r"\b(wq|q_proj|query)\b"), re.compile(r"\b(wk|k_proj|key)\b")
-"""Weights whose gradients grow with the scale of attention scores, first of all."""
+"""Weights whose gradients grow most with the scale of attention scores."""
 
 
 def of_scores(names: Collection[str]) -> bool:
@@ -145,7 +145,7 @@ def _norms(context: Context) -> Hint:
 
 
 def _upstream(off: Collection[str], among: Sequence[str], context: Context) -> Hint | None:
-    """Whether all is off from some layer down to the input, and nothing above it."""
+    """A hint if everything from some layer down to the input is off, and nothing above it."""
     layers = layers_of(among)
     if not layers:
         return None
@@ -162,24 +162,27 @@ def _upstream(off: Collection[str], among: Sequence[str], context: Context) -> H
     here = [name for name in inside if name in wrong]
     right = [name for name in inside if name not in wrong]
     if not right:
-        words = f"everything from layer {top} down to the embeddings is off and all above is right"
+        text = (
+            f"everything from layer {top} down to the embeddings is off, and everything above is "
+            "right"
+        )
         stage = (
             ": what a pipeline stage hands back to the one before, or"
             if context.degree("pp") > 1
             else ":"
         )
         above = f"layers {top} and {top + 1}" if top < last else f"layer {top} and the output"
-        return Hint(words, f"the backward between {above}{stage} layer {top}")
+        return Hint(text, f"the backward between {above}{stage} layer {top}")
     modules = _modules(here)
-    words = (
+    text = (
         f"in layer {top}, where the backward pass first goes wrong, {modules} "
         f"{_are(here)} off and {_modules(right)} {_are(right)} right; everything upstream follows"
     )
-    return Hint(words, _first_wrong(here, right, top, context))
+    return Hint(text, _first_wrong(here, right, top, context))
 
 
 def _below_output(wrong: Collection[str], among: Sequence[str], context: Context) -> Hint | None:
-    """Whether the output projection alone is right."""
+    """A hint if only the output projection is right."""
     right = [name for name in among if name not in wrong]
     if not right or any(role_of(name) is not ParameterRole.OUTPUT for name in right):
         return None
@@ -191,7 +194,7 @@ def _below_output(wrong: Collection[str], among: Sequence[str], context: Context
 
 
 def _first_wrong(off: Sequence[str], right: Sequence[str], layer: int, context: Context) -> str:
-    """Where in a layer the backward pass goes wrong, by what is off and what is right there."""
+    """Where in a layer the backward pass goes wrong, from what is off and what is right there."""
     here = f"the backward of layer {layer}"
     wrong, fine = ({role_of(name) for name in names} for names in (off, right))
     if {ParameterRole.ATTENTION} <= wrong & fine:
@@ -221,22 +224,22 @@ def _first_wrong(off: Sequence[str], right: Sequence[str], layer: int, context: 
 
 
 def _whole_layers(off: Collection[str], among: Sequence[str]) -> Hint | None:
-    """Whether some layers are off in all of their parameters, and nothing else."""
+    """A hint if some layers are off in all of their parameters, and nothing else is."""
     layers = layers_of(off)
     if not layers or set(off) != {name for name in among if place_of(name).layer in layers}:
         return None
     plural = len(layers) > 1
     which = f"layer{'s' if plural else ''} {spans(layers)} {'are' if plural else 'is'}"
     return Hint(
-        f"only {which} off, in every parameter, and what is upstream is right: so it is not what "
-        "the backward pass hands on, but what becomes of gradients afterwards",
+        f"only {which} off, in every parameter, and what is upstream is right: so the error is not "
+        "in the backward pass, but in what happens to gradients afterwards",
         "how these layers' gradients are reduced and laid out: their FSDP unit (reduce-scatter, "
         "the order of its shards) or bucket, no_sync, hooks",
     )
 
 
 def _in_one_layer(off: Collection[str], among: Sequence[str], context: Context) -> Hint:
-    """Some parameters that have nothing but perhaps their layer in common."""
+    """A hint for parameters that have nothing in common, except perhaps their layer."""
     layers = layers_of(off)
     alone = (
         len(layers) == 1 and layers_of(among) and all(place_of(n).layer is not None for n in off)
@@ -258,14 +261,14 @@ def _modules(names: Sequence[str]) -> str:
 
 
 def _with(context: Context) -> str:
-    """What the test set has and the control has not, to narrow a search."""
+    """What the test set has and the control does not, to narrow the search."""
     news = differences(context)
     adds = "adds" if len(news) == 1 else "add"
     return f"; first what {joined(news)} {adds} to the control" if news else ""
 
 
 def differences(context: Context) -> list[str]:
-    """Parallelism and techniques in force in the test set and not, or less, in its control."""
+    """Parallelism and techniques in force in the test set, and less or not in its control."""
     test, control = context.in_force, context.compared.control.in_force or {}
     ours, theirs = (dict(each.get("degrees") or {}) for each in (test, control))
     news = [
@@ -312,40 +315,40 @@ _BRANCHES = (
 _LAST = re.compile(
     r"\b(wo|w2|o_proj|out_proj|c_proj|down_proj|linear_proj|linear_fc2|dense|dense_4h_to_h)\b"
 )
-"""The last weight of a branch: its gradient is what the branch made of its input, times the
-gradient of the residual stream."""
+"""The last weight of a branch: its gradient is the branch's hidden state times the gradient of the
+residual stream."""
 STANDS_OUT = 3.0
-"""A place is off by this many times as much as all others."""
+"""A place stands out when it is off by this many times as much as all others."""
 _COMPARABLE = 0.2
-"""Share of the place's own difference."""
+"""Share of the place's difference from which on its last weight is off about as much."""
 _FEWEST_LAYERS = 2
 _LEAST = 1e-4
-"""Of the furthest: how much nearer others are than this says nothing."""
+"""Share of the largest difference; smaller ones count as this."""
 
 
 class Spot(NamedTuple):
-    """A branch of some layers, whose gradients are further off than all others."""
+    """A branch of some layers whose gradients are off by more than all others."""
 
     kind: str
     layers: tuple[int, ...]
     every: bool
     """Whether these are all layers."""
-    apart: float
-    """What they are off by, in the median."""
+    difference: float
+    """How much they are off, in the median."""
     others: float
-    """The same of the branch or parameter that comes next."""
+    """The same of the next branch or parameter."""
     last_too: bool
     """Whether the last weight of the branch is off about as much, in each of these layers."""
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         if self.every:
             return f"the {self.kind} of every layer"
         return f"the {self.kind} of layer{'s' * (len(self.layers) > 1)} {spans(self.layers)}"
 
 
 def branch_of(name: str) -> tuple[int, str] | None:
-    """Layer and branch of a parameter; None where it is in no layer, or in none known."""
+    """Layer and branch of a parameter; None for one in no layer, or in no known branch."""
     place = place_of(name)
     if place.layer is None:
         return None
@@ -354,24 +357,24 @@ def branch_of(name: str) -> tuple[int, str] | None:
 
 
 def spot(sample: TensorComparison | None) -> Spot | None:
-    """The one place whose gradients stand out; None where there is no such."""
+    """The one place whose gradients stand out; None where there is none."""
     if sample is None or sample.gradients is None:
         return None
     return spot_of(sample.names, sample.gradients.difference)
 
 
 def spot_of(names: Sequence[str], difference: Floats) -> Spot | None:
-    """The same of what each parameter is off by."""
+    """The same, from how much each parameter is off."""
     branches: dict[tuple[int, str] | str, list[int]] = {}
     for index, name in enumerate(names):
         if np.isfinite(difference[index]):
             branches.setdefault(branch_of(name) or name, []).append(index)
-    apart = {branch: float(np.median(difference[members])) for branch, members in branches.items()}
-    order = sorted(apart, key=lambda branch: -apart[branch])
+    median = {branch: float(np.median(difference[members])) for branch, members in branches.items()}
+    order = sorted(median, key=lambda branch: -median[branch])
     layers = {branch[0] for branch in order if isinstance(branch, tuple)}
-    if len(layers) < _FEWEST_LAYERS or not apart[order[0]]:
+    if len(layers) < _FEWEST_LAYERS or not median[order[0]]:
         return None
-    falling = [max(apart[branch], _LEAST * apart[order[0]]) for branch in order]
+    falling = [max(median[branch], _LEAST * median[order[0]]) for branch in order]
     kinds = [branch[1] if isinstance(branch, tuple) else None for branch in order]
     alike = sum(1 for _ in takewhile(lambda kind: kind == kinds[0], kinds)) if kinds[0] else 0
     gaps = [one / other for one, other in pairwise(falling[: alike + 1])]
@@ -380,14 +383,14 @@ def spot_of(names: Sequence[str], difference: Floats) -> Spot | None:
     if not chosen or gaps[count - 1] < STANDS_OUT:
         return None
     here = sorted(layer for layer, _ in chosen)
-    median = float(np.median([apart[branch] for branch in chosen]))
+    of_all = float(np.median([median[branch] for branch in chosen]))
     last_too = all(
         _last_off(difference[i] for i in branches[branch] if _LAST.search(names[i]))
-        >= _COMPARABLE * apart[branch]
+        >= _COMPARABLE * median[branch]
         for branch in chosen
     )
     every = set(here) == layers
-    return Spot(chosen[0][1], tuple(here), every, median, apart[order[count]], last_too)
+    return Spot(chosen[0][1], tuple(here), every, of_all, median[order[count]], last_too)
 
 
 def _last_off(differences: Iterable[float]) -> float:

@@ -1,4 +1,4 @@
-"""C1, C2 and C4 in low precision: errors that are more than rounding, from a float32 reference."""
+"""C1, C2 and C4 in low precision: errors above rounding, measured from a float32 reference."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _MATCH = 3e-3
 """How near to a quantity a factor of low precision must be to equal it."""
 _MOST = 3
 _LEAST_OF_ROUNDING = 0.25
-"""Of the matched control's error of the loss: two right programs of one precision round mostly
-alike, and their losses are nearer to each other than to float32 (measured: TP 2 at 0.16 of it, CP 2
-at 1e-4, each against one device in bf16 mixed)."""
+"""Share of the matched control's error of the loss: two correct programs of one precision round
+mostly alike, and their losses are nearer to each other than to float32 (measured: TP 2 at 0.16 of
+it, CP 2 at 1e-4, each against one device in bf16 mixed)."""
 _SKETCHED = 1.1
 """Errors are estimated from sketches: over 16 batches a tenth more is four standard deviations."""
 _SCALE_AT = (
@@ -52,11 +52,11 @@ _FORWARD_AT = (
 
 @signature(Basis.EXACT, Stage.FORWARD)
 def draws_by_itself(context: Context) -> Cause | None:
-    """Nothing but random numbers: other gradients in every batch, and the same in the mean.
+    """Only random numbers: gradients differ in every batch, and agree on average.
 
-    A set that runs as its control does draws what the control draws, and other numbers are a fault.
-    One of other degrees or batches, or beside a control that draws none, may be right; whether it
-    is, only the person knows who set it up.
+    A set with its control's program and layout has to draw the control's random numbers. One with
+    other degrees or batches, or whose control draws none, may be correct; only the person who set
+    it up knows.
     """
     runs, measure, errors = context.compared, context.compared.measure, context.compared.errors
     if measure is None or errors is None or runs.draws or not context.failed("gradient-errors"):
@@ -70,7 +70,7 @@ def draws_by_itself(context: Context) -> Cause | None:
     in_the_mean = measure_errors(runs.test, measure, draws=True)
     if in_the_mean is None or in_the_mean.beyond.any() or in_the_mean.all_scaled:
         return None
-    control = "is laid out otherwise, and draws others" if control_draws else "draws none"
+    control = "has another layout, and draws others" if control_draws else "draws none"
     sentence = (
         f"the test set draws random numbers, and its control {control}: two passes over one batch "
         f"at the same weights move its gradients by up to {ours.max():.2g} of their norms, and "
@@ -85,7 +85,7 @@ def draws_by_itself(context: Context) -> Cause | None:
 
 @signature(Basis.FIRST_TENSORS, Stage.FORWARD, asked_of=(ComparisonKind.DRAWING,))
 def drawn_otherwise(context: Context) -> Cause | None:
-    """A set that draws random numbers, as its control does, and more or fewer of them."""
+    """A set that draws more or fewer random numbers than its control."""
     if not context.failed("drawn-alike"):
         return None
     look_at = "the rate of dropout, where it is switched on, and what else adds noise"
@@ -93,7 +93,7 @@ def drawn_otherwise(context: Context) -> Cause | None:
 
 
 def _layout(run: Evidence) -> tuple[object, ...]:
-    """What decides which random numbers a rank draws, of the same program."""
+    """What decides, in one program, which random numbers a rank draws."""
     ran = run.in_force or {}
     keys = ("degrees", "local_batch_size", "gradient_accumulation_steps", "compile")
     return tuple(ran.get(key) for key in keys)
@@ -102,12 +102,12 @@ def _layout(run: Evidence) -> tuple[object, ...]:
 @signature(
     Basis.FIRST_TENSORS,
     Stage.BACKWARD,
-    # Frozen steps show a factor more sharply than a norm does.
+    # Frozen steps show a factor more exactly than a norm does.
     overrides=("faintly_scaled",),
     asked_of=(ComparisonKind.ORDINARY, ComparisonKind.DRAWING),
 )
 def beyond_rounding(context: Context) -> Cause | None:
-    """What the frozen steps show and the first step's wider limits do not."""
+    """Differences that frozen steps show and the first step's wider limits do not."""
     errors = context.compared.errors
     if errors is None:
         return None
@@ -123,7 +123,7 @@ def beyond_rounding(context: Context) -> Cause | None:
 @signature(
     Basis.FIRST_TENSORS,
     Stage.BACKWARD,
-    # No forward pass changes all gradients by a mere factor.
+    # A wrong forward pass does not only scale all gradients.
     overrides=(
         "hidden_forward",
         "beyond_rounding",
@@ -131,7 +131,7 @@ def beyond_rounding(context: Context) -> Cause | None:
     asked_of=(ComparisonKind.ORDINARY, ComparisonKind.DRAWING),
 )
 def scaled_at_frozen_weights(context: Context) -> Cause | None:
-    """C1: all gradients are longer or shorter by one factor, many of them inside wider limits."""
+    """C1: the norms of all gradients are off by one factor, many of them inside wider limits."""
     errors = context.compared.errors
     if errors is None or not (
         context.failed("gradient-scale") or context.failed("gradient-errors")
@@ -144,10 +144,10 @@ def scaled_at_frozen_weights(context: Context) -> Cause | None:
 
 @signature(Basis.FIRST_TENSORS, Stage.FORWARD)
 def forward_at_frozen_weights(context: Context) -> Cause | None:
-    """C4 that the loss does not show: its small change, and gradients that no backward pass spoils.
+    """C4 that the loss hardly shows: a slight change, and gradients that no backward bug explains.
 
-    A backward pass that differs leaves the loss the same: to the last bit where the same program
-    computes it, and otherwise within a part of the rounding that two right programs differ by.
+    A backward pass that differs does not change the loss: to the last bit where the same program
+    computes it, and else within part of the rounding by which two correct programs differ.
     """
     errors = context.compared.errors
     if errors is None or not errors.frozen or not context.failed("gradient-errors"):
@@ -157,15 +157,15 @@ def forward_at_frozen_weights(context: Context) -> Cause | None:
     if context.failed("frozen-loss"):
         return _objective(context)
     if _scaled_group(context, errors):
-        return None  # no forward pass changes gradients by a mere factor
+        return None  # a wrong forward pass does not only scale gradients
     found = _where_forward_differs(context, errors)
     if found is None:
         return None
     place, why = found
-    where = f"in {place.words} " if place is not None else ""
+    where = f"in {place.text} " if place is not None else ""
     off = int(np.count_nonzero(errors.beyond))
     same = same_program(context)
-    than = ", more than the same program leaves on the same samples" if same else ""
+    than = ", where the same program on the same samples would give the same loss" if same else ""
     sentence = (
         f"the forward pass differs {where}by less than the limit of the loss: {off} of "
         f"{len(errors.names)} gradients are wrong by more than rounding at the initial weights, "
@@ -175,17 +175,17 @@ def forward_at_frozen_weights(context: Context) -> Cause | None:
 
 
 def _where_forward_differs(context: Context, errors: Errors) -> tuple[Spot | None, str] | None:
-    """The place, if it is one, and what says so; None where the backward pass alone may differ."""
+    """The place, if it is one, and why; None where only the backward pass may differ."""
     size, same = _rms(errors.loss), same_program(context)
     if size <= (SAME_BITS if same else LEAST_LOSS):
         return None
     beyond = np.sqrt(np.maximum(errors.test**2 - errors.matched**2, 0.0))
     place = spot_of(errors.names, beyond)
     noticed = same or size > _LEAST_OF_ROUNDING * errors.loss_error
-    # Gradients that are not reduced are those of a layer, hardly of one branch of every layer.
+    # Unreduced gradients are those of a whole layer, hardly of one branch in every layer.
     if place is not None and place.last_too and (noticed or place.every):
         return place, (
-            "and the last weight there is off as the first, so what is computed there differs"
+            "and the last weight there is off as the first, so the activations there differ"
         )
     if np.count_nonzero(errors.beyond) > len(errors.names) / 2 and (
         same or size > errors.loss_error
@@ -217,7 +217,7 @@ def _objective(context: Context) -> Cause:
 
 
 def _scaled(context: Context, errors: Errors) -> Cause:
-    """Directions are right: all gradients, or those of some parameters, have another length."""
+    """Directions are right: all gradients, or those of some parameters, have another norm."""
     if not errors.all_scaled:
         return _of_group(context, errors, np.sort(errors.scaled))
     of_batch = errors.scale.mean(axis=1)
@@ -231,19 +231,19 @@ def _scaled(context: Context, errors: Errors) -> Cause:
         f"a factor that varies from batch to batch, {np.expm1(of_batch.min()):+.2g} to "
         f"{np.expm1(of_batch.max()):+.2g}"
     )
-    if named.words:
+    if named.text:
         return _by_factor(varies, named, what)
     sentence = (
-        f"the loss is averaged otherwise: all gradients are scaled by {varies}, in directions that "
-        "are right"
+        f"the loss is averaged differently: all gradients are scaled by {varies}, in directions "
+        "that are right"
     )
     return Cause(sentence, CauseClass.OBJECTIVE, _TOKENS_AT)
 
 
 def _named(context: Context, factors: Floats) -> NamedFactor:
-    """What the factors of the batches equal; training takes the same ones from step 1 on.
+    """What the factors of the batches equal; training uses the same batches from step 1 on.
 
-    The first has no step before it, of which a quantity may be.
+    The first is left out, because some quantities are those of the step before.
     """
     test, control = context.compared.test, context.compared.control
     trained = int(test.steps.max(initial=1))
@@ -251,23 +251,23 @@ def _named(context: Context, factors: Floats) -> NamedFactor:
     steps = np.arange(1, len(factors) + 1, dtype=np.int64)
     match = FrozenMatch(_MATCH)
     named = named_factor(factors, steps, test, control, match)
-    if named.words or len(factors) == 1:
+    if named.text or len(factors) == 1:
         return named
     return named_factor(factors[1:], steps[1:], test, control, match)
 
 
 def _scale_explains(errors: Errors) -> bool:
-    """Whether one factor for all, of each batch its own, leaves no more than rounding."""
+    """Whether one factor for all parameters, different in each batch, explains all but rounding."""
     middle = np.median(errors.scale, axis=1)
-    apart = np.abs(errors.scales - middle.mean())
-    if np.any(~(apart <= errors.scale_limits)):
+    deviation = np.abs(errors.scales - middle.mean())
+    if np.any(~(deviation <= errors.scale_limits)):
         return False
     factor = _SKETCHED * np.sqrt(np.mean(np.expm1(middle) ** 2))
     return bool(np.all(errors.test <= np.hypot(errors.multiple * errors.matched, factor)))
 
 
 def _of_group(context: Context, errors: Errors, members: Integers) -> Cause:
-    """Gradients of some parameters have another length."""
+    """Gradients of some parameters have another norm."""
     names = [errors.names[index] for index in members]
     factor = float(np.exp(np.median(errors.scales[members])))
     what = describe(names, list(errors.names))
@@ -280,19 +280,19 @@ def _of_group(context: Context, errors: Errors, members: Integers) -> Cause:
 def _by_factor(
     factor: str, named: NamedFactor, what: str, kind: CauseClass = CauseClass.GRADIENT_SCALE
 ) -> Cause:
-    known = f", which equals {named.words}" if named.words else ""
+    known = f", which equals {named.text}" if named.text else ""
     sentence = (
         f"gradients are scaled by {factor}{known}: {what}, at the initial weights, in directions "
-        "that are right but for rounding"
+        "that are right except for rounding"
     )
     return Cause(sentence, kind, f"{named.where}; {_SCALE_AT}" if named.where else _SCALE_AT)
 
 
 def _scaled_group(context: Context, errors: Errors) -> Cause | None:
-    """Errors that a factor explains: of all parameters that are off, the same."""
+    """Errors that one factor explains, the same for all parameters that are off."""
     off = np.flatnonzero(errors.beyond)
     scales = errors.scales[off]
-    # An error that is all length: |g - r| is |factor - 1| |r|, and rounding besides.
+    # An error of the norm only: |g - r| is |factor - 1| |r|, plus rounding.
     explained = np.abs(np.expm1(scales)) >= 0.9 * np.sqrt(
         np.maximum(errors.test[off] ** 2 - errors.matched[off] ** 2, 0.0)
     )
@@ -313,7 +313,7 @@ def _direction(context: Context, errors: Errors) -> Cause:
     names = [errors.names[index] for index in off]
     among = list(errors.names)
     hint = family(names, among, context)
-    clue = f"; {hint.words}" if hint.words else ""
+    clue = f"; {hint.text}" if hint.text else ""
     sentence = (
         f"{len(off)} of {len(among)} gradients are wrong by more than rounding at the initial "
         f"weights, while the loss is right within it: worst {_worst(errors)}"

@@ -1,8 +1,8 @@
 """C5: the reported number is wrong, and training is not.
 
-With the probe, a reported number is compared with the one recomputed in the same run: in which way
-it is off (:func:`way_of`), and of which part of the model a grad norm is the norm (the squares of
-norms add up).
+With the probe, a reported number is compared with the one recomputed in the same run: how it is
+wrong (:func:`way_of`), and to which part of the model a grad norm belongs (the squares of norms add
+up).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LOGGED_ELSEWHERE = {
     "grad_norm": "where the norm is computed for logging and clipping: over which ranks and shards "
     "it is summed",
 }
-"""The same where nobody knows the code."""
+"""The same where the code is not known."""
 _TRAINED = (
     "same-initial-parameters",
     "renamed-parameters-agree",
@@ -62,22 +62,22 @@ _TRAINED = (
     "buffers-first-steps",
     "buffers-envelope",
 )
-"""Checks of what training really does, beside the recomputed curves."""
+"""Checks of the training itself, besides the recomputed curves."""
 _TENSORS = {name for name in _TRAINED if name.startswith(("gradients-", "updates-"))}
 _HARDLY = 8.0
-"""Times its limit: a tensor further out is off, whatever the limit was learnt from. Right PP and
-accumulation reach 6 in mixed bf16, where limits are learnt from moved weights alone."""
+"""Multiple of its limit: a tensor beyond that is wrong, whatever its limit was learnt from. Correct
+PP and accumulation reach 6 in mixed bf16, where limits are learnt from moved weights alone."""
 _CLEARLY = 0.3
-"""Gradients agree in spite of a loss that differs when they do so by this share of it: another
-objective has other gradients, whatever a coarse limit says."""
+"""Gradients count as agreeing although the loss differs when they are off by less than this share
+of its difference: another objective has other gradients, whatever a coarse limit says."""
 _MOSTLY = 0.5
-"""Share of a reported difference that the recomputed values must not have, to be misreported."""
+"""Share of a reported difference that recomputed values may have, for it to be misreported."""
 
 
 @signature(
     Basis.FIRST_TENSORS,
     Stage.REPORT,
-    # It compares what one run reports and computes, so no other run can mislead it.
+    # It compares what one run reports and computes, so it does not depend on another run.
     overrides=(
         "drawn_otherwise",
         "loss_of_right_gradients",
@@ -108,9 +108,9 @@ def metric_only(context: Context) -> Cause | None:
         said = (
             f"only the metric is wrong: the reported {words_of(reported)} is "
             f"{ratio_words(reported, first)} times the control's at step {reported.steps[first]}"
-            f"{way.words or context.factor(reported)}, while the recomputed values agree"
+            f"{way.text or context.factor(reported)}, while the recomputed values agree"
         )
-        look_at = "; ".join(words for words in (way.where, _logged(signal, context)) if words)
+        look_at = "; ".join(text for text in (way.where, _logged(signal, context)) if text)
         if trained:
             right = f"training itself is right{_unless(context)}"
             if signal == "loss":
@@ -128,10 +128,10 @@ def metric_only(context: Context) -> Cause | None:
 
 
 def _hardly(failed: Sequence[str], context: Context) -> bool:
-    """Whether tensors are all that failed, and below fp32 just outside their limits.
+    """Whether only tensors failed, and below fp32 just outside their limits.
 
-    Right implementations differ there by more than few repeats of the control. What a run reports
-    and what it computes is compared within that run.
+    Correct implementations differ there by more than few repeats of the control show. The reported
+    and the recomputed value are compared within one run.
     """
     if context.precision is Precision.FP32 or not set(failed) <= _TENSORS:
         return False
@@ -140,8 +140,8 @@ def _hardly(failed: Sequence[str], context: Context) -> bool:
     return furthest <= _HARDLY
 
 
-def _training(context: Context, apart: float) -> str:
-    """What is known of training when the reported loss is off by a share.
+def _training(context: Context, share: float) -> str:
+    """What is known of training when the reported loss is off by ``share``, relative.
 
     An objective that differs by so much changes gradients by as much. In low precision that may be
     inside their limits.
@@ -150,7 +150,7 @@ def _training(context: Context, apart: float) -> str:
     if context.precision is Precision.FP32 or sample is None or sample.gradients is None:
         return "training itself is right"
     furthest = float(sample.gradients.difference.max(initial=0.0))
-    if furthest <= _CLEARLY * apart:
+    if furthest <= _CLEARLY * share:
         return "training itself is right"
     return (
         f"training agrees as far as {context.precision.value} arithmetic shows (gradients to "
@@ -160,14 +160,14 @@ def _training(context: Context, apart: float) -> str:
 
 
 def _logged(signal: str, context: Context) -> str:
-    """Where to look for what reports a signal."""
+    """Where to look for the code that reports a signal."""
     spec = context.compared.spec
     guided = spec is not None and spec.trainer.can.guided
     return (_LOGGED if guided else _LOGGED_ELSEWHERE)[signal]
 
 
 def _misreported(signal: str, context: Context, step: int) -> bool:
-    """Whether most of a difference is between what one run reports and what is true of it.
+    """Whether most of a difference is between what one run reports and what it computes.
 
     A recomputed value inside a coarse limit may be off by as much as the reported one.
     """
@@ -175,7 +175,7 @@ def _misreported(signal: str, context: Context, step: int) -> bool:
         context.compared.envelopes.get(name) for name in (signal, f"{signal}_recomputed")
     )
     if reported is None or truth is None or step not in truth.steps:
-        return True  # nothing speaks against it
+        return True  # nothing contradicts it
     said, true = reported.index_of(step), truth.index_of(step)
     with np.errstate(divide="ignore", invalid="ignore"):
         whole = reported.test[said] / reported.control[said]
@@ -195,11 +195,11 @@ def _norm_too(signal: str, context: Context) -> str:
     norm = context.compared.envelopes.get("grad_norm")
     if signal == "grad_norm" or norm is None or norm.onset is None:
         return ""
-    return f"; the reported grad norm is wrong, too{way_of('grad_norm', context).words}"
+    return f"; the reported grad norm is wrong, too{way_of('grad_norm', context).text}"
 
 
 def _clipped(context: Context, onset: int) -> int | None:
-    """When training parted, if it did so only after a first step whose norm was misreported."""
+    """When training began to differ, if only after a first step whose norm was misreported."""
     norm, sample = context.compared.envelopes.get("grad_norm_recomputed"), context.sample(onset)
     if (
         norm is None
@@ -220,7 +220,7 @@ def _clipped(context: Context, onset: int) -> int | None:
 @signature(
     Basis.FIRST_TENSORS,
     Stage.REPORT,
-    # All gradients agree, not the norm alone.
+    # All gradients agree, not only the norm.
     overrides=("loss_scaled_alone",),
 )
 def loss_of_right_gradients(context: Context) -> Cause | None:
@@ -271,11 +271,11 @@ def loss_scaled_alone(context: Context) -> Cause | None:
 @signature(
     Basis.LEFT_OVER,
     Stage.REPORT,
-    # A table that is off by rounding hardly says anything.
+    # A table that is off by rounding is weak evidence.
     overrides=("rounded_tables",),
 )
 def contradiction(context: Context) -> Cause | None:
-    """All agrees with the control but what the run says of itself."""
+    """Everything agrees with the control except what the run reports of itself."""
     for signal in ("loss", "grad_norm"):
         name = f"reported-{signal.replace('_', '-')}-is-recomputed"
         others = [
@@ -286,27 +286,27 @@ def contradiction(context: Context) -> Cause | None:
         if context.failed(name) and not others:
             sentence = (
                 f"only the metric is wrong: the {signal.replace('_', ' ')} that is "
-                f"{context.detail(name)}{way_of(signal, context).words}, while all that was "
+                f"{context.detail(name)}{way_of(signal, context).text}, while all that was "
                 "compared with the control agrees"
             )
             if (
                 signal == "loss"
                 and (compared := agreement(context.compared.test, signal)) is not None
             ):
-                apart = float(compared.difference.max(initial=0.0))
-                sentence += f": {_training(context, apart)}"
+                share = float(compared.difference.max(initial=0.0))
+                sentence += f": {_training(context, share)}"
             return Cause(sentence, CauseClass.METRIC_ONLY, _logged(signal, context))
     return None
 
 
 _FEWEST = 3
-"""Steps that a way other than a named factor must hold for: one number fits many formulas."""
+"""Least steps for any way but a named factor: a single number fits many formulas."""
 _MANTISSAS = {"bfloat16": 8, "float16": 11}
 """Bits of the significand, with the implicit one (IEEE 754, and bfloat16 as torch has it)."""
 _NEAR = 3.0
-"""Times the limit of agreement: nothing drifts between two numbers of one run."""
+"""Multiple of the limit of agreement: nothing drifts between two numbers of one run."""
 _MOST_SHARE = 0.9
-"""Of a new value in a running mean; with more it is hardly one."""
+"""Largest weight of a new value in a running mean; with more it is hardly one."""
 _TWICE = 2.0
 """A sum of two rounded numbers is off by at most so many times the rounding of one."""
 
@@ -314,14 +314,14 @@ _TWICE = 2.0
 class Way(NamedTuple):
     """How a metric is wrong."""
 
-    words: str = ""
+    text: str = ""
     """A clause with a leading comma; empty when the run reports what it computes."""
     where: str = ""
-    """What this way adds to what a person should look at."""
+    """What to look at in addition."""
 
 
 def way_of(signal: str, context: Context) -> Way:
-    """How ``loss`` or ``grad_norm`` is misreported; the first that fits, most certain first."""
+    """How ``loss`` or ``grad_norm`` is misreported; the first way that fits, most certain first."""
     compared = agreement(context.compared.test, signal)
     if compared is None or not compared.outside.size:
         return Way()
@@ -330,21 +330,21 @@ def way_of(signal: str, context: Context) -> Way:
 
 
 def _factor(compared: Agreement, context: Context) -> Way | None:
-    """One factor, or a number of the run: nothing drifts, so it is met nearly exactly.
+    """One factor, or a number of the run: nothing drifts, so it fits nearly exactly.
 
-    At the steps that are off: the others may be right.
+    At the steps that are off: the others may be correct.
     """
     off = np.isin(compared.steps, compared.outside)
     ratio, steps = _ratio(compared)[off], compared.steps[off]
     near = _NEAR * compared.limit.value
     few = "" if off.all() else f" at {steps.size} of {off.size} steps"
-    words = _named(ratio, steps, context, Match(near, near))
-    if words:
-        return Way(f"{few}, which equals {words}")
+    text = _named(ratio, steps, context, Match(near, near))
+    if text:
+        return Way(f"{few}, which equals {text}")
     if compared.signal == "grad_norm":  # squares of norms add up, or are averaged
-        words = _named(ratio**2, steps, context, Match(2 * near, 2 * near))
-        if words:
-            return Way(f"{few}, which equals the square root of {words}")
+        text = _named(ratio**2, steps, context, Match(2 * near, 2 * near))
+        if text:
+            return Way(f"{few}, which equals the square root of {text}")
     return None
 
 
@@ -374,7 +374,7 @@ def _late(compared: Agreement, _: Context) -> Way | None:
 
 
 def _stale(compared: Agreement, _: Context) -> Way | None:
-    """The value stays where it was, and the recomputed one moves on."""
+    """The value no longer changes, while the recomputed one does."""
     still = np.diff(compared.reported) == 0
     moving = np.diff(compared.recomputed) != 0
     stays = still & moving & np.isin(compared.steps[1:], compared.outside)
@@ -388,7 +388,7 @@ def _stale(compared: Agreement, _: Context) -> Way | None:
 
 
 def _running_mean(compared: Agreement, _: Context) -> Way | None:
-    """An exponential mean over steps: each value moves by one share towards the recomputed one."""
+    """An exponential mean over steps: each value moves by a fixed share to the recomputed one."""
     if compared.steps.size <= _FEWEST:
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -408,14 +408,14 @@ def _formula(compared: Agreement, _: Context) -> Way | None:
             "the square root of the recomputed one": np.sqrt(value),
             "the exponential of the recomputed one": np.exp(value),
         }
-    for words, expected in formulas.items():
+    for text, expected in formulas.items():
         if _same(compared.reported, expected, compared):
-            return Way(f", {words}")
+            return Way(f", {text}")
     return None
 
 
 def _clipped_norm(compared: Agreement, context: Context) -> Way | None:
-    """What clipping leaves of a norm."""
+    """The norm after clipping."""
     config = context.in_force.get("config") or {}
     most = config.get("training.max_norm")
     if compared.signal != "grad_norm" or not isinstance(most, int | float) or most <= 0:
@@ -423,19 +423,19 @@ def _clipped_norm(compared: Agreement, context: Context) -> Way | None:
     if not _same(compared.reported, np.minimum(compared.recomputed, most), compared):
         return None
     return Way(
-        f", what clipping to {most:g} leaves of the recomputed one",
+        f", the recomputed one after clipping to {most:g}",
         "whether the norm is taken before or after clipping",
     )
 
 
 def _part(compared: Agreement, context: Context) -> Way | None:
     """The norm of a part of the model."""
-    words = part_words(compared, context) if compared.signal == "grad_norm" else ""
-    return Way(f", {words}") if words else None
+    text = part_text(compared, context) if compared.signal == "grad_norm" else ""
+    return Way(f", {text}") if text else None
 
 
 def _rounded(compared: Agreement, _: Context) -> Way | None:
-    """Every value is one of a coarser format."""
+    """Every value is rounded to a coarser format."""
     fraction = np.frexp(compared.reported)[0]
     for name, bits in _MANTISSAS.items():
         steps = fraction * 2.0**bits
@@ -456,7 +456,9 @@ def _varying(compared: Agreement, context: Context) -> Way | None:
     spread = f"from {ratio.min():.6g} to {ratio.max():.6g} times the recomputed one"
     about = _named(ratio, steps, context, Match())
     if about:
-        return Way(f", {spread}: about {about}; so would be a rank's or microbatch's part alone")
+        return Way(
+            f", {spread}: about {about}; the part of one rank or microbatch would look the same"
+        )
     return Way(f", {spread}, by no single factor")
 
 
@@ -480,30 +482,30 @@ def _ratio(compared: Agreement) -> Floats:
 
 
 def _named(ratio: Floats, steps: Integers, context: Context, match: Match) -> str:
-    return named_factor(ratio, steps, context.compared.test, context.compared.control, match).words
+    return named_factor(ratio, steps, context.compared.test, context.compared.control, match).text
 
 
 def _same(values: Floats, expected: Floats, compared: Agreement) -> bool:
-    """Whether values agree as well as a report should, at enough steps to tell."""
+    """Whether values agree as well as a report should, at enough steps to be sure."""
     allowed = compared.limit.value * np.abs(expected)
     return values.size >= _FEWEST - 1 and bool(np.all(np.abs(values - expected) <= allowed))
 
 
 _FEWEST_SAMPLES = 2
 _SHARE = 0.3
-"""Of the limit of agreement, that a part's norm may be off by: parts are many."""
+"""Share of the limit of agreement for the norm of a part: there are many parts that could fit."""
 
 
 class _Part(NamedTuple):
-    """A sum over some parameters of squares, which are counted a number of times."""
+    """A sum of squares over some parameters, each counted a number of times."""
 
     times: Floats
     """Shape (parameters,)."""
-    words: str
+    text: str
 
 
-def part_words(compared: Agreement, context: Context) -> str:
-    """``the norm of layers 2-3 alone``; empty where none fits, or several do."""
+def part_text(compared: Agreement, context: Context) -> str:
+    """``the norm of layers 2-3 alone``; empty where no part fits, or several do."""
     at = {int(step): index for index, step in enumerate(compared.steps)}
     samples = [each for each in context.compared.test.samples if each.step in at and each.gradients]
     if len(samples) < _FEWEST_SAMPLES:
@@ -515,7 +517,7 @@ def part_words(compared: Agreement, context: Context) -> str:
     found: dict[bytes, str] = {}
     for part in _parts(names, context):
         if np.all(np.abs(np.sqrt(squares @ part.times) - reported) <= allowed):
-            found.setdefault(part.times.tobytes(), part.words)
+            found.setdefault(part.times.tobytes(), part.text)
     return next(iter(found.values())) if len(found) == 1 else ""
 
 
@@ -528,13 +530,13 @@ def _parts(names: Sequence[str], context: Context) -> Iterator[_Part]:
         which = describe(_chosen(names, chosen), names)
         for name, degree in context.degrees.items():
             if isinstance(degree, int) and degree > 1:
-                words = f"{which} counted {degree} times, once by each {name} rank"
+                text = f"{which} counted {degree} times, once by each {name} rank"
                 more = (degree - 1) * chosen.astype(np.float64)
-                yield _Part(np.asarray(1.0 + more, dtype=np.float64), f"the norm with {words}")
+                yield _Part(np.asarray(1.0 + more, dtype=np.float64), f"the norm with {text}")
 
 
 def _alone(kept: Flags, names: Sequence[str], context: Context) -> str:
-    """By what is in or by what is not, whichever is less to say; a stage by what it holds."""
+    """What is in it or what is left out, whichever is shorter; for a stage, what it holds."""
     inside, outside = _chosen(names, kept), _chosen(names, ~kept)
     stage = stage_words(inside, names, context)
     if len(inside) > len(outside) and not stage:

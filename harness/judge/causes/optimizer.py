@@ -1,6 +1,6 @@
-"""Between gradient and weight: clipping, and what the optimizer counts and keeps.
+"""Between gradient and weight: clipping, and the optimizer's counters and state.
 
-Wrong clipping lies between right gradients and wrong updates, and AdamW hides it.
+Wrong clipping shows between correct gradients and wrong updates; in the loss AdamW hides it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _METRIC_CHECKS = (
     "reported-loss-is-recomputed",
 )
 _BEYOND = 2.0
-"""A factor that is wrong by more than this many times what gradients differ by does not follow from
-them: a gradient that ranks hold otherwise, say, has another norm on each."""
+"""A factor that is wrong by more than this many times the gradients' difference does not follow
+from them; a gradient that differs between ranks, say, has another norm on each."""
 _MOST_GROUPS = 4
 _OWN = 1e-2
-"""A group is clipped by its own norm when its factor is that, within this."""
+"""How near a group's factor must be to the one of its own norm, to be clipped by it."""
 _LOOK_AT = (
     "where gradients are clipped: max_norm, whether it is called in every step, and the norm that "
     "it uses: over all parameters, all pipeline stages and all mesh dimensions"
@@ -53,7 +53,7 @@ class _Group(NamedTuple):
 
 @signature(Basis.EXACT, Stage.CLIPPING)
 def clipping(context: Context) -> Cause | None:
-    """Gradients are multiplied by another factor than their norm asks for."""
+    """Gradients are multiplied by another factor than their norm requires."""
     if not context.failed(*_CHECKS):
         return None
     found = list(
@@ -75,12 +75,12 @@ def clipping(context: Context) -> Cause | None:
         else f"after step {before}, where they still were, and at step {wrong.step}"
     )
     groups = _groups(wrong)
-    if wrong.odd and len(groups) > _MOST_GROUPS and wrong.factors.max() > 1 + wrong.alike:
+    if wrong.odd and len(groups) > _MOST_GROUPS and wrong.factors.max() > 1 + wrong.deviation_limit:
         odd = [wrong.names[index] for index in wrong.odd]
         sentence = (
             f"gradients agree, and are changed between clipping and the update {when}: clipping "
-            f"multiplies all by one factor ({wrong.expected:.4g} here) and makes none longer, and "
-            f"their lengths are now {wrong.factors.min():.4g} to {wrong.factors.max():.4g} of what "
+            f"multiplies all by one factor ({wrong.expected:.4g} here) and increases no norm, and "
+            f"their norms are now {wrong.factors.min():.4g} to {wrong.factors.max():.4g} of what "
             f"they were; {describe(odd, sample.names)} differ from most"
             f"{loss_agrees(context, wrong.step)}"
         )
@@ -99,8 +99,8 @@ def _by_itself(wrong: Clipping, sample: TensorComparison) -> bool:
         return True
     norms = sample.test.gradients.norm if sample.test.gradients is not None else np.zeros(0)
     parts = sample.gradients.difference * norms
-    apart = float(np.linalg.norm(parts) / np.linalg.norm(norms))
-    return max(float(wrong.apart.max()), wrong.off) > _BEYOND * apart
+    explained = float(np.linalg.norm(parts) / np.linalg.norm(norms))
+    return max(float(wrong.deviation.max()), wrong.off) > _BEYOND * explained
 
 
 def _said(
@@ -110,15 +110,15 @@ def _said(
     if wrong.odd and len(groups) > _MOST_GROUPS:
         return _each_otherwise(wrong, asked)
     if wrong.odd:
-        words = []
+        parts = []
         for group in groups:
             names = [wrong.names[index] for index in group.members]
             stage = stage_words(names, sample.names, context)
-            words.append(f"{describe(names, sample.names)}{stage} by {group.factor:.4g}")
+            parts.append(f"{describe(names, sample.names)}{stage} by {group.factor:.4g}")
         own = ""
         if all(_own_norm(wrong, group) for group in groups):
             own = "; each group is clipped by the norm of its own gradients alone"
-        return f"multiplied are {joined(words)}, where {asked}{own}"
+        return f"multiplied are {joined(parts)}, where {asked}{own}"
     norm = float(np.linalg.norm(wrong.norms))
     if abs(wrong.common - 1) <= UNCLIPPED:
         return f"they are not clipped at all, where {asked} (a norm of {norm:.4g})"
@@ -130,13 +130,15 @@ def _said(
 
 
 def _each_otherwise(wrong: Clipping, asked: str) -> str:
-    """Nearly every parameter has a factor of its own, and none is longer than before."""
+    """Nearly every parameter has a factor of its own, and no norm increases."""
     least, most = float(wrong.factors.min()), float(wrong.factors.max())
     said = f"each is multiplied by another factor, from {least:.4g} to {most:.4g}, where {asked}"
     if all(_own_norm(wrong, _Group([i], float(wrong.factors[i]))) for i in range(wrong.norms.size)):
         return f"{said}; each is clipped by the norm of its own gradient alone"
-    if least >= wrong.expected * (1 - wrong.right):
-        return f"{said}, and none by less: by norms of parts, as of the shards that a rank holds"
+    if least >= wrong.expected * (1 - wrong.common_limit):
+        return (
+            f"{said}, and none by a smaller one: by norms of parts, such as the shards of one rank"
+        )
     return said
 
 
@@ -145,7 +147,7 @@ def _groups(wrong: Clipping) -> list[_Group]:
     groups: list[list[int]] = []
     for index in np.argsort(wrong.factors, kind="stable"):
         last = wrong.factors[groups[-1][0]] if groups else np.nan
-        if wrong.factors[index] - last <= 2 * wrong.alike * last:
+        if wrong.factors[index] - last <= 2 * wrong.deviation_limit * last:
             groups[-1].append(int(index))
         else:
             groups.append([int(index)])
@@ -172,10 +174,10 @@ SAME = 1e-3
 COUNTED = 1e-2
 """Counters are whole numbers, averaged over the entries of a tensor: those of its shards."""
 NOTABLE = 1e-2
-"""Relative difference of a state's norm that rounding of right gradients does not make in fp32 …"""
+"""Relative difference of a state's norm that rounding alone does not make in fp32 …"""
 SQUARED = 2.0
-"""… and never more than this many times what the gradients so far differ by: a moment is an average
-of them or of their squares."""
+"""… and never more than this many times the difference of the gradients so far: a moment is an
+average of them or of their squares."""
 
 _RESUMED = (
     "what a resume between those steps saves and loads of the optimizer: its state by parameter "
@@ -194,7 +196,7 @@ _SKIPPED = "what skips or repeats updates: a loss scaler, a guard against spikes
     ),
 )
 def counted_first(context: Context) -> Cause | None:
-    """Counts part before any gradient does: they are exact, and gradients follow from updates."""
+    """Counts differ before any gradient: they are exact, and gradients follow from updates."""
     counts = context.checks.get("optimizer-steps")
     if counts is None or counts.outcome is not Outcome.FAIL or counts.onset is None:
         return None
@@ -211,7 +213,7 @@ def counted_first(context: Context) -> Cause | None:
     overrides=("moments_lost",),
 )
 def counted_otherwise(context: Context) -> Cause | None:
-    """The optimizer has counted other updates than the control's: it started over, or skipped."""
+    """The optimizer counts other updates than the control's: it started over, or skipped some."""
     for before, sample in pairwise(context.compared.tensors):
         ours, theirs = sample.test.post_step, sample.control.post_step
         if ours is None or theirs is None:
@@ -225,7 +227,7 @@ def counted_otherwise(context: Context) -> Cause | None:
             f"at step {sample.step} the optimizer has counted {_range(counts)} updates of {names}, "
             f"the control's {_range(theirs.state_steps[off])}"
         )
-        # A counter that started over says when: it has counted every step since.
+        # A counter that started over shows when: it has counted every step since.
         since = sample.step - counts
         if np.all((since >= before.step - COUNTED) & (since < sample.step)):
             sentence = f"optimizer state is lost after step {_range(since)}: {said}"
@@ -243,10 +245,10 @@ def counted_otherwise(context: Context) -> Cause | None:
 
 @signature(Basis.FIRST_TENSORS, Stage.OPTIMIZER)
 def averaged_otherwise(context: Context) -> Cause | None:
-    """Right gradients at the first update, and all moments are one multiple of the control's.
+    """Correct gradients at the first update, and all moments are one multiple of the control's.
 
-    The first update shows the settings alone: Adam's moments are then ``(1 - beta1) x gradient``
-    and ``(1 - beta2) x gradient^2``, and its bias correction takes both out of the update.
+    The first update depends on the settings alone: Adam's moments are ``(1 - beta1) x gradient``
+    and ``(1 - beta2) x gradient^2``, and its bias correction cancels both in the update.
     """
     sample = next(
         (each for each in context.compared.tensors if each.test.post_step is not None), None
@@ -268,16 +270,16 @@ def averaged_otherwise(context: Context) -> Cause | None:
     for column, state in enumerate(left[0].states):
         of_state = ratios[known, column]
         middle = float(np.median(of_state))
-        apart = _ALIKE * abs(middle - 1)
-        alike = np.abs(of_state - middle).max() <= apart and np.abs(given[known]).max() <= apart
+        near = _ALIKE * abs(middle - 1)
+        alike = np.abs(of_state - middle).max() <= near and np.abs(given[known]).max() <= near
         if alike and abs(middle - 1) > SAME:
             share = _SHARE.get(state)
-            named = f", so 1 - {share} is {middle:.4g} times what it is there" if share else ""
+            named = f", so 1 - {share} is {middle:.4g} times the control's" if share else ""
             found.append(f"{state} is {middle:.4g} times the control's{named}")
     if not found:
         return None
     sentence = (
-        f"the optimizer averages gradients otherwise: at step {sample.step} gradients agree, and "
+        f"the optimizer averages gradients differently: at step {sample.step} gradients agree, and "
         f"of all {np.count_nonzero(known)} parameters alike {joined(found)}"
         f"{loss_agrees(context, sample.step)}"
     )
@@ -285,7 +287,7 @@ def averaged_otherwise(context: Context) -> Cause | None:
 
 
 _ALIKE = 0.1
-"""Share of what a ratio differs from one by: parameters whose ratios are within it have one."""
+"""Parameters have the same ratio within this share of its difference from one."""
 _SHARE = {"exp_avg": "beta1", "exp_avg_sq": "beta2"}
 _AVERAGES = (
     "the optimizer's betas or momentum, by parameter group, and what multiplies gradients between "
@@ -295,7 +297,7 @@ _AVERAGES = (
 
 @signature(Basis.LATER_STATE, Stage.OPTIMIZER)
 def moments_lost(context: Context) -> Cause | None:
-    """Gradients agree, and what the optimizer keeps of the earlier ones does not any more."""
+    """Gradients agree, and the optimizer's averages of the earlier ones no longer do."""
     explained = NOTABLE
     for before, sample in pairwise(context.compared.tensors):
         if sample.gradients is None or sample.gradients.outside.size:
@@ -312,7 +314,7 @@ def moments_lost(context: Context) -> Cause | None:
         if earlier is None or _far(earlier, explained).any():
             return None
         if norms is not None and abs(norms[1] / norms[2] - 1) > SAME:
-            return None  # other gradients were given to it
+            return None  # it was given other gradients
         parts = []
         for column in np.flatnonzero(off.any(axis=0)):
             rows = np.flatnonzero(off[:, column])
@@ -331,9 +333,9 @@ def moments_lost(context: Context) -> Cause | None:
 
 
 def _clipped(sample: TensorComparison) -> tuple[float, float, float] | None:
-    """The test set's whole norm before and after clipping, and the control's after it.
+    """The test set's total norm before and after clipping, and the control's after it.
 
-    None where the control was not clipped, or it is not known.
+    None where the control was not clipped, or that is not known.
     """
     ours, theirs = sample.test, sample.control
     if ours.gradients is None or theirs.gradients is None:
@@ -376,6 +378,10 @@ def _range(numbers: Floats) -> str:
 
 
 def _agreed(context: Context, sample: TensorComparison) -> str:
-    """From when on the curves show it."""
+    """A clause that says from when on the curves show it."""
     off = [curve for curve in context.off() if (curve.onset or 0) <= sample.step]
-    return f"; the curves part at step {off[0].onset}" if off else loss_agrees(context, sample.step)
+    return (
+        f"; the curves differ from step {off[0].onset}"
+        if off
+        else loss_agrees(context, sample.step)
+    )

@@ -1,4 +1,4 @@
-"""Which parameters: names of many tensors folded into words that a person can check."""
+"""Which parameters: names of many tensors folded into a short text that a person can check."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NORM = re.compile(r"norm|\bln\b|ln_")
 
 
 class ParameterRole(StrEnum):
-    """What a parameter does in a transformer, as far as its name tells."""
+    """What a parameter does in a transformer, as far as its name shows."""
 
     EMBEDDING = "embeddings"
     OUTPUT = "the output projection"
@@ -78,7 +78,7 @@ def layers_of(names: Iterable[str]) -> list[int]:
 
 
 def depth_of(name: str, last: int) -> int:
-    """How far from the input: embeddings come before layer 0, all else outside after the last."""
+    """Distance from the input: embeddings come before layer 0, all else outside after the last."""
     layer = place_of(name).layer
     if layer is not None:
         return layer
@@ -86,7 +86,7 @@ def depth_of(name: str, last: int) -> int:
 
 
 def describe(names: Collection[str], among: Sequence[str]) -> str:
-    """Some of a model's parameters in words, as few as identify them."""
+    """Names some of a model's parameters, as shortly as possible."""
     if len(names) == len(among):
         return f"all {len(among)} parameters"
     if len(names) == 1:
@@ -130,19 +130,19 @@ def fold(names: Iterable[str], among: Iterable[str]) -> list[str]:
 
 def spans(numbers: Collection[int]) -> str:
     """``0, 2-4``."""
-    words: list[str] = []
+    parts: list[str] = []
     ordered = sorted(numbers)
     start = 0
     for index, number in enumerate(ordered):
         if index + 1 == len(ordered) or ordered[index + 1] != number + 1:
             first = ordered[start]
-            words.append(f"{first}-{number}" if number > first else f"{first}")
+            parts.append(f"{first}-{number}" if number > first else f"{first}")
             start = index + 1
-    return ", ".join(words)
+    return ", ".join(parts)
 
 
-def joined(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
+def joined(parts: Sequence[str]) -> str:
+    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
 
 
 def _whole_layers(names: Collection[str], among: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""C3: ranks that hold the same shard hold other bits. Which copies differ first tells why."""
+"""C3: ranks that hold the same shard hold different bits. Which copies differ first shows why."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _NAMED = 3
 @signature(
     Basis.HELD,
     Stage.WEIGHTS,
-    # Copies that differ at the start are not the control's weights either.
+    # Copies that differ at the start also differ from the control's weights.
     overrides=("initial",),
     asked_of=(ComparisonKind.ORDINARY, ComparisonKind.DRAWING),
 )
 def replicas(context: Context) -> Cause | None:
-    """Copies disagree, and may have done so when the first other thing went wrong.
+    """Copies differ, and may have done so when anything else first went wrong.
 
-    Some of each kind are listed, so a kind that is not listed agrees.
+    Some tensors of each kind are listed, so copies of a kind that is not listed agree.
     """
     if not context.failed("replicas-agree"):
         return None
@@ -34,7 +34,7 @@ def replicas(context: Context) -> Cause | None:
             break
         agreed = sample.step
     parted = context.first_failure("replicas-agree")
-    # Copies are compared at some steps only: they began to differ after the last that agreed.
+    # Copies are compared at some steps only: they began to differ after the last one that agreed.
     if first is None or (parted is not None and agreed + 1 > parted):
         return None
     kinds = {each.kind for each in first.disagreements}
@@ -62,15 +62,15 @@ def _why(first: ReplicaSample, kinds: set[str], agreed: int, context: Context) -
     if "gradient" in kinds:
         when = "from the first step on " if first.step == 1 else ""
         late = began if first.step > 1 else ""
-        words = f"{when}a reduction of these gradients{mesh} is missing, or is not the same on all"
-        return f"{words}{late}", reduction
+        text = f"{when}a reduction of these gradients{mesh} is missing, or is not the same on all"
+        return f"{text}{late}", reduction
     state, step = _step_by_rank(first, kinds, mesh)
-    words = "their gradients were the same before clipping, so the update differs by rank"
-    return f"{words}{began}{state}", step
+    text = "their gradients were the same before clipping, so the update differs by rank"
+    return f"{text}{began}{state}", step
 
 
 def _step_by_rank(first: ReplicaSample, kinds: set[str], mesh: str) -> tuple[str, str]:
-    """What the optimizer's state tells of an update that differs, and what to look at."""
+    """What the optimizer's state shows about an update that differs, and what to look at."""
     if "optimizer state" in kinds:
         said = "; the optimizer's state differs, too: it took other gradients, decay rates or steps"
         doings = "clipping by its own norm, skipped steps, the optimizer's betas and state"
@@ -85,11 +85,11 @@ def _step_by_rank(first: ReplicaSample, kinds: set[str], mesh: str) -> tuple[str
 def _began_otherwise(kinds: set[str], mesh: str) -> tuple[str, str]:
     if kinds == {"buffer"}:
         return (
-            "these ranks began with other values of a buffer, which nothing made the same",
+            "these ranks began with different values of a buffer, which were never synchronised",
             f"where these buffers are built{mesh}: the settings and the seed of each rank",
         )
     return (
-        "these ranks began with other values, which were never synchronised",
+        "these ranks began with different values, which were never synchronised",
         (
             f"initialisation and loading{mesh}: the seed of each rank, and what broadcasts the "
             "parameters or loads the checkpoint"
@@ -111,15 +111,15 @@ def _seen(first: ReplicaSample, kinds: set[str]) -> str:
     """Which tensors, of which kinds, along which dimensions."""
     if not first.disagreements:
         return f"{first.count} tensors are not the same on all ranks that hold them"
-    words = []
+    parts = []
     for kind in sorted(kinds):
         some = [each for each in first.disagreements if each.kind == kind]
-        words.append(f"the {kind} of {_tensors(some)}{_along(some)}")
+        parts.append(f"the {kind} of {_tensors(some)}{_along(some)}")
     more = first.count - len(first.disagreements)
     groups = first.disagreements[0].groups
     ranks = f" (ranks {' against '.join(str(list(group)) for group in groups)})" if groups else ""
     others = f", and {more} more tensors" if more > 0 else ""
-    return f"{joined(words)}{others} differ between copies{ranks}"
+    return f"{joined(parts)}{others} differ between copies{ranks}"
 
 
 def _tensors(some: Sequence[Disagreement]) -> str:

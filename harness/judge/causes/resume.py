@@ -1,8 +1,8 @@
-"""C6 where passes of a run tell it exactly: what a resume lost, and how it recovered.
+"""C6 where the passes of a run show it exactly: what a resume lost, and how it recovered.
 
-Curves only show that something was lost. What was saved and what came back, sample by sample and
-tensor by tensor, says what; so these are asked before all that goes by curves, unless the runs had
-parted before the resume.
+Curves only show that something was lost. What was saved and what was restored, sample by sample and
+tensor by tensor, shows what; so these are asked before all signatures that use curves, unless the
+runs differed before the resume.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ RESUME_CHECKS = (
 @signature(
     Basis.RECORDED,
     Stage.RESUME,
-    # Other samples are the whole fault, however whole the checkpoint was.
+    # Other samples explain everything, even if the checkpoint was whole.
     overrides=("torn_loaded",),
 )
 def data_lost(context: Context) -> Cause | None:
-    """The loader does not go on where it stood."""
+    """The loader does not go on where it was."""
     if not _first(context, "data-resumed"):
         return None
     sentence = f"data order is lost at the resume: {context.detail('data-resumed')}"
@@ -60,14 +60,14 @@ _STREAMING = (
 @signature(
     Basis.RECORDED,
     Stage.RESUME,
-    # What a restart did not load explains the samples that it went on with.
+    # A restart that loaded nothing explains the samples that it went on with.
     overrides=("data_lost",),
 )
 def nothing_loaded(context: Context) -> Cause | None:
-    """A restart loaded nothing, or something of no known place, and trained on from there.
+    """A restart loaded nothing, or something from an unknown place, and trained on from there.
 
-    What a pass that begins again at step 1 begins with is then the run's first sample, so its
-    weights are no failure of the initial load of the job.
+    If that pass begins again at step 1, its start is the run's first sample: wrong weights there
+    are not a failure of the job's initial load.
     """
     check = context.checks.get("passes-continuous")
     if check is None or check.outcome is not Outcome.FAIL:
@@ -96,11 +96,11 @@ def nothing_loaded(context: Context) -> Cause | None:
 @signature(
     Basis.RECORDED,
     Stage.RESUME,
-    # Half a checkpoint explains what of the state did not come back.
+    # Half a checkpoint explains the state that was not restored.
     overrides=("state_lost",),
 )
 def torn_loaded(context: Context) -> Cause | None:
-    """A resume took what was only half written."""
+    """A resume loaded a checkpoint that was only half written."""
     if not _first(context, "torn-never-loaded"):
         return None
     return Cause(
@@ -114,11 +114,11 @@ def torn_loaded(context: Context) -> Cause | None:
 @signature(
     Basis.RECORDED,
     Stage.RESUME,
-    # What did not come back says more than where a pass went on.
+    # State that was not restored says more than where a pass went on.
     overrides=("not_continued",),
 )
 def state_lost(context: Context) -> Cause | None:
-    """Tensors, the learning rate or counters did not come back as they were saved."""
+    """Tensors, the learning rate or counters were not restored as they were saved."""
     if not _first(context, "state-restored"):
         return None
     found = next(
@@ -143,11 +143,11 @@ def state_lost(context: Context) -> Cause | None:
 @signature(
     Basis.RECORDED,
     Stage.RESUME,
-    # A pass that goes on elsewhere replays otherwise.
+    # A pass that goes on from another step replays with other values.
     overrides=("replayed_otherwise",),
 )
 def not_continued(context: Context) -> Cause | None:
-    """A pass went on from elsewhere, or counts otherwise."""
+    """A pass went on from another place, or with other counters."""
     if not _first(context, "passes-continuous"):
         return None
     found = [gap for gap in gaps(context.compared.test, context.compared.spec) if gap.shown]
@@ -161,7 +161,7 @@ def not_continued(context: Context) -> Cause | None:
     if all(gap.counts == TOKENS_SEEN for gap in found):
         return Cause(
             f"only the trainer's count of tokens is lost at the resume: "
-            f"{context.detail('passes-continuous')}; samples and state came back",
+            f"{context.detail('passes-continuous')}; samples and state were restored",
             CauseClass.METRIC_ONLY,
             "what train_state holds: torchtitan's Trainer.state_dict saves ntokens_seen, which is "
             "a count of one rank, and every rank loads it as its own",
@@ -190,7 +190,7 @@ _NOTHING_WHOLE = (
     overrides=("recovered_late",),
 )
 def replayed_otherwise(context: Context) -> Cause | None:
-    """A replay differs although all that is known of the state came back."""
+    """A replay differs although all known state was restored."""
     if not _first(context, "replays-agree"):
         return None
     return Cause(
@@ -222,7 +222,7 @@ def recovered_late(context: Context) -> Cause | None:
 
 
 def follows_from_resume(context: Context, name: str) -> bool:
-    """Whether other samples, tokens or rates are what a resume that failed a check led to."""
+    """Whether other samples, tokens or rates follow from a resume that failed a check."""
     since = context.checks[name].onset
     if name not in ("same-data", "same-tokens", "same-lr") or since is None:
         return False
@@ -232,12 +232,12 @@ def follows_from_resume(context: Context, name: str) -> bool:
 
 
 def of_pass(context: Context, step: int) -> str:
-    """Which pass a step is of, if one that loads a checkpoint, and what its config leaves out."""
+    """Which pass a step belongs to, if that loads a checkpoint, and what its config leaves out."""
     each = owner(context.compared.test, step)
     load = next((load for load in loads(context.compared.test) if load.into is each), None)
     if load is None:
         return ""
-    return f"; step {step} is of {load.words}{_excluded(context, 'dataloader', 'lr_scheduler')}"
+    return f"; step {step} is part of {load.text}{_excluded(context, 'dataloader', 'lr_scheduler')}"
 
 
 _LOADED = (
@@ -273,6 +273,6 @@ def _excluded(context: Context, *parts: str) -> str:
 
 
 def _counted(context: Context) -> str:
-    """What the counter of samples says of lost data; empty when it says nothing."""
+    """What the counter of samples shows about lost data; empty when it shows nothing."""
     check = context.checks["passes-continuous"]
     return f"; {check.detail}" if check.outcome is Outcome.FAIL else ""

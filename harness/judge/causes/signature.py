@@ -2,15 +2,15 @@
 
 A signature is a documented function of a :class:`converge_harness.judge.causes.context.Context`
 that returns a :class:`Cause` where it recognises its class of bug, and None elsewhere. Several may
-recognise one failure, so the first that does is believed. The order is a rule, and no place in a
-list:
+recognise one failure, and the first one decides. The order follows from rules, and not from places
+in a list:
 
-1. by :class:`Basis`: what the signature goes by, the most certain first;
-2. of one basis, by :class:`Stage`: where in a step the bug is, in the order of the step, since what
-   goes wrong early makes what comes later differ, too;
+1. by :class:`Basis`: the evidence that the signature uses, the most certain first;
+2. with the same basis, by :class:`Stage`: where in a step the bug is, in the order of the step,
+   because an early error makes everything later differ, too;
 3. but a signature is asked before all that it ``overrides``, whatever their basis and stage.
 
-Two of the same basis and stage have no order of their own, so one has to override the other:
+Two with the same basis and stage have no order, so one has to override the other:
 :func:`in_order` refuses a tie. A signature says so where it is defined, next to the reason.
 """
 
@@ -33,11 +33,11 @@ class Cause(NamedTuple):
     kind: CauseClass | None = None
     """None unless the judgement is FAIL."""
     look_at: str = ""
-    """What a person of the field would open first; empty when unknown."""
+    """What an engineer would look at first; empty when unknown."""
 
 
 class Basis(IntEnum):
-    """What a signature goes by, the most certain first."""
+    """The evidence that a signature uses, the most certain first."""
 
     RECORDED = 1
     """What a run itself records: its passes, its samples, numbers that are NaN, missing
@@ -45,31 +45,31 @@ class Basis(IntEnum):
     HELD = 2
     """What ranks hold: copies of one shard, initial weights, buffers."""
     EXACT = 3
-    """Other numbers that rounding does not change: counters, tables, the one factor of clipping."""
+    """Other numbers that rounding does not change: counters, tables, the factor of clipping."""
     FIRST_TENSORS = 4
-    """Tensors and recomputed numbers of the first steps, or of frozen ones: nothing has had the
+    """Tensors and recomputed numbers of the first steps, or of frozen ones: differences have had no
     time to grow."""
     FIRST_CURVES = 5
     """Curves at the first step."""
     LATER_STATE = 6
-    """What later steps kept: restarts, counters, moments, weights that stand still."""
+    """State at later steps: restarts, counters, moments, weights that do not change."""
     LATER_CURVES = 7
-    """How curves part after the first step."""
+    """How curves begin to differ after the first step."""
     LATER_TENSORS = 8
     """Sampled tensors of later steps."""
     LEFT_OVER = 9
-    """Whatever nothing else recognised: it says when, and hardly why."""
+    """For what no other recognised: it says when, and hardly why."""
 
 
 class Stage(IntEnum):
-    """Where in a run the bug is, in the order in which a step comes to it."""
+    """Where in a run the bug is, in the order of a step."""
 
     RUN = 0
     """No single place: a whole step, or the whole run."""
     RESUME = 1
     INPUT = 2
     WEIGHTS = 3
-    """As training begins."""
+    """Before the first step."""
     FORWARD = 4
     OBJECTIVE = 5
     REPORT = 6
@@ -79,18 +79,18 @@ class Stage(IntEnum):
     OPTIMIZER = 9
     UPDATE = 10
     BUFFERS = 11
-    """State that no gradient drives, updated beside the optimizer."""
+    """State that is not updated by gradients, beside the optimizer."""
 
 
 class ComparisonKind(Enum):
-    """What is compared, which decides what a signature can go by."""
+    """What is compared, which decides what evidence a signature can use."""
 
     ORDINARY = "the same training, step by step"
     CURVES = "two curves alone"
-    """A grad norm shows one factor of wrong gradients at every step. Where they point, and whether
-    the forward pass is right, it does not show."""
+    """A grad norm shows one factor of wrong gradients at every step. It shows neither their
+    direction nor whether the forward pass is correct."""
     DRAWING = "a set that draws random numbers of its own"
-    """No single steps are compared. Its losses differ by what it draws, so they do not separate a
+    """No single steps are compared. Its losses differ by random numbers, so they do not separate a
     forward from a backward fault."""
 
 
@@ -122,7 +122,7 @@ def signature(
     overrides: tuple[str, ...] = (),
     asked_of: tuple[ComparisonKind, ...] = (ComparisonKind.ORDINARY,),
 ) -> Callable[[Recognise], Signature]:
-    """Make a documented function a :class:`Signature` of the name that it has."""
+    """Make a documented function a :class:`Signature` with the function's name."""
 
     def decorate(function: Recognise) -> Signature:
         if not function.__doc__:
@@ -133,9 +133,9 @@ def signature(
 
 
 def in_order(signatures: Iterable[Signature]) -> tuple[Signature, ...]:
-    """The signatures by the rule of this module, whatever order they come in.
+    """The signatures in the order of this module's rules, whatever order they are given in.
 
-    Names that are not among them are overridden by nobody here. Raises ValueError for two of one
+    Names in ``overrides`` that are not among them are ignored. Raises ValueError for two of one
     basis and stage of which neither overrides the other, and for overrides in a circle.
     """
     waiting = {each.name: each for each in signatures}

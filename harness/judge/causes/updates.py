@@ -1,8 +1,8 @@
-"""C6 from sketches: weights that begin, move, or are carried on otherwise.
+"""C6 from sketches: weights that begin, move, or are kept differently.
 
 No curve shows what a resume lost in the middle of a run. The first sample after it does: weights
-are where no update can have brought them, or rounded, or those of a few parameters part from the
-control while all others follow it.
+have moved further than any update can, or are rounded, or those of a few parameters begin to differ
+from the control's while all others agree.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from converge_harness.judge.compare.tensors import TensorComparison, TensorDiffe
 from converge_harness.model import CauseClass, Floats, Integers, Precision, TensorSample
 
 SAME_NORM = 1e-9
-"""Norms in float64 of the same bits differ by no more: any order of the sum."""
+"""Norms in float64 of the same bits differ by no more, whatever the order of the sum."""
 STILL = 1e-6
-"""A tensor whose update has less than this of the control's length does not move."""
+"""A tensor whose update has less than this share of the control's norm does not move."""
 
 
 @signature(Basis.HELD, Stage.WEIGHTS, asked_of=(ComparisonKind.ORDINARY, ComparisonKind.DRAWING))
 def initial(context: Context) -> Cause | None:
-    """Training begins with other weights: nothing else can then be compared."""
+    """Training begins with other weights: then nothing else can be compared."""
     sample = context.sample(0)
     if not context.failed("same-initial-parameters") or sample is None or sample.initial is None:
         return None
@@ -77,9 +77,9 @@ def initial_words(sample: TensorComparison) -> str:
 
 
 def _swapped(sample: TensorComparison, off: Sequence[int]) -> str:
-    """Whether tensors have the sizes and norms of others of the control: sketches cannot tell.
+    """Whether tensors have the sizes and norms of others of the control.
 
-    A sketch depends on the tensor's name, so only norms of different names can be compared.
+    A sketch depends on the tensor's name, so of different names only norms can be compared.
     """
     ours, theirs = sample.test.parameters.norm, sample.control.parameters.norm
     sizes = sample.control.sizes
@@ -94,24 +94,24 @@ def _swapped(sample: TensorComparison, off: Sequence[int]) -> str:
     layers = {(place_of(name).layer, place_of(other).layer) for name, other in found.items()}
     moved = sorted((a, b) for a, b in layers if a is not None and b is not None and a != b)
     if len(moved) == len(layers) and len(found) > 1:
-        words = joined(
+        norms = joined(
             [f"layer {here} looks like the control's layer {there}" for here, there in moved]
         )
     else:
-        words = joined(
+        norms = joined(
             [f"{name} looks like the control's {other}" for name, other in found.items()][:NAMED]
         )
-    return f"; by its norms {words}"
+    return f"; by its norms {norms}"
 
 
 @signature(
     Basis.LATER_STATE,
     Stage.UPDATE,
-    # Weights that stand still are not counted either.
+    # Weights that do not change are not counted by the optimizer either.
     overrides=("counted_otherwise",),
 )
 def frozen(context: Context) -> Cause | None:
-    """Parameters stay where they are although they have a gradient."""
+    """Parameters do not change although they have a gradient."""
     for before, sample in pairwise(context.compared.tensors):
         found = sample.updates
         if found is None or not found.outside.size:
@@ -121,12 +121,12 @@ def frozen(context: Context) -> Cause | None:
         driven = gradients.norm > 0 if gradients is not None else np.ones_like(moved, np.bool_)
         still = np.flatnonzero((moved <= STILL * should) & (should > 0) & driven)
         if not set(still.tolist()) & set(found.outside.tolist()):
-            return None  # the first to go wrong moved; what stands still later follows from it
+            return None  # the first wrong one moved; others that later do not follow from it
         names = [sample.names[index] for index in still]
         others = len(set(found.outside.tolist()) - set(still.tolist()))
         if others and sample.step == before.step + 1:
-            return None  # within one step no parameter follows another: all updates are wrong
-        more = f"; {others} more move otherwise" if others else ""
+            return None  # within one step no parameter depends on another: all updates are wrong
+        more = f"; {others} more move differently" if others else ""
         stay = "stays as it was" if len(names) == 1 else "stay as they were"
         sentence = (
             f"parameters do not move: {describe(names, sample.names)} {stay} from step "
@@ -146,7 +146,7 @@ _LEFT_OUT = (
 
 @signature(Basis.LATER_TENSORS, Stage.UPDATE)
 def updated(context: Context) -> Cause | None:
-    """Gradients agree, and parameters move otherwise."""
+    """Gradients agree, and parameters move differently."""
     for before, sample in pairwise(context.compared.tensors):
         if sample.gradients is not None and sample.gradients.outside.size:
             return _unseen(before, sample, context)
@@ -156,7 +156,7 @@ def updated(context: Context) -> Cause | None:
 
 
 def _unseen(before: TensorComparison, sample: TensorComparison, context: Context) -> Cause | None:
-    """The first thing off is what the first update led to: it is within its own, wider limit."""
+    """The first difference is a consequence of the first update, which is inside a wider limit."""
     if before.updates is None or sample.step > FIRST_STEPS:
         return None
     worst = int(np.argmax(before.updates.difference))
@@ -205,11 +205,11 @@ def _other_update(
 
 
 def _off_by(difference: float) -> str:
-    return f"by {difference:.2g}" if np.isfinite(difference) else "where the control stands still"
+    return f"by {difference:.2g}" if np.isfinite(difference) else "where the control does not move"
 
 
 def _still(found: TensorDifferences, off: Sequence[str], context: Context) -> str:
-    """Whether all that is off stands still in the control, which coarse weights often do."""
+    """A clause if all that is off does not move in the control, as often with coarse weights."""
     stored = storage(context.compared.test, context.compared.control, 0.0)
     coarse = float(stored.spacings(off).max())
     if not coarse or np.isfinite(found.difference[found.outside]).any():
@@ -227,7 +227,7 @@ _RATE = (
 
 
 def _moves(before: TensorComparison, sample: TensorComparison) -> tuple[Floats, Floats]:
-    """Sketches of what every parameter moved by: in the test set and in the control."""
+    """Sketches of every parameter's update, in the test set and in the control."""
     return update(before.test, sample.test), update(before.control, sample.control)
 
 
@@ -243,7 +243,7 @@ def _factors(sample: TensorComparison, sorting: Sorting, among: Sequence[str]) -
 def _decay(
     before: TensorComparison, sample: TensorComparison, off: Iterable[int], context: Context
 ) -> str:
-    """Whether the updates differ by a multiple of the weights: that is weight decay.
+    """A clause if the updates differ by a multiple of the weights: that is weight decay.
 
     The decoupled decay of AdamW moves a weight by ``- lr x decay x weight`` (Loshchilov and
     Hutter, "Decoupled weight decay regularization", 2019), whatever its gradient.
@@ -261,7 +261,7 @@ def _decay(
 
 
 def first_part(context: Context) -> str:
-    """Which tensors parted first, at a later sample, for the words of other causes."""
+    """A clause for other causes: which tensors differed first, at a later sample."""
     for sample in context.compared.tensors:
         wrong = wrong_gradients(sample)
         if wrong is not None:
@@ -274,30 +274,30 @@ def first_part(context: Context) -> str:
         else:
             continue
         return (
-            f"; of the sampled tensors the {what} of {describe(names, sample.names)} part first, "
+            f"; of the sampled tensors the {what} of {describe(names, sample.names)} differ first, "
             f"at step {sample.step} (worst {names[0]})"
         )
     return ""
 
 
 ADAM_REACH = 1.25
-"""Learning rates per step that the entries of a tensor move by under Adam, in the root mean square.
+"""How far Adam moves the entries of a tensor per step, in learning rates, as root mean square.
 
-The step size bounds it (Kingma and Ba, "Adam: a method for stochastic optimization", 2015, section
-2.1); weight decay adds a little.
+The learning rate bounds it (Kingma and Ba, "Adam: a method for stochastic optimization", 2015,
+section 2.1); weight decay adds a little.
 """
 BEYOND = 1.6
-"""More learning rates per step than this are out of Adam's reach."""
+"""Adam cannot move a tensor by more learning rates per step than this."""
 BFLOAT16_LEAVES = (4e-4, 6e-3)
-"""Relative difference of a whole tensor from itself in bfloat16: 8 bits, and what training adds."""
+"""Relative difference of a tensor from itself rounded to bfloat16: 8 bits, and some training."""
 ALL_ALIKE = 10.0
-"""Rounding spares no tensor: the furthest differs by at most this times the nearest."""
+"""Rounding affects all tensors: the largest difference is at most this times the smallest."""
 STANDS_OUT = 4.0
-"""Times the furthest of all other tensors."""
+"""Multiple of the largest difference of all other tensors."""
 ASIDE = 0.5
-"""What a factor leaves of an update, at most, that goes along the control's."""
+"""Largest residual of a factor, for an update to have the control's direction."""
 NOTABLE = 0.2
-"""Share of an update; a smaller difference says nothing about single tensors."""
+"""Share of an update; a smaller difference shows nothing about single tensors."""
 
 _NOTHING = 1e-12
 
@@ -312,7 +312,7 @@ _SETTINGS = (
 
 
 class _Parting(NamedTuple):
-    """The first sample at which the runs are apart, after the first steps."""
+    """The first sample at which the runs differ, after the first steps."""
 
     before: TensorComparison
     sample: TensorComparison
@@ -327,11 +327,11 @@ class _Parting(NamedTuple):
 @signature(
     Basis.LATER_TENSORS,
     Stage.RESUME,
-    # What no update can do is no rounding.
+    # A move that no update can make is not rounding.
     overrides=("rounded",),
 )
 def moved_too_far(context: Context) -> Cause | None:
-    """Weights moved once by more than the learning rate lets an optimizer move them."""
+    """Weights moved once by more than an optimizer can with this learning rate."""
     parting = _parting(context)
     if parting is None or parting.after is None:
         return None
@@ -342,7 +342,7 @@ def moved_too_far(context: Context) -> Cause | None:
     if not control.max(initial=0.0) <= ADAM_REACH:
         return None
     far = np.flatnonzero(ours > BEYOND)
-    # A rate that stays too high moves everything too far for as long as it does.
+    # A rate that stays too high moves everything too far all the time.
     if not far.size or np.median(later[far]) > BEYOND:
         return None
     names = [sample.names[index] for index in far[np.argsort(-ours[far], kind="stable")]]
@@ -362,22 +362,22 @@ def moved_too_far(context: Context) -> Cause | None:
     overrides=("some_parted",),
 )
 def rounded(context: Context) -> Cause | None:
-    """All weights differ by what bfloat16 rounds away of them, and did not before."""
+    """All weights differ by as much as rounding to bfloat16, and did not before."""
     parting = _parting(context)
     if parting is None or context.precision is not Precision.FP32:
         return None
     _, sample, _ = parting
     ours, theirs = sample.test.parameters, sample.control.parameters
     known = theirs.norm > 0
-    apart = np.linalg.norm(ours.sketch - theirs.sketch, axis=1)[known] / theirs.norm[known]
+    off = np.linalg.norm(ours.sketch - theirs.sketch, axis=1)[known] / theirs.norm[known]
     least, most = BFLOAT16_LEAVES
-    if not apart.size or not least <= apart.min() <= apart.max() <= most:
+    if not off.size or not least <= off.min() <= off.max() <= most:
         return None
-    if apart.max() > ALL_ALIKE * apart.min():
+    if off.max() > ALL_ALIKE * off.min():
         return None
     sentence = (
-        f"weights are rounded {parting.between}: each of {apart.size} parameters differs from the "
-        f"control's by {apart.min():.1g} to {apart.max():.1g} of itself, as bfloat16 leaves it"
+        f"weights are rounded {parting.between}: each of {off.size} parameters differs from the "
+        f"control's by {off.min():.1g} to {off.max():.1g} of itself, as by rounding to bfloat16"
         f"{_seen(context)}"
     )
     look_at = (
@@ -389,7 +389,7 @@ def rounded(context: Context) -> Cause | None:
 
 @signature(Basis.LATER_TENSORS, Stage.RESUME)
 def some_parted(context: Context) -> Cause | None:
-    """A few parameters part from the control, and not by their gradients."""
+    """A few parameters begin to differ from the control, and their gradients do not."""
     parting = _parting(context)
     if parting is None or _gradients_first(context):
         return None
@@ -424,10 +424,10 @@ def some_parted(context: Context) -> Cause | None:
 
 
 def _gradients_first(context: Context) -> bool:
-    """Whether the first thing to be off is the gradient norm, under a right loss."""
+    """Whether the first difference is the gradient norm, with a correct loss."""
     norm, first = context.curve("grad_norm"), context.first_failure()
     if norm is None:
-        return True  # nobody knows
+        return True  # not known
     return first is not None and norm.onset == first and bool(context.agrees("loss", first))
 
 
@@ -443,7 +443,7 @@ def _parting(context: Context) -> _Parting | None:
 
 
 def _reach(before: TensorSample, sample: TensorSample, context: Context) -> Floats:
-    """Shape (parameters,): what the entries moved by, in learning rates of the control per step."""
+    """Shape (parameters,): how far entries moved, in learning rates of the control per step."""
     moved = np.linalg.norm(update(before, sample), axis=1) / np.sqrt(np.maximum(sample.sizes, 1))
     schedule = series(context.compared.control, "lr")
     steps = (schedule.steps > before.step) & (schedule.steps <= sample.step)
@@ -455,8 +455,8 @@ def _reach(before: TensorSample, sample: TensorSample, context: Context) -> Floa
 def _differences(sample: TensorComparison) -> Floats:
     """Shape (parameters,): of updates; 0 where one is not known.
 
-    That is where they were not compared, where storing the weights may round off all of an update,
-    and where the control's did: a ratio to nothing is no measure.
+    That is where they were not compared, where storing the weights may round off a whole update,
+    and where it did so in the control: a ratio to nothing is no measure.
     """
     found = sample.updates
     if found is None:
@@ -471,7 +471,7 @@ def _standing_out(sample: TensorComparison) -> tuple[Integers, float]:
     order = np.argsort(-difference, kind="stable")
     falling = np.maximum(difference[order], _NOTHING)
     half = falling.size // 2
-    with np.errstate(invalid="ignore"):  # of two that are infinitely far off neither stands out
+    with np.errstate(invalid="ignore"):  # of two infinite differences neither stands out
         gaps = np.nan_to_num(falling[:half] / falling[1 : half + 1], nan=1.0, posinf=np.inf)
     if not half or not gaps.max() >= STANDS_OUT:
         return order[:0], 0.0
@@ -481,7 +481,7 @@ def _standing_out(sample: TensorComparison) -> tuple[Integers, float]:
 
 
 def _outside(sample: TensorComparison, few: Integers) -> bool:
-    """Whether any of these is outside its limit: in low precision others may be, that are not."""
+    """Whether any of these is outside its limit: in low precision only others may be."""
     return sample.updates is not None and bool(np.isin(few, sample.updates.outside).any())
 
 
@@ -494,7 +494,7 @@ def _by_gradient(sample: TensorComparison, few: Integers) -> bool:
 
 
 def _factors_of_few(parting: _Parting, few: Integers) -> list[float] | None:
-    """By which factors these move along the control's updates; None if they move elsewhere."""
+    """Factors of these updates to the control's; None if the directions differ."""
     before, sample = parting.before, parting.sample
     ours, theirs = update(before.test, sample.test), update(before.control, sample.control)
     fits = [fit(ours[index], theirs[index]) for index in few]
@@ -503,12 +503,12 @@ def _factors_of_few(parting: _Parting, few: Integers) -> list[float] | None:
 
 
 def _gap(sample: TensorComparison, few: Integers) -> float:
-    """How many times further off the nearest of these is than the furthest of the others."""
+    """The smallest difference of these over the largest of the others."""
     difference = np.maximum(_differences(sample), _NOTHING)
     return float(difference[few].min() / np.delete(difference, few).max())
 
 
 def _seen(context: Context) -> str:
-    """What the curves show of it, and when."""
+    """A clause on what the curves show of it, and when."""
     off = context.off()
     return f"; {words_of(off[0])} leaves the control at step {off[0].onset}" if off else ""

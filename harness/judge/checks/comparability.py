@@ -36,7 +36,7 @@ from converge_harness.model import Evidence, Integers, Limit, Outcome, SetSpec, 
 LEAST_COVERAGE = 0.5
 """Share of the coarser grid's steps that must be in both curves."""
 LARGEST_HOLE = 0.6
-"""Share of the compared range that may lie between two common steps: powers of two reach a half."""
+"""Largest gap between common steps, as a share of the range: steps 1, 2, 4, 8 … reach a half."""
 
 
 @check(Tier.INTEGRITY)
@@ -58,11 +58,11 @@ def control_in_force(control: Evidence, control_spec: SetSpec | None) -> CheckRe
 def same_steps(test: Evidence, control: Evidence, spec: SetSpec | None) -> CheckResult:
     """The run has the control's steps, or covers the same range on another grid.
 
-    The number of steps also shapes the lr schedule, and what one side lacks nobody compared. So a
-    curve has every step, or regularly one in n of them.
+    The number of steps also shapes the lr schedule, and a step that one side lacks is not compared.
+    So a curve has every step, or regularly one in n of them.
     """
     flaw = other_steps(test, control)
-    # Of a program that is not probed nothing is audited, but its job says how many steps it has.
+    # A program without the probe is not audited, but its job says how many steps it has.
     ours = spec is not None or test.expected_steps is not None
     broken = "" if ours else torn(test) or torn(control)
     if broken:
@@ -95,7 +95,7 @@ def ranks_see_same_batch(test: Evidence, spec: SetSpec | None) -> CheckResult:
     Ranks that share a sample (TP, CP, PP) and read different ones train on garbage.
     """
     if not test.batch_agrees:
-        detail = "the source does not tell whether ranks share samples"
+        detail = "the source does not record whether ranks share samples"
         return skipped(detail) if spec is None else invalid(detail)
     flaw = ranks_disagree(test)
     return invalid(f"{test.name} {flaw.what}", flaw.step) if flaw else passed()
@@ -105,7 +105,7 @@ def ranks_see_same_batch(test: Evidence, spec: SetSpec | None) -> CheckResult:
 def same_tokens(test: Evidence, control: Evidence, spec: SetSpec | None) -> CheckResult:
     """Both runs count the same valid tokens at every step.
 
-    A different token budget per optimizer step is a different training.
+    With another token budget per optimizer step it is another training run.
     """
     return _same_signal(test, control, spec, "tokens", 0.0, "the token budget is exact")
 
@@ -164,7 +164,7 @@ def named_in_force(test: Evidence, spec: SetSpec | None) -> CheckResult:
 def nothing_unnamed(test: Evidence, spec: SetSpec | None) -> CheckResult:
     """Nothing ran that the set does not name.
 
-    A technique that slipped in would be blamed on what the set names.
+    The set would be blamed for a technique that it does not name.
     """
     if spec is None or test.in_force is None:
         return skipped("nothing says what the run should be")
@@ -173,9 +173,9 @@ def nothing_unnamed(test: Evidence, spec: SetSpec | None) -> CheckResult:
 
 @check(Tier.INTEGRITY)
 def probed_alike(test: Evidence, control: Evidence) -> CheckResult:
-    """The probes of both runs saw as much of their loops.
+    """The probes of both runs saw the same parts of their loops.
 
-    Gradients that one side took before clipping and the other after it are not the same thing.
+    Gradients that one side took before clipping and the other after it cannot be compared.
     """
     if test.in_force is None and control.in_force is None:
         return skipped("neither run was probed: nothing but their curves was compared")
@@ -195,7 +195,7 @@ def _of_passes(
 
 
 def _ran(test: Evidence) -> Iterator[tuple[str, InForce]]:
-    """What was in force, once or in every pass, with words that say where."""
+    """What was in force, once or in every pass, with a note that says in which pass."""
     if test.in_force is not None and not test.passes:
         yield "", test.in_force
     for each in test.passes:
@@ -204,27 +204,27 @@ def _ran(test: Evidence) -> Iterator[tuple[str, InForce]]:
 
 
 def torn(evidence: Evidence) -> str:
-    """Why a curve from elsewhere is not whole by its own account; empty if it is."""
+    """Why an imported curve is incomplete, judged by itself; empty if it is complete."""
     if evidence.contradictions:
         return f"{evidence.name} contradicts itself: {evidence.contradictions[0]}"
-    # Steps out of order are another check's finding.
+    # Another check finds steps that are out of order.
     hole = first_hole(evidence.steps) if disordered(evidence) is None else None
-    return f"{evidence.name} {hole.words}" if hole else ""
+    return f"{evidence.name} {hole.text}" if hole else ""
 
 
 def _covered(test: Evidence, control: Evidence) -> CheckResult:
-    """Curves logged on other grids are judged at their common steps, if those cover both."""
+    """Curves logged at different steps are judged at their common steps, if those cover both."""
     common = common_steps(test.steps, control.steps).steps
     coarser = min(test, control, key=lambda evidence: evidence.steps.size)
     share = common.size / max(coarser.steps.size, 1)
-    words = (
+    text = (
         f"{common.size} common steps of {test.steps.size} in {test.name} and "
         f"{control.steps.size} in the control"
     )
     if share < LEAST_COVERAGE:
         return CheckResult(
             Outcome.INVALID,
-            f"too little to compare: {words}",
+            f"too little to compare: {text}",
             measured=share,
             limit=Limit(LEAST_COVERAGE, "of the coarser grid"),
             unit="of the steps",
@@ -235,7 +235,7 @@ def _covered(test: Evidence, control: Evidence) -> CheckResult:
             before, after = test.steps[rare[0] : rare[0] + 2]
             return invalid(
                 f"{test.name} has no step between {before} and {after}, and its control has every "
-                f"step: {words}; log every step of the test set, or give a control that was logged "
+                f"step: {text}; log every step of the test set, or give a control that was logged "
                 "as rarely"
             )
     first, last = int(common[0]), int(common[-1])
@@ -243,7 +243,7 @@ def _covered(test: Evidence, control: Evidence) -> CheckResult:
     if gaps.size and int(gaps.max()) > LARGEST_HOLE * (last - first):
         hole = int(np.argmax(gaps))
         return invalid(
-            f"no common step between {common[hole]} and {common[hole + 1]}: {words}",
+            f"no common step between {common[hole]} and {common[hole + 1]}: {text}",
             int(common[hole + 1]),
         )
     for evidence in (test, control):
@@ -257,7 +257,7 @@ def _covered(test: Evidence, control: Evidence) -> CheckResult:
             )
     return CheckResult(
         Outcome.PASS,
-        f"judged at {words}",
+        f"judged at {text}",
         measured=share,
         limit=Limit(LEAST_COVERAGE, "of the coarser grid"),
         unit="of the steps",
@@ -266,13 +266,13 @@ def _covered(test: Evidence, control: Evidence) -> CheckResult:
 
 
 def _cut(evidence: Evidence, first: int, last: int) -> str:
-    """How to compare what both have, where the other run was resumed and goes on to the end."""
+    """How to compare only what both have, where one run was resumed and both go on to the end."""
     resumed = first > int(evidence.steps[0]) and last == int(evidence.steps[-1])
     return f"; converge compare --from {first} compares these alone" if resumed else ""
 
 
 def _last_gap(steps: Integers) -> int:
-    """The distance of a grid's last two points: a curve may end that short of another, not more."""
+    """The distance of the last two points: a curve may end that much before another, not more."""
     gaps = np.abs(np.diff(steps))
     return int(gaps[-1]) if gaps.size else 1
 

@@ -1,12 +1,12 @@
 """Tier 2: every step inside the growth envelope; the first one outside is the onset.
 
-One step outside is enough for a FAIL: limits are such that a right run leaves them at any step with
-a probability fixed beforehand (:mod:`converge_harness.judge.compare.limits`), and a curve that left
-and came back (one step x100, say) was wrong all the same.
+One step outside is enough for a FAIL. The limits are such that a correct run exceeds one at any
+step with a probability fixed beforehand (:mod:`converge_harness.judge.compare.limits`), and a curve
+that left and came back (one step x100, say) was wrong all the same.
 
-Where two curves are all that there is, nothing says how far right runs lie apart
-(:mod:`converge_harness.judge.compare.envelopes`). Then a gross difference is a FAIL, within a
-margin that somebody set the margin decides, and everything else is open.
+Where two curves are the only evidence, nothing shows how much correct runs differ
+(:mod:`converge_harness.judge.compare.envelopes`). Then a gross difference is a FAIL; of smaller
+ones the margin decides, if somebody set one, and else the answer is open.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Envelopes = Mapping[str, Envelope]
 def loss_envelope(envelopes: Envelopes) -> CheckResult:
     """The loss stays inside the growth envelope at every step.
 
-    The curve leaves what rounding explains: training is not the control's any more.
+    The curve differs by more than rounding explains: it no longer trains as the control does.
     """
     return _envelope("loss", envelopes)
 
@@ -108,8 +108,8 @@ def _steps(envelope: Envelope) -> str:
         return f"all {judged} steps"
     first = int(envelope.steps[~envelope.judged][0])
     return (
-        f"the first {judged} steps (from step {first} on repeats of the control are so far apart "
-        "that nothing can be told)"
+        f"the first {judged} steps (from step {first} on repeats of the control differ so much "
+        "that nothing can be judged)"
     )
 
 
@@ -118,7 +118,7 @@ LASTING_ORIGIN = "beyond it a lasting difference is gross: no rounding makes it"
 
 
 def open_first_step(envelope: Envelope) -> CheckResult:
-    """The first common step of a signal that is outside of its floor there."""
+    """The first common step of a signal that exceeds its floor there."""
     step = int(envelope.steps[0])
     gross = step in gross_steps(envelope.signal, envelope.curves)
     detail = f"{envelope.test[0]:.8g} for {envelope.control[0]:.8g}"
@@ -134,7 +134,7 @@ def open_first_step(envelope: Envelope) -> CheckResult:
 
 
 def open_curve(envelope: Envelope) -> CheckResult:
-    """A whole signal that leaves its floor somewhere."""
+    """A whole signal that exceeds its floor somewhere."""
     gross = gross_steps(envelope.signal, envelope.curves)
     lasting = lasting_difference(envelope.curves)
     limits = GROSS[envelope.signal]
@@ -165,7 +165,7 @@ def open_curve(envelope: Envelope) -> CheckResult:
 
 
 def open_curves(envelopes: Mapping[str, Envelope]) -> list[Envelope]:
-    """Curves that are outside of their floors, where neither limits nor a margin decide."""
+    """Curves that exceed their floors, where neither limits nor a margin decide."""
     found = [envelope for envelope in envelopes.values() if envelope.open]
     return [] if any(envelope.by_margin for envelope in found) else found
 
@@ -173,7 +173,7 @@ def open_curves(envelopes: Mapping[str, Envelope]) -> list[Envelope]:
 def what_settles(found: Sequence[Envelope], mean: float | None) -> str:
     """One sentence on :func:`open_curves`, and what would decide.
 
-    ``mean`` is what the mean loss may be off at most, where it is known.
+    ``mean`` is an upper bound of the mean loss's difference, where it is known.
     """
     clauses = []
     for envelope in found:
@@ -188,11 +188,11 @@ def what_settles(found: Sequence[Envelope], mean: float | None) -> str:
     bound = f"; the mean loss is off by at most {mean:.2g}" if known else ""
     signals = " ".join(f"{envelope.signal}=…" for envelope in found)
     return (
-        f"{', '.join(clauses)}, which is more than printing and float32 round, and nothing says "
-        f"how far right runs lie apart here{bound}. What settles it: {REPEATS} or more runs of the "
-        "control as --repeat (on other hardware or with other kernels, where the test set has "
-        "those); or the largest difference of the mean loss that you accept, as --margin; or of "
-        f"single steps, as --tolerance {signals}"
+        f"{', '.join(clauses)}, which is more than rounding in print and in float32, and nothing "
+        f"shows how much correct runs differ here{bound}. What settles it: {REPEATS} or more runs "
+        "of the control as --repeat (on other hardware or with other kernels, where the test set "
+        "has those); or the largest difference of the mean loss that you accept, as --margin; or "
+        f"of single steps, as --tolerance {signals}"
     )
 
 
@@ -206,4 +206,4 @@ def _beyond(envelope: Envelope, index: int) -> str:
     limit = f"{envelope.limit[index]:.2g} ({envelope.floor_origin})"
     if envelope.by_margin:
         return f"more than {limit}; nothing is gross, and the margin of the mean loss decides"
-    return f"more than {limit}, and nothing says how far right runs lie apart"
+    return f"more than {limit}, and nothing shows how much correct runs differ"

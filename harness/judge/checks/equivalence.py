@@ -1,17 +1,17 @@
-"""Tier 3: whether the loss of a whole run is near enough to the control's not to matter.
+"""Tier 3: whether the loss of a whole run is close enough to the control's.
 
 The earlier tiers ask whether a difference is more than rounding. This one asks by two one-sided
 tests (:mod:`converge_harness.judge.compare.tost`) whether it is small against a margin that
 somebody cares about.
 
-* **Window**: the second half of the run. The first half holds warm-up, where the loss falls so
-  fast that a run a fraction of a step behind looks far off, and where every run starts alike.
-* **Repeats**: in chaotic training, or in coarse arithmetic, right runs stay apart for longer than
-  any window, and no standard error from within one window can know that. So a difference that is
-  no more than chance among the repeats of the control is no failure: how far *their* means are
-  from the control's, times what :mod:`converge_harness.judge.compare.limits` allows.
-* **Short runs**: what is no more than usual among these repeats tells nothing in a run of fewer
-  than :data:`LONG` steps, so it is not asked there unless somebody set a margin.
+* **Window**: the second half of the run. The first half includes warm-up, where the loss falls so
+  fast that a run a fraction of a step behind looks far off, and where all runs are still alike.
+* **Repeats**: in chaotic training, or in coarse arithmetic, correct runs differ for longer than any
+  window, which no standard error from within one window can show. So a difference that is usual
+  among the repeats of the control is no failure: the limit is how far *their* means are from the
+  control's, times the factor of :mod:`converge_harness.judge.compare.limits`.
+* **Short runs**: a difference that is usual among these repeats shows nothing in a run of fewer
+  than :data:`LONG` steps, so the question is not asked there unless somebody set a margin.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from converge_harness.model import (
 )
 
 SAME_REGIME, COARSER_REGIME = 1e-3, 1e-2
-"""Margins where none is set: of two runs of the same precision, and where one is coarser (bf16 or
-Float8 against fp32: 1e-3 to 2e-3 by step 20 of the smoke matrix, and no bug)."""
+"""Margins where none is set: for two runs of one precision, and where one is coarser (bf16 or
+Float8 against fp32: without any bug 1e-3 to 2e-3 by step 20 of the smoke matrix)."""
 
 
 LONG = 64
@@ -71,7 +71,7 @@ def loss_equivalent(
     """The loss is equivalent to the control's over the second half of the run.
 
     The mean difference, or the level that it drifts to, is larger than the margin: the model does
-    not learn the same thing, however small the difference of a single step.
+    not learn the same, however small the difference at a single step.
     """
     limit = margin_of(test, control, margin)
     signal, curves = loss_of(test, control)
@@ -88,7 +88,7 @@ def loss_equivalent(
         step = int(window.steps[int(np.argmin(finite))])
         return invalid(f"{signal} cannot be compared at step {step}", step)
     found = equivalence(difference, limit.value, rounding=printed)
-    known = _taught(signal, test, control, calibration)
+    known = _of_repeats(signal, test, control, calibration)
     repeats = calibration.taught_by if calibration else 0
     ordinary = _ordinary(found, signal, known, repeats)
     first, last = int(window.steps[0]), int(window.steps[-1])
@@ -106,7 +106,7 @@ def loss_equivalent(
         most = usual(signal, known, repeats)
         if most.covers(found, limit.value):
             return skipped(
-                f"too short to tell: {detail}: by the control's own repeats 1 right run in "
+                f"too short to tell: {detail}: by the control's own repeats 1 correct run in "
                 f"{1 / USUAL:.0f} is off by more than {most.mean:.2g}, at the end {most.end:.2g}"
             )
     return CheckResult(
@@ -127,17 +127,17 @@ OUTCOMES: Mapping[Answer, Outcome] = {
     Answer.DIFFERENT: Outcome.FAIL,
     Answer.INCONCLUSIVE: Outcome.INCONCLUSIVE,
 }
-"""What an answer makes of a check."""
+"""The check's outcome for an answer."""
 
 
 def _too_short(count: int, margin: float | None) -> CheckResult:
-    """Skipped, unless somebody set a margin: what was asked is answered, or said to be open."""
-    words = f"{count} steps in common, at least {2 * FEWEST} are needed"
+    """Skipped; or, if somebody set a margin and so asked, open."""
+    text = f"{count} steps in common, at least {2 * FEWEST} are needed"
     if margin is None:
-        return skipped(f"too short for a test of equivalence: {words}")
+        return skipped(f"too short for a test of equivalence: {text}")
     return CheckResult(
         Outcome.INCONCLUSIVE,
-        f"nothing tells whether the mean loss is within the margin of {margin:g}: {words}",
+        f"it is open whether the mean loss is within the margin of {margin:g}: {text}",
         limit=Limit(margin, "margin set in the file"),
         unit="relative",
     )
@@ -157,9 +157,9 @@ def printed_too_coarsely(printed: float, limit: Limit, steps: Integers) -> Check
 
 
 def margin_of(test: Evidence, control: Evidence, margin: float | None) -> Limit:
-    """What is set, else the default.
+    """The margin that is set, else the default.
 
-    No tolerance widens it: what may happen at a single step may not last.
+    A tolerance does not widen it: a difference may be acceptable at one step and not on average.
     """
     if margin is not None:
         return Limit(margin, "margin set in the file")
@@ -169,7 +169,7 @@ def margin_of(test: Evidence, control: Evidence, margin: float | None) -> Limit:
 
 
 def loss_of(test: Evidence, control: Evidence) -> tuple[str, CurvePair]:
-    """The recomputed loss, which no wrong metric disturbs, where both runs have it."""
+    """The recomputed loss where both runs have it: a wrong metric does not affect it."""
     recomputed = pair(test, control, "loss_recomputed")
     if recomputed.steps.size:
         return "loss_recomputed", recomputed
@@ -177,11 +177,11 @@ def loss_of(test: Evidence, control: Evidence) -> tuple[str, CurvePair]:
 
 
 class Usual(NamedTuple):
-    """How far right runs are off now and then; relative differences."""
+    """How much correct runs differ now and then; relative differences."""
 
     mean: float
     end: float
-    """Of the level at the end of the window."""
+    """The same of the level at the end of the window."""
 
     def covers(self, found: Equivalence, margin: float) -> bool:
         """Whether each level is within this, or within the margin anyway."""
@@ -190,9 +190,9 @@ class Usual(NamedTuple):
 
 
 def usual(signal: str, known: SignalScale | None, repeats: int, level: float = USUAL) -> Usual:
-    """What a right run exceeds with a probability of ``level``, by what ``repeats`` taught.
+    """What a correct run exceeds with a probability of ``level``, estimated from ``repeats``.
 
-    0 where they are too few to say, and never more than repeats themselves may be apart.
+    0 where they are too few to say, and never more than repeats themselves may differ by.
     """
     if known is None or repeats < FEWEST_REPEATS:
         return Usual(0.0, 0.0)
@@ -203,17 +203,17 @@ def usual(signal: str, known: SignalScale | None, repeats: int, level: float = U
     return Usual(mean, end)
 
 
-def _taught(
+def _of_repeats(
     signal: str, test: Evidence, control: Evidence, calibration: Calibration | None
 ) -> SignalScale | None:
-    """What repeats of the control say of a run of its own precision."""
+    """What repeats of the control show for a run of its own precision."""
     if calibration is None or test.precision is not control.precision:
         return None
     return calibration.signals.get(signal)
 
 
 def _ordinary(found: Equivalence, signal: str, known: SignalScale | None, repeats: int) -> str:
-    """Why a run that is different may be right all the same, in a clause; empty if not."""
+    """Why a run that differs may still be correct, in a clause; empty if not."""
     if known is None or known.lasting is None:
         return ""
     most = min(mean_multiple(repeats) * known.lasting, WIDEST[signal])
@@ -228,14 +228,14 @@ def _ordinary(found: Equivalence, signal: str, known: SignalScale | None, repeat
 def _unasked(
     found: Equivalence, margin: float | None, limit: Limit, envelope: Envelope | None
 ) -> str:
-    """Why curves that are different may be right, where nobody set a margin; empty if not."""
-    if envelope is None or not envelope.unlearnt or margin is not None:
+    """Why curves that differ may be correct, where nobody set a margin; empty if not."""
+    if envelope is None or not envelope.unmeasured or margin is not None:
         return ""
     if found.outcome is not Answer.DIFFERENT:
         return ""
     return (
-        f": more than {limit.value:g}, but nobody set a margin, and nothing says how far right "
-        f"runs lie apart; --margin {1.05 * found.bound:.2g} would accept it"
+        f": more than {limit.value:g}, but nobody set a margin, and nothing shows how much "
+        f"correct runs differ; --margin {1.05 * found.bound:.2g} would accept it"
     )
 
 

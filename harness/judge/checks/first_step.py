@@ -32,7 +32,7 @@ Envelopes = Mapping[str, Envelope]
 def loss_first_step(test: Evidence, control: Evidence, envelopes: Envelopes) -> CheckResult:
     """The loss of the first step agrees with the control's.
 
-    The forward pass or the objective differs: nothing was updated yet.
+    The forward pass or the objective differs: no weight was updated yet.
     """
     return _first_step("loss", test, control, envelopes)
 
@@ -107,7 +107,7 @@ def gradients_present(test: Evidence, control: Evidence, spec: SetSpec | None) -
         )
     ours, theirs = series(test, "grads_missing"), series(control, "grads_missing")
     if not ours.steps.size or not theirs.steps.size:
-        detail = "the source does not tell which parameters got a gradient"
+        detail = "the source does not record which parameters got a gradient"
         return skipped(detail) if spec is None else invalid(detail)
     common, mine, other = common_steps(ours.steps, theirs.steps)
     more = common[~(ours.values[mine] <= theirs.values[other])]
@@ -116,7 +116,7 @@ def gradients_present(test: Evidence, control: Evidence, spec: SetSpec | None) -
         missing = np.setdiff1d(common_steps(test.steps, control.steps).steps, common)
         if missing.size and spec is not None:
             step = int(missing[0])
-            return invalid(f"nothing tells at step {step} who got a gradient", step)
+            return invalid(f"no record at step {step} of which parameters got a gradient", step)
         return passed()
     onset = int(more[0]) if more.size else None
     known = ours.at(onset) if onset is not None else None

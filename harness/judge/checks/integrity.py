@@ -1,13 +1,13 @@
 """Tier 0, integrity: whether the evidence is whole and can be judged at all.
 
-Of both runs and of the repeats that limits are learnt from: complete, in order, finite; per-tensor
-evidence of one model that starts as one. Broken evidence is INVALID; a test set that turned
-non-finite while its control did not is a FAIL. Whether the two runs are the comparison that was
-meant is asked by :mod:`converge_harness.judge.checks.comparability`.
+Asked of both runs and of the repeats that limits are learnt from: complete, in order, finite;
+per-tensor evidence of the same model from the same start. Broken evidence is INVALID; a test set
+that turned non-finite while its control did not is a FAIL. Whether the two runs are the comparison
+that was meant is asked by :mod:`converge_harness.judge.checks.comparability`.
 
-Two runs also have to learn something. A file compared with itself, or curves of a model that stands
-still, agree whatever is wrong with the code that made them. What compares nothing is INVALID,
-however equal the numbers are.
+Both runs also have to learn something. A file compared with itself, or curves of a model that does
+not change, agree whatever is wrong with the code that made them. Then nothing is compared, and the
+verdict is INVALID however equal the numbers are.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def control_sound(test: Evidence, control: Evidence, control_spec: SetSpec | Non
     """The control is complete and finite, in one piece, and reports what it computes.
 
     Nothing can be judged against a control that is itself broken: repair or rerun it first. One
-    that a scheduler requeued is in one piece when every resume gave back what was saved; one that
-    was resumed on purpose never is.
+    that a scheduler requeued is in one piece if every resume restored what was saved; one that was
+    resumed on purpose never is.
     """
     flaw = (
         resumed(control)
@@ -88,14 +88,14 @@ def control_sound(test: Evidence, control: Evidence, control_spec: SetSpec | Non
 def repeats_sound(calibration: Calibration | None) -> CheckResult:
     """The control's repeats are whole, saw the same data, and stay close to it.
 
-    A control that does not reproduce itself teaches an envelope that excuses anything.
+    A control that does not reproduce itself gives an envelope that accepts anything.
     """
     if calibration is None or not calibration.repeats:
         return skipped("no repeats: the limits are floating-point floors alone")
     if calibration.problems:
         return invalid(calibration.problems[0])
-    taught, made = calibration.taught_by, len(calibration.repeats)
-    same = made - taught
+    differing, made = calibration.taught_by, len(calibration.repeats)
+    same = made - differing
     verb = "is" if same == 1 else "are"
     return passed(f"{made} repeats, of which {same} {verb} bit-identical")
 
@@ -104,7 +104,7 @@ def repeats_sound(calibration: Calibration | None) -> CheckResult:
 def complete(test: Evidence) -> CheckResult:
     """The run finished all of its steps.
 
-    The steps that are missing are the ones that might have diverged.
+    The missing steps may be the ones that diverged.
     """
     flaw = unfinished(test)
     return (
@@ -128,7 +128,7 @@ def steps_increase(test: Evidence) -> CheckResult:
         first, more = test.replay_conflicts[0], len(test.replay_conflicts) - 1
         others = f" (and {more} more)" if more else ""
         return invalid(f"{test.name} replayed steps with other values: {first}{others}")
-    # Whether replays of passes are alike, the check replays-agree asks.
+    # The check replays-agree compares the replays of passes.
     alike = "" if test.passes else " alike"
     notes = [f"{counted(len(test.replayed), 'step')} replayed{alike}"] if test.replayed else []
     return passed("; ".join([*notes, *test.problems]))
@@ -138,7 +138,7 @@ def steps_increase(test: Evidence) -> CheckResult:
 def values_present(test: Evidence, control: Evidence, spec: SetSpec | None) -> CheckResult:
     """Every step has a value for every judged signal.
 
-    A value that is not there is never taken for a value that is right.
+    A missing value never counts as a correct one.
     """
     required = _required(spec, test, control)
     for evidence in (test, control):
@@ -175,8 +175,8 @@ CHECKS: tuple[Question, ...] = (
 def _required(spec: SetSpec | None, test: Evidence, control: Evidence) -> tuple[str, ...]:
     """Signals without which there is no verdict.
 
-    A run of ours has all of them, and one of another program most. Foreign curves have at least a
-    loss, and a grad norm if either side has one: a gate must not become blind because a column
+    A run of torchtitan has all of them, and one of another program most. Imported curves have at
+    least a loss, and a grad norm if either side has one: a gate must not pass because a column
     went missing.
     """
     if spec is not None:
@@ -193,7 +193,7 @@ def _misreports(evidence: Evidence, signals: Iterable[str]) -> Flaw | None:
     """A reported metric that the run's own probe contradicts."""
     for signal in signals:
         if signal == "grad_norm" and probing(evidence).gradients != BEFORE_CLIPPING:
-            continue  # what the probe saw of them may have been clipped
+            continue  # the gradients that the probe saw may have been clipped
         compared = agreement(evidence, signal)
         if compared is not None and compared.outside.size:
             index = compared.worst
@@ -209,11 +209,11 @@ def _misreports(evidence: Evidence, signals: Iterable[str]) -> Flaw | None:
 
 
 _STANDS = 8
-"""Points at the end that are the same number to the last digit: no training makes them,"""
+"""So many last points that are the same number to the last digit are no training,"""
 _FINE = 1e-4
 """if they are printed as finely as that."""
 FEWEST_POINTS = 2
-"""Of a curve that is all the evidence: one point is the same for every learning rate."""
+"""Of a curve that is the only evidence: the first point does not depend on the learning rate."""
 
 
 @check(Tier.INTEGRITY)
@@ -223,8 +223,8 @@ def something_trained(
     """The test set and its control are two runs, and the control learns something.
 
     One file twice, a single step, a learning rate of zero, or a loss that is the same number at
-    every step: such curves agree whatever is wrong. Nor does a log show how a run began that has no
-    number there.
+    every step: such curves agree whatever is wrong. Nor does a log without numbers for the first
+    steps show how the run began.
     """
     if one_path:
         return invalid(
@@ -250,8 +250,8 @@ def something_trained(
 def test_set_trained(test: Evidence) -> CheckResult:
     """The test set learns something itself.
 
-    Asked where nothing holds its curve against the control's step by step: a loss that stands at 0
-    would be no worse than any, and neither would one whose log stopped moving halfway.
+    Asked where its curve is not compared with the control's step by step: a loss that is always 0
+    would be no worse than any, and neither would one whose log stopped changing halfway.
     """
     loss = series(test, "loss").values
     still = _still(test, test.name, loss, "of it")
@@ -287,7 +287,7 @@ _OF_A_CHECKPOINT = (
     "its seed checkpoint is not what the control started from, so the runs cannot be compared"
 )
 _OF_A_PROGRAM = (
-    "let the program make them of {seed} alone, on every rank the same, before it wraps the model"
+    "let the program derive them from {seed} alone, alike on every rank, before it wraps the model"
 )
 
 
@@ -295,7 +295,7 @@ _OF_A_PROGRAM = (
 def samples_whole(test: Evidence, control: Evidence, spec: SetSpec | None) -> CheckResult:
     """Per-tensor evidence is there at every step at which it was asked for.
 
-    What was not looked at cannot be taken for right: the probe failed, or the files are damaged.
+    Tensors that were not recorded cannot count as correct: the probe failed, or files are damaged.
     """
     if spec is None:
         return skipped("nothing asked for per-tensor evidence")
@@ -314,7 +314,7 @@ def samples_whole(test: Evidence, control: Evidence, spec: SetSpec | None) -> Ch
 def same_parameters(test: Evidence, control: Evidence) -> CheckResult:
     """Both runs train the same parameters.
 
-    Another model, or a parameter that one side does not train.
+    One side has another model, or does not train a parameter.
     """
     if not test.samples or not control.samples:
         return skipped("no per-tensor evidence on one side")
@@ -333,7 +333,7 @@ def same_parameters(test: Evidence, control: Evidence) -> CheckResult:
                     sample.step,
                 )
             if sample.parameters.sketch.shape != reference.parameters.sketch.shape:
-                return invalid(f"the sketches of {evidence.name} are no match for the control's")
+                return invalid(f"the sketches of {evidence.name} do not match the control's")
     return passed(f"{len(theirs)} parameters")
 
 
@@ -346,9 +346,9 @@ def starts_as_the_control(
 ) -> CheckResult:
     """A run whose seed checkpoint is not the control's own starts from the same weights.
 
-    Another release, or another machine, has made other initial weights of the same seed: the two
+    Another release, or another machine, made other initial weights from the same seed: the two
     runs then train two models. Give both one seed checkpoint (`trainer.seed_checkpoint`). A
-    program of one's own has to make them of the seed alone, before it wraps the model.
+    program of your own has to derive them from the seed alone, before it wraps the model.
     """
     if not own_start:
         detail = "nothing says that it has a seed checkpoint of its own"
@@ -361,7 +361,7 @@ def starts_as_the_control(
         return skipped("per-tensor evidence is switched off")
     if found is None:
         return invalid(
-            f"nothing shows that {test.name} starts from the control's weights, for each "
+            f"nothing shows that {test.name} starts from the control's weights, because each "
             f"{'makes its own' if program else 'has a seed checkpoint of its own'} and no sample "
             "of step 0 can be compared",
             0,
@@ -381,9 +381,9 @@ TENSOR_CHECKS: tuple[Question, ...] = (samples_whole, same_parameters, starts_as
 
 
 def _half_sampled(evidence: Evidence) -> Flaw | None:
-    """Why a run of ours has not left the per-tensor evidence that it should have."""
+    """Why a run of torchtitan has not left the per-tensor evidence that it should have."""
     if evidence.sample_steps is None:
-        return Flaw("does not tell at which steps it should have sampled its tensors")
+        return Flaw("does not record at which steps it should have sampled its tensors")
     without = [each.step for each in evidence.samples if each.step and each.gradients is None]
     if without:
         return Flaw(f"has no gradients in its sample of step {without[0]}", without[0])

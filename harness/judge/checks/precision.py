@@ -35,7 +35,7 @@ NAMED = 3
 MOST_DEVIATIONS = 20
 MEASURED_FROM = "measured from"
 """How the detail of `reference-sound` begins where there is a reference."""
-_ALONG = "how much of rounding lies along gradients"
+_ALONG = "how much of the rounding is parallel to gradients"
 _NONE = "not measured from a reference in float32"
 
 
@@ -59,7 +59,7 @@ def reference_sound(
         return _unmeasured(test, control, measure)
     flaw = flaw_of(test, measure, draws=draws)
     if flaw:
-        way_out = "" if draws else "; mend that, or set reference = false"
+        way_out = "" if draws else "; fix that, or set reference = false"
         return invalid(flaw.what + way_out, flaw.step)
     if errors is None:
         if not test.frozen_steps and not test.sample_steps:
@@ -81,8 +81,8 @@ def gradient_errors(
 ) -> CheckResult:
     """Every parameter's gradient is as near to float32 as that of the matched control.
 
-    At the same weights and samples right implementations of one precision err alike. An error that
-    is larger than rounding makes it is a fault of the forward or the backward pass.
+    At the same weights and samples correct implementations of one precision have errors of the same
+    size. An error that is larger than rounding makes is a fault of the forward or backward pass.
     """
     if errors is None or measure is None:
         return _unmeasured(test, control, measure)
@@ -118,10 +118,10 @@ def gradient_errors(
 def gradient_scale(
     test: Evidence, control: Evidence, errors: Errors | None, measure: PrecisionRuns | None
 ) -> CheckResult:
-    """Gradients are as long as those of the matched control.
+    """Gradients have the norms of the matched control's.
 
-    Rounding turns a gradient and hardly changes its length. One that is longer or shorter is
-    scaled: by a degree, a count of tokens or microbatches, or an average where a sum belongs.
+    Rounding rotates a gradient and hardly changes its norm. One with another norm is scaled: by a
+    degree, a count of tokens or microbatches, or an average where a sum belongs.
     """
     if errors is None:
         return _unmeasured(test, control, measure)
@@ -130,20 +130,20 @@ def gradient_scale(
     measured, limit = mean if not mean[0] <= mean[1] else varying
     of_all, scaled = errors.all_scaled, errors.scaled
     if of_all:
-        words = f"all gradients are scaled, by {np.expm1(errors.scale.mean()):+.2g} on average"
+        text = f"all gradients are scaled, by {np.expm1(errors.scale.mean()):+.2g} on average"
     elif scaled.size:
         worst = ", ".join(
             f"{errors.names[index]} by {np.expm1(errors.scales[index]):+.2g}"
             for index in scaled[:NAMED]
         )
-        words = f"{scaled.size} gradients are scaled {over}: {worst}"
+        text = f"{scaled.size} gradients are scaled {over}: {worst}"
     if of_all or scaled.size:
         own = float(np.abs(errors.scales[scaled[0]])) if scaled.size else 0.0
         if not of_all and not own <= errors.scale_limits[scaled[0]]:
             measured, limit = own, float(errors.scale_limits[scaled[0]])
         return CheckResult(
             Outcome.FAIL,
-            f"{words} {over}" if of_all else words,
+            f"{text} {over}" if of_all else text,
             measured=measured,
             limit=Limit(limit, _ALONG),
             unit="relative",
@@ -163,19 +163,19 @@ def gradient_scale(
 def drawn_alike(errors: Errors | None) -> CheckResult:
     """Random numbers move gradients by as much as in the control.
 
-    Another rate of dropout, none at all, or noise that is added: what is drawn is wrong itself.
+    Another dropout rate, none at all, or added noise: the random numbers themselves are wrong.
     """
     if errors is None or errors.drawing is None:
-        return skipped("nothing is known of what is drawn")
+        return skipped("nothing is known about the random numbers")
     found = list(unlike(errors.drawing, errors.names, ALARMS))
     if not found:
         most = float(errors.drawing.test.max())
         return passed(f"by up to {most:.2g} of a gradient's norm, or the control draws nothing")
-    words = ", ".join(f"{name} by {factor:.3g} times as much" for name, factor in found[:NAMED])
+    text = ", ".join(f"{name} by {factor:.3g} times as much" for name, factor in found[:NAMED])
     more = " …" if len(found) > NAMED else ""
     return CheckResult(
         Outcome.FAIL,
-        f"random numbers move gradients otherwise than in the control: {words}{more}",
+        f"random numbers do not move gradients as in the control: {text}{more}",
         onset=1,
     )
 
@@ -184,15 +184,15 @@ def drawn_alike(errors: Errors | None) -> CheckResult:
 def frozen_loss(
     test: Evidence, control: Evidence, errors: Errors | None, measure: PrecisionRuns | None
 ) -> CheckResult:
-    """At frozen weights the loss of every batch is that of the matched control, but for rounding.
+    """At frozen weights the loss of every batch is the matched control's, except for rounding.
 
-    The forward pass or the objective differs: on the samples of many batches, and at weights that
-    nobody has updated.
+    The forward pass or the objective differs, on the samples of many batches and at weights that
+    were not updated.
     """
     if errors is None or measure is None:
         return _unmeasured(test, control, measure)
     if not errors.frozen:
-        return skipped("one batch does not tell how far rounding takes a loss: frozen = 0")
+        return skipped("one batch does not show how much rounding changes a loss: frozen = 0")
     if not np.all(np.isfinite(errors.loss)) or not np.isfinite(errors.loss_error):
         return CheckResult(Outcome.FAIL, "the loss of a frozen batch is not finite", onset=1)
     size = float(np.sqrt(np.mean(errors.loss**2)))
@@ -201,7 +201,7 @@ def frozen_loss(
     # Of two independent errors the difference is sqrt(2) times as large.
     chance = errors.loss_error * np.sqrt(2) * t
     lasting = errors.loss_error * np.hypot(LASTING_SPREAD, np.sqrt(2) * t / np.sqrt(errors.batches))
-    if errors.drawing is not None:  # what is drawn moves every loss, and hardly their mean
+    if errors.drawing is not None:  # random numbers move every loss, but hardly their mean
         size, chance = furthest(errors.loss), chance + by_chance(errors.loss)
         lasting = np.hypot(lasting, mean_by_chance(errors.loss, ALARMS / 4))
     outside = not (size <= chance and abs(mean) <= lasting)
@@ -233,13 +233,13 @@ def _errors_in_words(errors: Errors, outside: np.ndarray, worst: int) -> str:
             f"nearest to its limit is {errors.names[worst]}, {errors.ratio[worst]:.2f} times as "
             f"far from float32 as in the matched control {over}"
         )
-    words = ", ".join(
+    text = ", ".join(
         f"{errors.names[index]} {errors.ratio[index]:.3g} times as far" for index in outside[:NAMED]
     )
     more = " …" if outside.size > NAMED else ""
     return (
         f"{outside.size} of {len(errors.names)} gradients are further from float32 than rounding "
-        f"takes them {over}: {words}{more}"
+        f"explains {over}: {text}{more}"
     )
 
 

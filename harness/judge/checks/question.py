@@ -1,8 +1,8 @@
 """A check is a named, documented function: its parameters are its inputs.
 
 Its name is its slug, the first line of its docstring is the sentence that reports print, and the
-rest of the docstring explains a failure. The habit is scientific-python's (sp-repo-review): the
-report cannot drift from the code, because it prints the code.
+rest of the docstring explains a failure. The idea is scientific-python's (sp-repo-review): the
+report cannot drift from the code, because it prints the code's docstrings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from converge_harness.model import Check, Deviation, Limit, Outcome, Tier
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What a check found: a :class:`model.Check` but for what its function knows."""
+    """What a check found: a :class:`model.Check` without what :class:`Question` adds."""
 
     outcome: Outcome
     detail: str = ""
@@ -30,14 +30,14 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A check before it is asked of two runs."""
+    """A check that can be asked of any two runs."""
 
     name: str
     title: str
     tier: Tier
     inputs: tuple[str, ...]
     """Names of the fields that it looks at, of a :class:`judge.comparison.RunComparison` or
-    a :class:`converge_harness.judge.rcp.Submission`."""
+    a :class:`converge_harness.judge.rcp.RcpInputs`."""
     ask: Callable[..., CheckResult]
 
     def __call__(self, compared: object) -> Check:

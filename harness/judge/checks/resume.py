@@ -1,14 +1,14 @@
 """The resume tier: whether a run in several passes is the run that it would have been in one.
 
-Asked of runs that were made in passes, or should have been. The curve that the passes make is
-judged as any other; these checks say what each resume kept, whether the run was broken and resumed
-as its set says, whether it recovered, and whether replayed steps come out as they did before.
+Asked of runs that were made in passes, or should have been. The curve of all passes is judged like
+any other; these checks say what each resume kept, whether the run was broken and resumed as its set
+says, whether it recovered, and whether replayed steps have the same values again.
 
-A control or repeat that a scheduler requeued has to be as good as an uninterrupted run, before
-anything is compared with it (:func:`badly_requeued`). It is asked the same questions. There is no
-other run to compare its samples with: the counter of samples and the replays show whether its
-loader kept its place, and a test set that trained on other samples than its control is INVALID in
-any case.
+A control or repeat that a scheduler requeued has to be as good as an uninterrupted run before
+anything is compared with it (:func:`badly_requeued`), so it is asked the same questions. There is
+no other run to compare its samples with: the counter of samples and the replays show whether its
+loader kept its place, and a test set that trained on other samples than its control is INVALID
+anyway.
 """
 
 from __future__ import annotations
@@ -83,20 +83,19 @@ MOST_DEVIATIONS = 20
 def passes_continuous(test: Evidence, spec: SetSpec | None) -> CheckResult:
     """Every pass goes on from the newest checkpoint, and the final state has every step once.
 
-    Every checkpoint that the set promises was written. Steps, tokens, samples and the optimizer's
-    updates are counted right after every load as they were when the checkpoint was saved. A count
-    of tokens that the trainer keeps per rank, and restores so, is reported and no failure: nothing
-    but logs reads it.
+    Every checkpoint that the set promises was written. Right after every load the counts of steps,
+    tokens, samples and the optimizer's updates are as saved. A count of tokens that the trainer
+    keeps and restores per rank is reported and is no failure: only logs read it.
     """
     if not test.passes:
         return invalid(NO_PASSES)
     found = sorted(gaps(test, spec), key=lambda gap: (not gap.shown, gap.step))
     if not found:
         resumes = list(loads(test))
-        words = f"{counted(len(test.passes), 'pass')}, {len(resumes)} from a checkpoint of the run"
-        words += ", requeued by the scheduler" if test.requeued else ""
+        text = f"{counted(len(test.passes), 'pass')}, {len(resumes)} from a checkpoint of the run"
+        text += ", requeued by the scheduler" if test.requeued else ""
         notes = [note for load in resumes if (note := counts_one_rank(load))]
-        return passed("; ".join([words, *notes]))
+        return passed("; ".join([text, *notes]))
     chosen = [gap for gap in found if gap.shown] or found
     detail = "; ".join(gap.what for gap in chosen[:3])
     more = f" (and {len(chosen) - 3} more)" if len(chosen) > 3 else ""  # noqa: PLR2004 (as many as shown)
@@ -126,10 +125,10 @@ def state_restored(test: Evidence, control: Evidence, spec: SetSpec | None) -> C
         elif load.into.steps.size:  # one that made no step may have died before it was looked at
             unknown.append(load)
     if unknown:
-        return invalid(f"nothing tells what came back in {unknown[0].words}", unknown[0].step + 1)
+        return invalid(f"nothing shows what was restored in {unknown[0].text}", unknown[0].step + 1)
     for load in resumes:
         if empty := says_nothing(load, test, control):
-            return invalid(f"in {load.words}, nothing tells {empty}", load.step + 1)
+            return invalid(f"in {load.text}, nothing shows {empty}", load.step + 1)
     if not compared:
         detail = "no pass loaded a checkpoint of the run"
         asked = spec is not None and spec.resumes and test.restarts is not RestartOwner.CLUSTER
@@ -144,7 +143,7 @@ def state_restored(test: Evidence, control: Evidence, spec: SetSpec | None) -> C
 
 
 class Lost(NamedTuple):
-    """What a load did not give back."""
+    """What a load did not restore."""
 
     parts: tuple[StatePart, ...]
     """All that were compared."""
@@ -165,7 +164,7 @@ class Lost(NamedTuple):
 
 
 def not_restored(load: Load) -> Lost | None:
-    """What a load did not give back; None when the evidence of it is missing."""
+    """What a load did not restore; None when the evidence of it is missing."""
     saved, loaded = load.saved, load.into.loaded
     if saved is None or loaded is None:
         return None
@@ -188,7 +187,7 @@ def _not_restored(load: Load, lost: Lost, limit: Limit) -> CheckResult:
     deviations.sort(key=lambda each: -each.measured)
     return CheckResult(
         Outcome.FAIL,
-        f"in {load.words}, {lost_words(lost)}",
+        f"in {load.text}, {lost_text(lost)}",
         measured=lost.worst if lost.off else None,
         limit=limit if lost.off else None,
         unit="relative" if lost.off else "",
@@ -197,20 +196,20 @@ def _not_restored(load: Load, lost: Lost, limit: Limit) -> CheckResult:
     )
 
 
-def lost_words(lost: Lost) -> str:
+def lost_text(lost: Lost) -> str:
     """``exp_avg of 12 of 12 parameters is off by up to 1 (output.weight)``, every part."""
-    words = []
+    parts = []
     for part in lost.off:
         what = part.name if part.name != PARAMETERS else "the value"
         most = float(part.difference[part.off[0]])
         off = f"off by up to {most:.2g}" if np.isfinite(most) else "missing, zero or NaN"
-        words.append(
+        parts.append(
             f"{what} of {part.off.size} of {len(part.tensors)} parameters is {off} "
             f"({part.tensors[part.off[0]]})"
         )
     if lost.lr is not None:
-        words.append(f"lr is {lost.lr[1]!r}, {lost.lr[0]!r} was saved")
-    return "; ".join(words)
+        parts.append(f"lr is {lost.lr[1]!r}, {lost.lr[0]!r} was saved")
+    return "; ".join(parts)
 
 
 class Other(NamedTuple):
@@ -235,7 +234,7 @@ def data_resumed(test: Evidence, control: Evidence, spec: SetSpec | None) -> Che
         return skipped(NEVER_INTERRUPTED) if test.passes else invalid(NO_PASSES)
     expected = digests_of(control)
     if not expected or not any(any(each.batch_digests) for each in test.passes):
-        detail = "no batch digests: nothing tells which samples a resume went on with"
+        detail = "no batch digests: nothing shows which samples a resume went on with"
         return skipped(detail) if spec is None else invalid(detail)
     other = other_samples(test, control)
     if other is None:
@@ -270,16 +269,16 @@ def other_samples(test: Evidence, control: Evidence) -> Other | None:
 
 
 def data_words(other: Other, control: Evidence) -> str:
-    """What a resume did to the samples, in a sentence."""
+    """A sentence that says what a resume did to the samples."""
     seen = [step for step, digest in digests_of(control).items() if digest == other.digest]
     when = "right after" if other.first else "after"
-    words = (
+    text = (
         f"step {other.step}, {when} the resume of pass {other.number}{other.change}, is trained on "
         "other samples than the control's"
     )
     if seen and seen[0] == int(control.steps[0]):
-        return f"{words}: those of step {seen[0]}, so the data started over from the beginning"
-    return f"{words}: those of step {seen[0]}" if seen else words
+        return f"{text}: those of step {seen[0]}, so the data started over from the beginning"
+    return f"{text}: those of step {seen[0]}" if seen else text
 
 
 CHECKS: tuple[Question, ...] = (passes_continuous, state_restored, data_resumed)
@@ -287,9 +286,9 @@ CHECKS: tuple[Question, ...] = (passes_continuous, state_restored, data_resumed)
 
 @check(Tier.RESUME)
 def segments_as_scheduled(test: Evidence, spec: SetSpec | None) -> CheckResult:
-    """Each segment of the schedule is one pass, of its steps and its number of ranks.
+    """Each segment of the schedule is one pass with its steps and its number of ranks.
 
-    Another schedule is another experiment.
+    A run with another schedule is another experiment.
     """
     if spec is None or not spec.segments:
         return skipped("no segments are named")
@@ -300,23 +299,23 @@ def segments_as_scheduled(test: Evidence, spec: SetSpec | None) -> CheckResult:
 
 
 def _unscheduled(test: Evidence, segments: tuple[Segment, ...]) -> Iterator[tuple[str, int]]:
-    """How the passes are not the schedule, and from which step on."""
+    """How the passes differ from the schedule, and from which step on."""
     first = 1
     for index, segment in enumerate(segments):
-        words = f"segment {index + 1} (steps {first} to {segment.until}, {segment.parallelism})"
+        text = f"segment {index + 1} (steps {first} to {segment.until}, {segment.parallelism})"
         if index >= len(test.passes):
-            yield f"{words} never started", first
+            yield f"{text} never started", first
             return
         each = test.passes[index]
         if each.segment != index:
-            yield f"pass {each.number} should be of {words}", first
+            yield f"pass {each.number} should be of {text}", first
         if each.world_size != segment.parallelism.world_size:
-            yield f"{words} ran on {ranks(each.world_size)}", first
+            yield f"{text} ran on {ranks(each.world_size)}", first
         if not np.array_equal(each.steps, np.arange(first, segment.until + 1)):
             trained = f"{each.steps[0]} to {each.steps[-1]}" if each.steps.size else "none"
-            yield f"{words} trained steps {trained}", first
+            yield f"{text} trained steps {trained}", first
         if not each.ended:
-            yield f"{words} did not come to its end", first
+            yield f"{text} did not come to its end", first
         first = segment.until + 1
     more = len(test.passes) - len(segments)
     if more:
@@ -327,7 +326,7 @@ def _unscheduled(test: Evidence, segments: tuple[Segment, ...]) -> Iterator[tupl
 def faults_struck(test: Evidence, spec: SetSpec | None) -> CheckResult:
     """Every fault of the script happened, once, and ended the pass that it struck; no other did.
 
-    A run that was not broken says nothing about its recovery, nor does one that broke by itself.
+    A run that was not interrupted shows no recovery, nor does one that broke down by itself.
     """
     if spec is None or spec.recovery is None:
         return skipped("no faults are named")
@@ -343,35 +342,35 @@ def faults_struck(test: Evidence, spec: SetSpec | None) -> CheckResult:
 
 
 def _by_scheduler(test: Evidence) -> CheckResult:
-    """No script names what a cluster does to a run; that one struck it is another experiment."""
+    """Interruptions by the cluster are not in the script: with one it is another experiment."""
     if wrong := next(_unscripted(test, ()), None):
         return invalid(*wrong)
     if not test.requeued:
         return skipped(NEVER_INTERRUPTED)
     reached = [int(each.steps.max(initial=each.loaded_step or 0)) for each in test.passes[:-1]]
     steps = ", ".join(str(step) for step in reached)
-    return skipped(f"requeued by the scheduler, of which no script tells: after step {steps}")
+    return skipped(f"requeued by the scheduler, which is not in the script: after step {steps}")
 
 
 def _unscripted(test: Evidence, script: tuple[Fault, ...]) -> Iterator[tuple[str, int]]:
     """Faults that did not strike as the script says."""
     struck = {fault.index: fault for fault in test.struck}
     for index, fault in enumerate(script):
-        words = f"fault {index + 1} ({fault.kind.value} at step {fault.step})"
+        text = f"fault {index + 1} ({fault.kind.value} at step {fault.step})"
         found = struck.get(index)
         if found is None:
-            yield f"{words} never struck", fault.step
+            yield f"{text} never struck", fault.step
             return
         if (found.kind, found.step) != (fault.kind.value, fault.step):
-            yield f"{words} was {found.kind} at step {found.step}", fault.step
+            yield f"{text} was {found.kind} at step {found.step}", fault.step
         if fault.kind is FaultKind.CKPT_TORN and not found.torn:
-            yield f"{words} left no torn checkpoint", fault.step
+            yield f"{text} left no torn checkpoint", fault.step
         if elsewhere := _elsewhere(fault, found):
-            yield f"{words} {elsewhere}", fault.step
+            yield f"{text} {elsewhere}", fault.step
     more = test.struck[len(script) :]
     if more:
-        words = f"{counted(len(test.struck), 'fault')} struck, {len(script)} are named"
-        yield words, more[0].step
+        text = f"{counted(len(test.struck), 'fault')} struck, {len(script)} are named"
+        yield text, more[0].step
 
 
 def _elsewhere(fault: Fault, struck: Struck) -> str:
@@ -397,18 +396,18 @@ def _without_effect(test: Evidence) -> Iterator[tuple[str, int]]:
         number = pass_of(test, fault)
         each = next((each for each in test.passes if each.number == number), None)
         if each is None:
-            words = f"struck pass {number}, which left no evidence"
+            text = f"struck pass {number}, which left no evidence"
             if number is None:
-                words = "struck nobody knows which pass"
-            yield f"{fault.kind} at step {fault.step} {words}", fault.step
+                text = "struck an unknown pass"
+            yield f"{fault.kind} at step {fault.step} {text}", fault.step
             continue
-        words = f"{fault.kind} at step {fault.step} did not end pass {number}"
+        text = f"{fault.kind} at step {fault.step} did not end pass {number}"
         if fault.index not in ended:
-            yield f"{words}, which went on to step {each.steps.max(initial=0)}", fault.step
+            yield f"{text}, which went on to step {each.steps.max(initial=0)}", fault.step
 
 
 def _without_fault(test: Evidence) -> Iterator[tuple[str, int]]:
-    """Passes that died of themselves."""
+    """Passes that died without a fault of the script."""
     last = 0
     for index, each in enumerate(test.passes, 1):
         if each.number != index:
@@ -416,13 +415,13 @@ def _without_fault(test: Evidence) -> Iterator[tuple[str, int]]:
             return
         last = int(each.steps.max(initial=last))
         if not each.ended and not struck_in(test, each):
-            yield f"pass {each.number} died of no fault of the script", last + 1
+            yield f"pass {each.number} died, and not by a fault of the script", last + 1
 
 
 def _other_world(
     test: Evidence, spec: SetSpec, passes: tuple[Pass, ...]
 ) -> Iterator[tuple[str, int]]:
-    """Passes on other nodes than the script has by then: nodes that never came, or never left."""
+    """Passes on other nodes than the script says: some never came, or never left."""
     recovery = spec.recovery
     if recovery is None:
         return
@@ -432,16 +431,16 @@ def _other_world(
         wanted = spec.parallelism.world_size * nodes // most
         if each.world_size != wanted:
             verb = "start" if each is test.passes[0] else "go on"
-            words = f"{nodes} of {most} nodes should {verb} with {ranks(wanted)}"
+            text = f"{nodes} of {most} nodes should {verb} with {ranks(wanted)}"
             has = f"pass {each.number} has {ranks(each.world_size)}"
-            yield f"{words}, {has}", (each.loaded_step or 0) + 1
+            yield f"{text}, {has}", (each.loaded_step or 0) + 1
 
 
 @check(Tier.RESUME)
 def recovers_in_time(test: Evidence, spec: SetSpec | None) -> CheckResult:
-    """After every fault that ended a pass a step ends within the stated time.
+    """After every fault that ended a pass, a step is finished within the stated time.
 
-    Training never went on, or took longer to than was promised.
+    Training never went on, or took longer to recover than was promised.
     """
     if spec is None or spec.recovery is None or test.restarts is RestartOwner.CLUSTER:
         return skipped("no time to recover is named")
@@ -457,7 +456,7 @@ def recovers_in_time(test: Evidence, spec: SetSpec | None) -> CheckResult:
         name = f"{fault.kind} at step {fault.step}"
         after = steps_after(test, fault)
         if after is None:
-            return invalid(f"some step does not tell when it ended: {name}", fault.step)
+            return invalid(f"for some step it is not recorded when it ended: {name}", fault.step)
         if not after:
             return CheckResult(
                 Outcome.FAIL,
@@ -485,7 +484,7 @@ def recovers_in_time(test: Evidence, spec: SetSpec | None) -> CheckResult:
 def torn_never_loaded(test: Evidence) -> CheckResult:
     """No pass loads a checkpoint that was torn when it was written.
 
-    Half a checkpoint is another state, or a crash at the next resume.
+    Half a checkpoint means a wrong state, or a crash at the next resume.
     """
     if not test.passes:
         return invalid(NO_PASSES)
@@ -506,7 +505,7 @@ def torn_never_loaded(test: Evidence) -> CheckResult:
 
 
 def _saved_whole(test: Evidence, loading: Pass, step: int) -> bool:
-    """Whether the last pass that saved a step before another loaded it was not torn at it."""
+    """Whether the last pass that saved a step, before another loaded it, saved it whole."""
     savers = [
         each.number
         for each in test.passes
@@ -524,7 +523,7 @@ FAULT_CHECKS: tuple[Question, ...] = (
 
 
 def badly_requeued(evidence: Evidence, spec: SetSpec | None = None) -> Flaw | None:
-    """What a resume of a run that a scheduler may interrupt lost, or what no evidence shows of it.
+    """What a run that a scheduler may interrupt lost at a resume, or what no evidence shows.
 
     None for any other run. ``spec`` says which checkpoints the run should have written.
     """
@@ -544,7 +543,7 @@ def _findings(evidence: Evidence, spec: SetSpec | None) -> Iterator[CheckResult]
 
 
 def _other_config(evidence: Evidence) -> Flaw | None:
-    """A pass that ran with another configuration than the first, or does not tell."""
+    """A pass that ran with another configuration than the first, or left no record of it."""
     trained = [each for each in evidence.passes if each.steps.size]
     for each in trained:
         first = int(each.steps[0])
@@ -552,7 +551,8 @@ def _other_config(evidence: Evidence) -> Flaw | None:
             return Flaw(f"left no record of what ran in pass {each.number}", first)
         keys = unlike_a_repeat(each.in_force, trained[0].in_force or {})
         if keys:
-            return Flaw(f"went on otherwise in pass {each.number}: {', '.join(keys[:3])}", first)
+            what = f"went on with another configuration in pass {each.number}"
+            return Flaw(f"{what}: {', '.join(keys[:3])}", first)
     return None
 
 
@@ -567,9 +567,9 @@ class Replay(NamedTuple):
 
 @check(Tier.RESUME)
 def replays_agree(test: Evidence) -> CheckResult:
-    """A replayed step comes out as it did the first time: samples, tokens, lr, loss, grad norm.
+    """A replayed step has the values of the first time: samples, tokens, lr, loss, grad norm.
 
-    Restarts that change what follows make a run that nobody can repeat.
+    A run whose restarts change what follows cannot be reproduced.
     """
     if not test.passes:
         return invalid(NO_PASSES)
@@ -583,10 +583,10 @@ def replays_agree(test: Evidence) -> CheckResult:
     floors = FLOORS[test.precision]
     origin = f"floor of {test.precision.value} arithmetic"
     for replay in found:
-        words = _differs_exactly(replay)
-        if words:
+        text = _differs_exactly(replay)
+        if text:
             return CheckResult(
-                Outcome.FAIL, f"step {replay.step} {words}{_of(replay)}", onset=replay.step
+                Outcome.FAIL, f"step {replay.step} {text}{_of(replay)}", onset=replay.step
             )
         for signal in () if _poisoned(test, replay.step, replay.first[0]) else JUDGED_SIGNALS:
             before, again = _value(replay.first, signal), _value(replay.again, signal)
@@ -619,7 +619,7 @@ def replays_agree(test: Evidence) -> CheckResult:
 
 
 def _without_values(test: Evidence) -> Iterator[tuple[str, int]]:
-    """Steps that a pass had trained when a fault struck, and whose values it did not leave."""
+    """Steps that a pass had trained when a fault struck, but whose values it did not record."""
     passes = {each.number: each for each in test.passes}
     for fault in test.struck:
         each = passes.get(pass_of(test, fault) or 0)
@@ -628,14 +628,14 @@ def _without_values(test: Evidence) -> Iterator[tuple[str, int]]:
         last = fault.step - (fault.kind in IN_A_STEP)
         missing = np.setdiff1d(np.arange(each.loaded_step + 1, last + 1), each.steps)
         if missing.size:
-            words = f"pass {each.number}, which {fault.kind} struck at step {fault.step}"
-            yield f"{words}, left nothing of step {missing[0]}", int(missing[0])
+            text = f"pass {each.number}, which {fault.kind} struck at step {fault.step}"
+            yield f"{text}, left nothing of step {missing[0]}", int(missing[0])
 
 
 def replays(test: Evidence) -> Iterator[Replay]:
-    """Every step that a pass trained and an earlier one had, with the first that had it.
+    """Every step that a pass trained again, with the first pass that had trained it.
 
-    Values that a fault made NaN are compared once, and the next take their place.
+    Values that a fault made NaN are compared once, and the next ones replace them.
     """
     first: dict[int, tuple[Pass, int]] = {}
     for each in test.passes:
@@ -647,7 +647,7 @@ def replays(test: Evidence) -> Iterator[Replay]:
 
 
 def _differs_exactly(replay: Replay) -> str:
-    """What of the inputs is not the same, in words; empty when all is."""
+    """Which of the inputs differs, in a clause; empty when none does."""
     digests = [each.batch_digests[index] for each, index in (replay.first, replay.again)]
     if digests[0] != digests[1]:
         return "is trained on other samples"
@@ -659,7 +659,7 @@ def _differs_exactly(replay: Replay) -> str:
 
 
 def _poisoned(test: Evidence, step: int, each: Pass) -> bool:
-    """Whether a fault made a pass's values of a step NaN: a replay is to have others."""
+    """Whether a fault made a pass's values of a step NaN: a replay has to have others."""
     return any(
         fault.kind == FaultKind.NAN_BATCH
         and fault.step == step
@@ -688,7 +688,7 @@ def _apart(before: float | None, again: float | None) -> float:
 
 
 def _spelled(value: float | None) -> str:
-    return "not told" if value is None else f"{value:.8g}"
+    return "not recorded" if value is None else f"{value:.8g}"
 
 
 REPLAY_CHECKS: tuple[Question, ...] = (replays_agree,)

@@ -1,12 +1,11 @@
 """Runs of several seeds: whether they can be compared at all, and what their losses say.
 
-The statistics are :mod:`converge_harness.judge.compare.seeds`; these are its questions. Whether a
-set is the same as its control is asked seed by seed where both were trained by the same seeds.
-Whether a change that is meant is no worse is not: it is compared as one group with the other.
+The statistics are in :mod:`converge_harness.judge.compare.seeds`; the questions are here. Whether a
+set is the same as its control is asked seed by seed where both were trained with the same seeds.
+Whether an intended change is no worse is asked of the two groups as wholes.
 
-With a target loss the question is how many steps the seeds of two sides need to reach it. That is
-the form in which MLPerf Training states convergence: not how low a loss is at a step, but when it
-is there.
+With a target loss the question is how many steps the seeds of both sides need to reach it. That is
+how MLPerf Training states convergence: not how low a loss is at a step, but when it is reached.
 """
 
 from __future__ import annotations
@@ -71,18 +70,18 @@ from converge_harness.model import (
 )
 
 SAME_START = 1e-5
-"""Relative difference of the loss below which two curves start alike: reruns of one seed part by
+"""Relative difference of the loss below which two curves start alike: reruns of one seed differ by
 rounding (1e-7 at first), and other initial weights or samples by a thousandth and more."""
 START = 5
-"""Steps that are looked at for that: not one of them may be further off."""
+"""The steps that are compared for that: not one of them may be further off."""
 _MOST_LENGTHENED = 100
-"""Times its length beyond which nobody trains a run to settle a question."""
+"""Multiple of its length beyond which nobody trains a run to settle a question."""
 PRINTED_START = 25
 """The same where losses are printed more coarsely than that. Losses of two seeds whose noise is a
 unit of the last digit are alike to a unit at so many steps once in ten million."""
 SAME_BUDGET = 0.01
 """Relative difference of the valid tokens of whole runs that other samples may make; another batch
-size, or length of sequences, makes more."""
+size or sequence length makes more."""
 
 _WORST = (Outcome.FAIL, Outcome.INVALID, Outcome.INCONCLUSIVE, Outcome.SKIPPED, Outcome.PASS)
 
@@ -90,8 +89,8 @@ _WORST = (Outcome.FAIL, Outcome.INVALID, Outcome.INCONCLUSIVE, Outcome.SKIPPED, 
 def of_every(question: Question, compared: RunComparison, seeds: SeedRuns) -> Check:
     """Ask a question of every run instead of the first two, and answer with the worst.
 
-    Every run of the test set is held against the first control, and every other control against the
-    first run of the test set. A run for which there is no evidence is no run that passed.
+    Every run of the test set is compared with the first control, and every other control with the
+    first run of the test set. A run without evidence does not pass.
     """
     with_control = [(test, seeds.control[0]) for test in seeds.test]
     with_test = [(seeds.test[0], control) for control in seeds.control[1:]]
@@ -106,18 +105,17 @@ def of_every(question: Question, compared: RunComparison, seeds: SeedRuns) -> Ch
 
 @check(Tier.INTEGRITY)
 def seeds_comparable(seeds: SeedRuns) -> CheckResult:
-    """Test set and control have at least two seeds each, which are runs of their own.
+    """Test set and control have at least two seeds each, which are different runs.
 
-    One run says nothing of how far seeds lie apart, and one that is counted twice says that they
-    lie nowhere apart: every difference would then be called one. Two runs of a side are the same
-    seed if their losses are the same to the last bit, or the same but for rounding at their first
-    steps.
+    One run does not show how much seeds differ, and one that is counted twice shows no difference
+    at all, so that every difference would be significant. Two runs of a side are the same seed if
+    their losses are the same to the last bit, or the same except for rounding at their first steps.
     """
     for side, runs in _sides(seeds):
         if len(runs) < FEWEST_SEEDS:
             one = counted(len(runs), "seed")
             return invalid(
-                f"{side} has {one}: at least {FEWEST_SEEDS} a side show how far seeds lie apart, "
+                f"{side} has {one}: at least {FEWEST_SEEDS} a side show how much seeds differ, "
                 "and with 5 or more limits are much narrower"
             )
         for first, second in combinations(runs, 2):
@@ -126,7 +124,7 @@ def seeds_comparable(seeds: SeedRuns) -> CheckResult:
                     f"{first.name} and {second.name} of {side} {again}: one seed, or one file, "
                     "counts once"
                 )
-    # What a run left that did not end by itself, others say: it crashed, or the control is unsound.
+    # Other checks report a run that did not end by itself: it crashed, or the control is unsound.
     finished = RunStatus.FINISHED
     every = [each for each in (*seeds.control, *seeds.test) if each.status is finished]
     if not every:
@@ -149,7 +147,7 @@ def seeds_comparable(seeds: SeedRuns) -> CheckResult:
 def same_token_budget(seeds: SeedRuns) -> CheckResult:
     """Every seed whose tokens are counted trains on as many valid ones as the first.
 
-    Other samples may hold a few more or less; a difference of more than 1% is another training.
+    Other samples may hold a few more or less; a difference above 1% makes it another training run.
     """
     every = [each for each in (*seeds.control, *seeds.test) if has(each, "tokens")]
     if len(every) <= 1:
@@ -190,9 +188,9 @@ def trajectory_same_over_seeds(
 ) -> CheckResult:
     """In no part of the run is the loss off by more than the margin beyond what seeds differ by.
 
-    The run in up to 8 parts, each with its mean loss over the seeds: some part is off by more than
-    chance, even where the end is not. That a part is not shown to be off does not show that it is
-    the same.
+    The run is split into up to 8 parts, each with its mean loss over the seeds: some part is off by
+    more than chance, even where the end is not. A part that is not shown to be off is not thereby
+    shown to be the same.
     """
     limit = margin_of(test, control, margin)
     read = _losses(seeds)
@@ -228,9 +226,9 @@ def loss_no_worse(
 ) -> CheckResult:
     """The mean loss of the second half is no higher than the control's by more than the margin.
 
-    A one-sided test: a lower loss will do. Over the seeds where there are several, with a look at
-    the last eighth of the run alone; else over the steps of the two runs, which then speak for
-    their one seed.
+    A one-sided test: a lower loss is fine. Over the seeds where there are several, with a second
+    test of the last eighth of the run; else over the steps of the two runs, which then show it for
+    their one seed only.
     """
     limit = margin_of(test, control, margin)
     if seeds is None:
@@ -250,7 +248,7 @@ CHECKS: tuple[Question, ...] = (
 )
 
 _SHARE = ALPHA / 2
-"""Two looks at the same runs, of which one is enough for a FAIL (Bonferroni)."""
+"""Two tests of the same runs, of which one is enough for a FAIL (Bonferroni)."""
 
 
 class _Losses(NamedTuple):
@@ -263,7 +261,7 @@ class _Losses(NamedTuple):
     control: Floats
     """Shape (seeds, steps)."""
     rounding: float
-    """What printing rounded off in the second half, relative to the loss."""
+    """The rounding of printed values in the second half, relative to the loss."""
 
     @property
     def half(self) -> int:
@@ -272,7 +270,7 @@ class _Losses(NamedTuple):
 
 
 def _losses(seeds: SeedRuns) -> _Losses | CheckResult:
-    """What there is to compare, or why there is nothing."""
+    """The values to compare, or why there are none."""
     every = [*seeds.control, *seeds.test]
     recomputed = all(has(each, "loss_recomputed") for each in every)
     signal = "loss_recomputed" if recomputed else "loss"
@@ -306,7 +304,7 @@ _TINY = float(np.finfo(np.float64).tiny)
 def _of_level(
     seeds: SeedRuns, limit: Limit, *, one_sided: bool = False, paired: bool = False
 ) -> tuple[CheckResult, _Losses | None]:
-    """The answer on the level, with what it was made of; without that, why there is none."""
+    """The check of the mean level, with the test that it comes from; else why there is none."""
     short = next((side for side, runs in _sides(seeds) if len(runs) < FEWEST_SEEDS), None)
     if short:
         return invalid(f"{short} has fewer than {FEWEST_SEEDS} seeds"), None
@@ -388,7 +386,7 @@ def _worse_at_end(level: CheckResult, read: _Losses, limit: Limit) -> CheckResul
 
 
 def _of_one_pair(test: Evidence, control: Evidence, limit: Limit) -> CheckResult:
-    """Over the steps of two runs, which speak for one seed."""
+    """Over the steps of two runs, which show it for one seed only."""
     signal, curves = loss_of(test, control)
     window = second_half(curves)
     count = int(window.steps.size)
@@ -398,7 +396,7 @@ def _of_one_pair(test: Evidence, control: Evidence, limit: Limit) -> CheckResult
     if count < FEWEST:
         return CheckResult(
             Outcome.INCONCLUSIVE,
-            f"nothing tells whether the mean loss is within the margin of {limit.value:g}: "
+            f"it is open whether the mean loss is within the margin of {limit.value:g}: "
             f"{counted(int(curves.steps.size), 'step')} in common, at least {2 * FEWEST} are "
             "needed",
             limit=limit,
@@ -444,14 +442,14 @@ def _same_seed(first: Evidence, second: Evidence) -> str:
         return "have the same loss to the last bit at all steps"
     magnitude = np.maximum(np.abs(mine), np.abs(other))
     printed = rounding_of(first, "loss", mine) + rounding_of(second, "loss", mine)
-    # Two seeds may print alike for some steps, but not for many, unless all noise is rounded off.
+    # Two seeds may print alike for a few steps, but not for many, unless all noise is rounded off.
     coarse = bool(np.any(printed[:START] > SAME_START * magnitude[:START]))
     if coarse and (steps.size < PRINTED_START or _noise(mine) < np.max(printed)):
         return ""
     start = slice(PRINTED_START if coarse else START)
     if np.all((np.abs(mine - other) <= SAME_START * magnitude + printed)[start]):
         same = counted(mine[start].size, "step")
-        return f"have the same loss but for rounding at their first {same}"
+        return f"have the same loss except for rounding at their first {same}"
     return ""
 
 
@@ -465,7 +463,7 @@ class _Reached(NamedTuple):
     left: tuple[str, ...]
     """Names of those that reach it and end above it."""
     began_there: tuple[str, ...]
-    """Names of those that are there at their first point: nobody saw them reach it."""
+    """Names of those that are at it at their first point: the curves do not show when it was."""
     within: float
     """The most steps between the points before and after reaching it, of all seeds."""
 
@@ -476,9 +474,9 @@ def target_no_later(
 ) -> CheckResult:
     """The target loss is reached in no more steps than the control's seeds need, by the margin.
 
-    A one-sided test of the step that reaches it: the first at or below the target of which the next
-    points are, too, by their median; of a seed that ends above it, the last. Sooner will do. Both
-    sides are expected to log losses that are about as noisy: noise crosses a target early.
+    A one-sided test of the step that reaches it: the first at or below the target after which the
+    median of the next points is, too; for a seed that ends above it, the last. Sooner is fine. Both
+    sides are expected to log losses of about the same noise: noise crosses a target early.
     """
     if seeds is None or target is None or margin is None:
         return invalid("no seeds, no target or no margin to compare by")
@@ -488,7 +486,7 @@ def target_no_later(
     limit = Limit(margin, "margin set in the file")
     within = max(control.within, test.within)
     groups = Group.of(test.steps), Group.of(control.steps)
-    # A step between two logged ones is not seen: each side is late by up to one distance.
+    # Steps between two logged ones are not seen: each side may be late by up to one distance.
     rounding = within / max(float(control.steps.min()), 1.0)
     found = over_seeds(*groups, margin, one_sided=True, rounding=rounding)
     outcome = OUTCOMES[found.outcome]
@@ -502,7 +500,7 @@ def target_no_later(
             unit="relative",
         )
     if (test.never or test.left) and outcome is not Outcome.FAIL:
-        # Its number of steps is only known to be larger: it may raise the mean, and lowers nothing.
+        # Its number of steps is only known to be larger: it can only raise the mean.
         outcome = Outcome.INCONCLUSIVE
     return CheckResult(
         outcome,
@@ -528,7 +526,7 @@ def _target_unfit(seeds: SeedRuns, control: _Reached, test: _Reached, target: fl
         return f"fewer than {FEWEST_SEEDS} seeds on one side"
     start = seeds.control[0].steps[0]
     for each in (*seeds.control, *seeds.test):
-        # A run may end where it reached the target; a hole may hide where it did.
+        # A run may end where it reached the target; a gap may hide when it did.
         if broken := torn(each):
             return broken
         if each.steps[0] != start:
@@ -578,7 +576,7 @@ _END = 15
 
 
 def _first_below(loss: Floats, target: float) -> int | None:
-    """Index of the first point that is below for more than itself; None without one."""
+    """Index of the first point that is below, and not by itself alone; None without one."""
     for index in np.flatnonzero(loss <= target):
         if np.median(loss[index : index + _AFTER]) <= target:
             return int(index)
@@ -586,12 +584,12 @@ def _first_below(loss: Floats, target: float) -> int | None:
 
 
 def _never(test: _Reached, target: float) -> str:
-    """What is to be known of seeds that do not reach the target, or do not stay there."""
+    """A note on seeds that do not reach the target, or do not stay there."""
     never = f"; {', '.join(test.never)} never below {target:g}" if test.never else ""
     left = f"; {', '.join(test.left)} above it again at the end" if test.left else ""
     if not never and not left:
         return ""
-    return f"{never}{left}, counted with the last step that is there: longer runs would tell"
+    return f"{never}{left}, counted with their last step: longer runs would show when"
 
 
 def _target_outlook(found: OverSeeds, margin: float) -> str:

@@ -1,8 +1,8 @@
-"""Which checks a verdict is made of: what was asked for, and what the runs can be asked at all.
+"""Which checks a verdict is made of: what was asked for, and what can be asked of these runs.
 
 An ordinary test set has to be the same as its control, step by step. A change that is meant to
-change numbers cannot be, and neither can runs of other seeds: they are asked less, and the verdict
-names what they were not asked.
+change numbers cannot be, and neither can runs of other seeds: fewer checks are asked of them, and
+the verdict names those that were not asked.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ CHECKS: tuple[Question, ...] = (
     *resume.REPLAY_CHECKS,
     *resume.FAULT_CHECKS,
 )
-"""Every check of a test set against its control. The tensors' belong to several tiers; those of the
-resume tier are asked only of runs that were made in several passes, or should have been."""
+"""Every check of a test set against its control. Those of tensors belong to several tiers; those of
+the resume tier are asked only of runs that were made in several passes, or should have been."""
 
 SEED_CHECKS: tuple[Question, ...] = (
     integrity.test_set_trained,
     *seed_checks.CHECKS,
     *seed_checks.TARGET_CHECKS,
 )
-"""Every check of what the losses of several seeds say, and of a change that is meant."""
+"""Every check of the losses of several seeds, and of an intended change."""
 
 FIRST = (
     integrity.control_sound,
@@ -64,8 +64,8 @@ FIRST = (
 answer means anything."""
 
 NEEDED = ("loss-first-step", "loss-envelope")
-"""Without these two answered PASS there is no PASS, whatever the others say; skipped, nothing was
-compared."""
+"""Unless both of these PASS there is no PASS, whatever the others say: if they are skipped, nothing
+was compared."""
 
 _OF_ONE_RUN = (
     integrity.test_set_trained,
@@ -79,14 +79,14 @@ _OF_ONE_RUN = (
     comparability.nothing_unnamed,
     tensors.replicas_agree,
 )
-"""What every run has to be, whatever it is compared with."""
+"""Asked of every run, whatever it is compared with."""
 
 _OF_A_PAIR = (
     comparability.same_data,
     comparability.same_tokens,
     comparability.config_differs_as_declared,
 )
-"""What runs of one seed share, whatever was changed on purpose."""
+"""What runs of one seed have in common, whatever was changed on purpose."""
 
 _OF_EVERY_SEED = frozenset(
     question.name
@@ -112,7 +112,7 @@ _OF_DRAWING = (
     tensors.replicas_agree,
     *equivalence.CHECKS,
 )
-"""What a set is asked that draws other random numbers than its control: all that does not compare
+"""Asked of a set that draws other random numbers than its control: all checks that do not compare
 single steps."""
 
 
@@ -125,7 +125,7 @@ class Asked(NamedTuple):
     needed: tuple[str, ...]
     """Without these answered there is no PASS."""
     not_asked: tuple[str, ...] = ()
-    """Names of checks that an ordinary verdict has beside."""
+    """Names of checks of an ordinary verdict that this one leaves out."""
 
 
 def asked(
@@ -210,6 +210,6 @@ def answer(question: Question, compared: RunComparison) -> Check:
     check = question(compared)
     skipped = question in equivalence.CHECKS and check.outcome is Outcome.SKIPPED
     if compared.draws and compared.seeds is None and skipped:
-        # Nothing else is asked of what comes after the first update.
+        # No other check is asked of what comes after the first update.
         return replace(check, outcome=Outcome.INCONCLUSIVE)
     return check

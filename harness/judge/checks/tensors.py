@@ -3,9 +3,9 @@
 The first two steps belong to tier 1, where only rounding may differ; later samples to tier 2,
 where the limits have grown as the repeats' differences did.
 
-Post-step state lies between gradient and weight: how gradients were clipped, what the optimizer
-keeps, and buffers. A mistake there hides for long: AdamW forgets the scale of a gradient, and lost
-moments are made anew within some steps.
+Post-step state lies between gradient and weight: how gradients were clipped, the optimizer's state,
+and buffers. A mistake there stays hidden for long: AdamW is invariant to the scale of a gradient,
+and lost moments are rebuilt within some steps.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def renamed_parameters_agree(
 ) -> CheckResult:
     """Parameters that two releases call by other names have the control's norms, as a whole.
 
-    What a sketch cannot compare was loaded or trained otherwise. Gradients of single renamed
-    parameters are not compared.
+    These parameters, which sketches cannot compare, were loaded or trained differently. Gradients
+    of single renamed parameters are not compared.
     """
     if renamed is None:
         return passed("every parameter has its name in the control")
@@ -81,7 +81,7 @@ def renamed_parameters_agree(
 def same_initial_parameters(tensors: Comparisons) -> CheckResult:
     """Training begins with the control's weights.
 
-    The checkpoint was loaded wrongly: layers swapped, a stage left out, weights made anew.
+    The checkpoint was loaded wrongly: layers swapped, a stage left out, weights initialised again.
     """
     return _all_inside(tensors, lambda c: c.initial, "parameter")
 
@@ -108,7 +108,7 @@ def updates_first_steps(tensors: Comparisons) -> CheckResult:
 def gradients_finite(test: Evidence, control: Evidence) -> CheckResult:
     """No gradient has a NaN or an infinity that the control's has not.
 
-    Clipping or a loss scaler may throw such a step away, and nothing else shows it.
+    Clipping or a loss scaler may discard such a step, and nothing else shows it.
     """
     theirs = {sample.step: sample for sample in control.samples}
     looked = 0
@@ -140,7 +140,7 @@ def gradients_finite(test: Evidence, control: Evidence) -> CheckResult:
 def replicas_agree(test: Evidence, spec: SetSpec | None) -> CheckResult:
     """Ranks that hold the same shard of a tensor hold the same bits.
 
-    Copies drift apart unseen: the loss of any one of them looks right for thousands of steps.
+    Copies diverge unnoticed: the loss of each of them looks right for thousands of steps.
     """
     if not test.replicas:
         detail = "nothing compared the replicas"
@@ -176,7 +176,7 @@ def replicas_agree(test: Evidence, spec: SetSpec | None) -> CheckResult:
 def gradients_envelope(tensors: Comparisons) -> CheckResult:
     """Every parameter's gradient stays inside its growth envelope at the later samples.
 
-    Some part of the model is not trained as in the control any more.
+    Some part of the model is no longer trained as in the control.
     """
     return _all_inside(_later(tensors), lambda c: c.gradients, "gradient")
 
@@ -185,7 +185,7 @@ def gradients_envelope(tensors: Comparisons) -> CheckResult:
 def updates_envelope(tensors: Comparisons) -> CheckResult:
     """Every parameter moves as in the control, within its growth envelope, at the later samples.
 
-    Some part of the model is not trained as in the control any more.
+    Some part of the model is no longer trained as in the control.
     """
     return _all_inside(_later(tensors), lambda c: c.updates, "update")
 
@@ -271,8 +271,8 @@ def _outside(
 
 
 def _named(deviations: tuple[Deviation, ...], count: int) -> str:
-    words = [f"{each.tensor} by {each.measured:.2g}" for each in deviations[:NAMED]]
-    return ", ".join(words) + (" …" if count > NAMED else "")
+    parts = [f"{each.tensor} by {each.measured:.2g}" for each in deviations[:NAMED]]
+    return ", ".join(parts) + (" …" if count > NAMED else "")
 
 
 def _unjudged(looked: Sequence[TensorDifferences]) -> str:
@@ -283,8 +283,8 @@ def _unjudged(looked: Sequence[TensorDifferences]) -> str:
         because = np.zeros_like(unlimited) if found.chaotic is None else found.chaotic
         chaotic = max(chaotic, int(np.count_nonzero(because)))
         lost = max(lost, int(np.count_nonzero(unlimited & ~because)))
-    words = f"; {chaotic} differ as much between repeats of the control" if chaotic else ""
-    return f"{words}; {lost} may be lost in the spacing of the stored parameters" if lost else words
+    text = f"; {chaotic} differ as much between repeats of the control" if chaotic else ""
+    return f"{text}; {lost} may be lost in the spacing of the stored parameters" if lost else text
 
 
 def _nearness(found: TensorDifferences) -> float:
@@ -318,7 +318,7 @@ def clipping_envelope(tensors: Comparisons, test: Evidence, control: Evidence) -
 def optimizer_steps(tensors: Comparisons) -> CheckResult:
     """The optimizer has counted as many updates of every parameter as the control's has.
 
-    Its state was lost or made anew, or it skipped an update or made one too many.
+    Its state was lost or initialised again, or it skipped an update or made one too many.
     """
     return _state_inside(
         [("", each) for each in counters(tensors)], "counter", "updates", "counts are exact"
@@ -331,7 +331,7 @@ def optimizer_state_first_steps(
 ) -> CheckResult:
     """The optimizer's moments have the control's norms at the first two steps.
 
-    The optimizer got other gradients, or averages them otherwise.
+    The optimizer got other gradients, or averages them differently.
     """
     found = [pair for pair in states(tensors, test, control) if pair[1].step <= FIRST_STEPS]
     return _state_inside(found, "state", "relative", _STATE_LIMIT)
@@ -353,7 +353,7 @@ def optimizer_state_envelope(
 def buffers_first_steps(tensors: Comparisons, test: Evidence, control: Evidence) -> CheckResult:
     """Every buffer agrees with the control's at the first two steps.
 
-    A table was made otherwise, or what should be updated (a router's biases) is not.
+    A table was computed differently, or a buffer that should be updated (a router's biases) is not.
     """
     found = [each for each in buffers(tensors, test, control) if each.step <= FIRST_STEPS]
     return _state_inside([("", each) for each in found], "buffer", "relative", _BUFFER_LIMIT)
@@ -363,7 +363,7 @@ def buffers_first_steps(tensors: Comparisons, test: Evidence, control: Evidence)
 def buffers_envelope(tensors: Comparisons, test: Evidence, control: Evidence) -> CheckResult:
     """Every buffer agrees with the control's at the later samples.
 
-    A buffer was lost, or is not updated any more.
+    A buffer was lost, or is no longer updated.
     """
     found = [each for each in buffers(tensors, test, control) if each.step > FIRST_STEPS]
     return _state_inside([("", each) for each in found], "buffer", "relative", _BUFFER_LIMIT)
@@ -386,10 +386,10 @@ POST_STEP_CHECKS: tuple[Question, ...] = (
 def _clipped(tensors: Sequence[TensorComparison], test: Evidence, control: Evidence) -> CheckResult:
     """FAIL at the first step that is clipped wrongly; else PASS with the one nearest its limits.
 
-    INVALID for a run of our own that shows less than its control.
+    INVALID for a run of torchtitan that recorded less than its control.
     """
     found = list(clippings(tensors, test, control))
-    # A framework of another program may keep its clipped gradients to itself.
+    # The framework of another program may not expose its clipped gradients.
     ours = test.in_force is not None and not wrapping(test.in_force)
     gone = unseen(tensors) if ours else ""
     if gone and not any(each.wrong for each in found):
@@ -399,9 +399,12 @@ def _clipped(tensors: Sequence[TensorComparison], test: Evidence, control: Evide
     steps = (found[0].step, found[-1].step)
     wrong = next((each for each in found if each.wrong), None)
     each = wrong or max(found, key=_clipping_excess)
-    odd = float(each.apart.max()) / each.alike >= each.off / each.right
-    measured = float(each.apart.max()) if odd else each.off
-    limit = Limit(each.alike if odd else each.right, "rounding" if odd else "rounding of the norm")
+    odd = float(each.deviation.max()) / each.deviation_limit >= each.off / each.common_limit
+    measured = float(each.deviation.max()) if odd else each.off
+    limit = Limit(
+        each.deviation_limit if odd else each.common_limit,
+        "rounding" if odd else "rounding of the norm",
+    )
     if wrong is None:
         detail = f"nearest to its limit at step {each.step}"
         return CheckResult(Outcome.PASS, detail, measured, limit, "relative", steps)
@@ -415,9 +418,9 @@ def _clipped(tensors: Sequence[TensorComparison], test: Evidence, control: Evide
         else f"at step {each.step} clipping multiplies gradients by {each.common:.6g}, where their "
         f"norm asks for {each.expected:.6g}"
     )
-    furthest = sorted(index, key=lambda place: -each.apart[place])[:MOST_DEVIATIONS]
+    furthest = sorted(index, key=lambda place: -each.deviation[place])[:MOST_DEVIATIONS]
     deviations = tuple(
-        Deviation(each.names[place], each.step, float(each.apart[place]), each.alike)
+        Deviation(each.names[place], each.step, float(each.deviation[place]), each.deviation_limit)
         for place in furthest
     )
     return CheckResult(
@@ -426,7 +429,7 @@ def _clipped(tensors: Sequence[TensorComparison], test: Evidence, control: Evide
 
 
 def _clipping_excess(each: Clipping) -> float:
-    return max(float(each.apart.max()) / each.alike, each.off / each.right)
+    return max(float(each.deviation.max()) / each.deviation_limit, each.off / each.common_limit)
 
 
 def _state_inside(

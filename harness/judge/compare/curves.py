@@ -2,8 +2,8 @@
 
 Also the grid of steps at which a curve was logged: every one, every n-th, or doubling. Loggers
 write the first and the last step beside every n-th (1, 10, 20, …, 95), so the first and the last
-distance may be shorter. A longer one than n is a hole, wherever it is: what happened in it nobody
-saw.
+distance may be shorter. A longer one than n is a gap, wherever it is: what happened there was not
+logged.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _increasing(steps: Integers) -> bool:
 
 
 def series(evidence: Evidence, signal: str) -> SignalSeries:
-    """A signal without its holes; empty when the run lacks it."""
+    """A signal without its gaps; empty when the run lacks it."""
     column = evidence.signals.get(signal)
     if column is None:
         return SignalSeries(np.empty(0, dtype=np.int64), np.empty(0))
@@ -76,7 +76,7 @@ def has(evidence: Evidence, signal: str) -> bool:
 
 
 def whole_series(evidence: Evidence, signal: str) -> SignalSeries:
-    """A signal at every step of a run, NaN where it left nothing; empty when the run lacks it.
+    """A signal at every step of a run, NaN where it has no value; empty when the run lacks it.
 
     A column shorter or longer than the steps (an integrity finding) is padded or cut.
     """
@@ -92,13 +92,13 @@ def whole_series(evidence: Evidence, signal: str) -> SignalSeries:
 
 
 class CurveDifference(NamedTuple):
-    """How far one signal of a run lies from another run's, at the steps that both have."""
+    """How much one signal of two runs differs, at the steps that both have."""
 
     steps: Integers
     """Shape (steps,), increasing, as :func:`whole_series` has them."""
     difference: Floats
     """Shape (steps,): relative, with the sign of ``test - control``; infinite where one is not
-    finite. An envelope has the magnitude alone, and leaves out steps without a value."""
+    finite. An envelope has only the magnitude, and leaves out steps without a value."""
     ratio: Floats
     """Shape (steps,): test over control; not finite where the control is zero."""
 
@@ -107,9 +107,9 @@ def curve_difference(test: SignalSeries, control: SignalSeries) -> CurveDifferen
     """Compare two curves at their common steps, for drawing; both have increasing steps."""
     steps, mine, other = common_steps(test.steps, control.steps)
     ours, theirs = test.values[mine], control.values[other]
-    apart = relative_difference(ours, theirs)
+    size = relative_difference(ours, theirs)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return CurveDifference(steps, np.where(np.less(ours, theirs), -apart, apart), ours / theirs)
+        return CurveDifference(steps, np.where(np.less(ours, theirs), -size, size), ours / theirs)
 
 
 def pair(test: Evidence, control: Evidence, signal: str) -> CurvePair:
@@ -123,7 +123,7 @@ def pair(test: Evidence, control: Evidence, signal: str) -> CurvePair:
 
 
 def rounding_of(evidence: Evidence, signal: str, values: Floats) -> Floats:
-    """How far each printed value may be from what it was printed of; 0 where nothing is rounded.
+    """How far each printed value may be from the original; 0 where nothing is rounded.
 
     ``values`` has shape (steps,), and so has the result: half a unit of the last place, or of the
     last significant digit where that is coarser.
@@ -142,8 +142,7 @@ def rounding_of(evidence: Evidence, signal: str, values: Floats) -> Floats:
 def rounding_share(test: Evidence, control: Evidence, signal: str, curves: CurvePair) -> Floats:
     """The rounding of both sources, relative as differences are.
 
-    Shape (steps,). Infinite where a value is smaller than what was rounded off: nothing of it was
-    printed.
+    Shape (steps,). Infinite where a value is smaller than the rounding: it was printed as zero.
     """
     rounding = rounding_of(test, signal, curves.test) + rounding_of(control, signal, curves.control)
     magnitude = np.minimum(np.abs(curves.test), np.abs(curves.control))
@@ -153,7 +152,7 @@ def rounding_share(test: Evidence, control: Evidence, signal: str, curves: Curve
 
 
 def unprinted(test: Evidence, control: Evidence, signal: str, curves: CurvePair) -> Flags:
-    """Where nothing of a value was printed (0.0000), and the two may be equal; shape (steps,)."""
+    """Where a value was printed as 0.0000, and the two may be equal; shape (steps,)."""
     share = rounding_share(test, control, signal, curves)
     rounding = rounding_of(test, signal, curves.test) + rounding_of(control, signal, curves.control)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -163,7 +162,7 @@ def unprinted(test: Evidence, control: Evidence, signal: str, curves: CurvePair)
 def difference_beyond_print(
     test: Evidence, control: Evidence, signal: str, curves: CurvePair
 ) -> Floats:
-    """The relative difference, less what rounding in both sources makes of it; shape (steps,)."""
+    """The relative difference minus the rounding of both sources; shape (steps,)."""
     share = rounding_share(test, control, signal, curves)
     beyond = relative_difference(curves.test, curves.control) - np.where(np.isinf(share), 0, share)
     not_printed = unprinted(test, control, signal, curves)
@@ -171,7 +170,7 @@ def difference_beyond_print(
 
 
 def second_half(curves: CurvePair) -> CurvePair:
-    """What a mean over a run is taken of: past the warm-up, where every run starts alike."""
+    """The part that a mean over a run is taken of: past the warm-up, where all runs are alike."""
     half = slice(curves.steps.size // 2, None)
     return CurvePair(curves.steps[half], curves.test[half], curves.control[half])
 
@@ -198,7 +197,7 @@ def relative_difference(first: Floats, second: Floats) -> Floats:
 
 
 class Hole(NamedTuple):
-    """Steps that a curve should have by its own grid, and lacks."""
+    """Steps that a curve should have by its own grid, but lacks."""
 
     first: int
     last: int
@@ -206,7 +205,7 @@ class Hole(NamedTuple):
     """Steps from one point to the next elsewhere."""
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """``lacks steps 21 to 40, where it has every step``."""
         which = f"step {self.first}" if self.first == self.last else f"steps {self}"
         grid = "every step" if self.spacing == 1 else f"one step in {self.spacing}"
@@ -243,5 +242,5 @@ def first_hole(steps: Integers) -> Hole | None:
 
 
 def _doubles(steps: Integers) -> bool:
-    """Powers of two, or their like."""
+    """Powers of two, or another doubling grid."""
     return bool(steps.size and steps[0] > 0 and np.all(steps[1:] == 2 * steps[:-1]))

@@ -3,19 +3,20 @@
 Learnt from the control's A/A repeats, never narrower than the floating-point floor, and replaced
 by a tolerance that the experiment file sets.
 
-**Two curves alone** have no gradients, no audit, and no repeat that shows what noise is. (A repeat
-that is the same to the last bit shows it, too: there is none on this machine.) Right runs on other
-hardware, or with other kernels, part by rounding, and how far depends on the model, the data and
-the length of the run: from 1e-7 to tens of percent at a step. So a difference between two curves
-alone says nothing by itself. Within the arithmetic's floor and the digits that are printed they are
-the same; within a margin that somebody asked for they are equivalent; and what is *gross* is no
-rounding. Everything between is open, until repeats of the control, a tolerance or a margin say what
-right runs do here.
+**Two curves alone** have no gradients, no audit, and no repeat that shows the noise. (A repeat that
+is the same to the last bit does show it: there is none on this machine.) Correct runs on other
+hardware, or with other kernels, diverge by rounding, and how much depends on the model, the data
+and the length of the run: from 1e-7 to tens of percent at a step. So a difference between two
+curves alone shows nothing by itself. Within the arithmetic's floor and the printed digits they are
+the same; within a margin that somebody set they are equivalent; and a *gross* difference is not
+rounding. Everything between is open, until repeats of the control, a tolerance or a margin show how
+much correct runs differ here.
 
-Gross is what hardly any right pair does. Of 1,463 pairs of Megatron-LM's golden curves (one test on
-other GPUs, or in another container, 2026) the loss at a step of 1 was off by 90% (by 112%, a spike
-in a run of 3,000 points), and the mean of the second half of 2 by more than 10%; torchtitan's
-published curves of CUDA and ROCm are off by up to 41% at a step, and 5% in the mean.
+A difference is gross if hardly any correct pair has it. Of 1,463 pairs of Megatron-LM's golden
+curves (one test on other GPUs, or in another container, 2026) one was off by more than 90% in the
+loss at a step (by 112%, a spike in a run of 3,000 points), and two by more than 10% in the mean of
+the second half; torchtitan's published curves of CUDA and ROCm are off by up to 41% at a step, and
+5% in the mean.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from converge_harness.judge.compare.floors import (
 from converge_harness.judge.compare.limits import (
     JUMP,
     SIGNAL_ALARMS,
+    HasLimits,
     applicable,
     multiples,
     routed,
@@ -60,14 +62,13 @@ from converge_harness.model import (
     Flags,
     Floats,
     Integers,
-    Limit,
     Precision,
     SignalScale,
 )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Envelope:
+class Envelope(HasLimits):
     """One signal of a test set against its control; every array has one entry per step."""
 
     signal: str
@@ -78,23 +79,23 @@ class Envelope:
     """Relative difference to the control."""
     limit: Floats
     learnt: Flags
-    """Where the repeats decide the limit, and not the floor."""
+    """Where the limit comes from the repeats and not from the floor."""
     floor_origin: str
     learnt_origin: str = ""
-    unlearnt: bool = False
-    """Whether there are two curves alone and nothing says how far right runs lie apart: outside of
-    the limit is then open, unless it is gross (:mod:`converge_harness.judge.compare.envelopes`)."""
+    unmeasured: bool = False
+    """Whether there are only two curves and nothing shows how much correct runs differ: then a
+    difference above the limit is open, unless it is gross."""
     tolerated: bool = False
     """Whether the limit is a tolerance that somebody set."""
     by_margin: bool = False
-    """Whether somebody set a margin of the mean loss, which then decides what is open."""
+    """Whether somebody set a margin of the mean loss, which then decides open differences."""
     unprinted: int = 0
     """Steps at which a log prints 0.0000 or the like, and the other value may be the same."""
 
     @property
     def open(self) -> bool:
-        """Whether it is outside of its limit, and nothing but a gross difference says wrong."""
-        return self.unlearnt and not self.tolerated and bool(self.outside.size)
+        """Whether it is outside of its limit where only a gross difference would be wrong."""
+        return self.unmeasured and not self.tolerated and bool(self.outside.size)
 
     @property
     def curves(self) -> CurvePair:
@@ -107,7 +108,7 @@ class Envelope:
 
     @property
     def judged(self) -> Flags:
-        """Steps that have a limit: not those at which repeats of the control are too far apart."""
+        """Steps that have a limit: not those at which repeats of the control differ too much."""
         return np.isfinite(self.limit)
 
     @property
@@ -118,17 +119,13 @@ class Envelope:
 
     @property
     def worst(self) -> int:
-        """Index of the step whose difference is largest for its limit."""
+        """Index of the step whose difference is largest relative to its limit."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             excess = self.difference / self.limit
         return int(np.argmax(np.nan_to_num(excess, nan=0.0, posinf=math.inf)))
 
     def index_of(self, step: int) -> int:
         return int(np.searchsorted(self.steps, step))
-
-    def limit_at(self, index: int) -> Limit:
-        origin = self.learnt_origin if self.learnt[index] else self.floor_origin
-        return Limit(float(self.limit[index]), origin)
 
 
 def compare(
@@ -144,8 +141,8 @@ def compare(
     Returns None when the two have no step in common at which both left a value. Tolerances map
     signals to the largest relative difference allowed; a recomputed signal without one of its own
     takes that of the reported signal. ``margin`` is that of the mean loss, if somebody set one.
-    Raises ValueError for a tolerance that is negative or not
-    finite: it would pass everything or nothing.
+    Raises ValueError for a tolerance that is negative or not finite: it would pass everything or
+    nothing.
     """
     calibration = applicable(calibration, test, control)
     curves = pair(test, control, signal)
@@ -155,7 +152,7 @@ def compare(
     difference = np.where(not_printed, 0.0, relative_difference(curves.test, curves.control))
     tolerance = tolerance_for(signal, tolerances or {})
     repeated = calibration is not None and calibration.repeats
-    unlearnt = not repeated and curves_alone(test, control)
+    unmeasured = not repeated and curves_alone(test, control)
     if tolerance is not None:
         nowhere = np.zeros(curves.steps.size, dtype=np.bool_)
         printed = _printed(test, control, signal, curves)
@@ -166,7 +163,7 @@ def compare(
         made = _learnt(signal, test, control, calibration, curves, difference)
     return replace(
         made,
-        unlearnt=unlearnt,
+        unmeasured=unmeasured,
         tolerated=tolerance is not None,
         by_margin=margin is not None,
         unprinted=int(np.count_nonzero(not_printed)),
@@ -192,7 +189,7 @@ def limits(
 
 
 class LearntLimit(NamedTuple):
-    """A limit that repeats taught, beside the one that holds without repeats."""
+    """A limit learnt from repeats, beside the one that holds without repeats."""
 
     signal: str
     step: int
@@ -201,9 +198,9 @@ class LearntLimit(NamedTuple):
 
 
 def furthest_learnt(precision: Precision, envelopes: Iterable[Envelope]) -> LearntLimit | None:
-    """Where a learnt limit is the most times the floor that holds without repeats.
+    """Where a learnt limit is the largest multiple of the floor that holds without repeats.
 
-    ``precision`` is the control's. None where no limit was learnt that judges.
+    ``precision`` is the control's. None where no limit in use was learnt.
     """
     found = []
     for envelope in envelopes:
@@ -235,11 +232,11 @@ def _learnt(
 ) -> Envelope:
     """Limits from floor, calibration and the rounding of the sources."""
     precision = coarser(test.precision, control.precision)
-    taught = calibration is not None and calibration.taught_by > 0
-    known = calibration.signals.get(signal) if calibration and taught else None
+    by_repeats = calibration is not None and calibration.taught_by > 0
+    known = calibration.signals.get(signal) if calibration and by_repeats else None
     same_regime = test.precision is control.precision
     table = ROUNDING if known is not None and same_regime else FLOORS
-    # From the same weights a token near a tie moves the loss itself by next to nothing.
+    # From the same weights a token near a tie hardly moves the loss itself.
     jump = np.where(routed(test, control) & (curves.steps > 1), JUMP, 1.0)
     limit = np.minimum(jump * table[precision][signal].at(curves.steps), WIDEST[signal])
     floor_origin = f"floor of {precision.value} arithmetic"
@@ -249,14 +246,14 @@ def _learnt(
         spread = _multiples(curves.steps, calibration) * scale
         ceiling = np.full(spread.shape, WIDEST[signal])
         if signal in NORMS:
-            # There a right run in 100 is above the ceiling by chance.
+            # There one correct run in 100 is above the ceiling by chance.
             chaotic = scale > widest_scale(WIDEST[signal], calibration.taught_by)
             ceiling[chaotic & (curves.steps > FIRST_STEPS)] = WIDEST_NORM
         spread = np.minimum(spread, ceiling)
         learnt = spread > limit
         limit = np.maximum(limit, spread)
         if not calibration.problems:
-            # Several repeats say that the control does not reproduce itself there: see calibrate.
+            # Several repeats show that the control does not reproduce itself there: see calibrate.
             wide = known.steps[~(known.scale <= SPREAD_CEILING[signal])]
             limit = np.where(curves.steps >= wide[0], np.inf, limit) if wide.size else limit
         count = calibration.taught_by
@@ -277,7 +274,7 @@ _ROUNDED = ", and the rounding of the log"
 
 
 def _printed(test: Evidence, control: Evidence, signal: str, curves: CurvePair) -> Floats:
-    """What the printing of both sources adds to a limit: nothing where nothing was printed."""
+    """What the rounding of both sources adds to a limit: nothing where a zero was printed."""
     share = rounding_share(test, control, signal, curves)
     return np.where(np.isfinite(share), share, 0.0)
 
@@ -304,7 +301,7 @@ def _scale_at(known: SignalScale, steps: Integers) -> Floats:
 
 
 class Gross(NamedTuple):
-    """From where on a difference is gross, relative to the smaller value."""
+    """A difference above this is gross; relative to the smaller value."""
 
     step: float
     """At a single step."""
@@ -316,14 +313,14 @@ GROSS: Mapping[str, Gross] = {"loss": Gross(0.9, 0.1), "grad_norm": Gross(9.0, 0
 """The loss by 90%, so that a factor of 2 is gross however it is printed, or 10% in the mean; the
 grad norm, which spikes and which noise moves more, by a factor of 10, or 50% in the mean."""
 SMALL = 0.1
-"""Share of a signal's first value below which differences are relative to that: what is nearly
-learnt by heart is off by any factor."""
+"""Share of a signal's first value. Below it differences are relative to that share: a loss near
+zero, of memorised data, may differ by any factor."""
 REPEATS = 3
-"""Repeats of the control that are asked for: with fewer, limits are much wider."""
+"""How many repeats of the control we ask for: with fewer, limits are much wider."""
 
 
 def curves_alone(test: Evidence, control: Evidence) -> bool:
-    """Whether neither run left anything beside its curves."""
+    """Whether both runs left only their curves."""
     return all(
         evidence.in_force is None
         and not evidence.samples
@@ -342,7 +339,7 @@ def gross_steps(signal: str, curves: CurvePair) -> Integers:
 
 
 def lasting_difference(curves: CurvePair) -> float:
-    """How far the means over the second half lie apart, relative as steps are; 0 for no step."""
+    """How much the means over the second half differ, relative as at steps; 0 without steps."""
     half = second_half(curves)
     if not half.steps.size:
         return 0.0
@@ -352,7 +349,7 @@ def lasting_difference(curves: CurvePair) -> float:
 
 
 def _scale(curves: CurvePair) -> Floats:
-    """What a difference is relative to, step by step; never 0 but where both start from 0."""
+    """What a difference is relative to, step by step; only 0 where both start from 0."""
     if not curves.steps.size:
         return np.empty(0)
     first = SMALL * max(abs(float(curves.test[0])), abs(float(curves.control[0])))

@@ -1,18 +1,19 @@
-"""How much two right runs may differ by arithmetic alone: tables of fixed numbers.
+"""How much two correct runs may differ by arithmetic alone: tables of fixed numbers.
 
-Where repeats of the control were made, its calibration decides and these are only the least that
-any limit is: what one rounding of a reported number, or of a tensor's entries, does. Without
+Where repeats of the control were made, its calibration decides, and these are only lower bounds of
+the limits: the effect of one rounding of a reported number, or of a tensor's entries. Without
 repeats, and for a test set of coarser precision than its control, which really computes something
-else, there is nothing to learn from, and the second tables decide. Those were chosen by hand above
-what was measured on CPU debug models, and are not derived from the model, its size or its batch.
+else, there is nothing to estimate from, and the second tables decide. Those were chosen by hand
+above what was measured on CPU debug models, and are not derived from the model, its size or its
+batch.
 
 Every number is a relative difference, as
 :func:`converge_harness.judge.compare.curves.relative_difference` has it. Unless a comment names
 another source, the numbers were measured on torch 2.13 for CPU, torchtitan 0.3.0 and 0.2.2, on 4-
 and 6-layer Llama debug models with and without TP, CP, PP, DDP and HSDP.
 
-Also (:func:`storage`): how far apart neighbouring numbers lie in what a run stores its parameters
-in.
+Also (:func:`storage`): the spacing of neighbouring numbers in the data type that a run stores its
+parameters in.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ SPREAD_CEILING: Mapping[str, float] = {
     "grad_norm_recomputed": 1e-1,
 }
 """Largest spread of repeats from which an envelope may be learnt. A control that differs more
-from itself would excuse nearly anything, so it judges nothing."""
+from itself would accept nearly anything, so it judges nothing."""
 
 WIDEST: Mapping[str, float] = {signal: 3 * spread for signal, spread in SPREAD_CEILING.items()}
-"""The widest that a learnt limit may be: +4.9% on the loss is never excused. A lower one would
-call right runs wrong whose arithmetic is noisy (docs/operating-characteristics.md)."""
+"""The largest limit that may be learnt: +4.9% on the loss is never accepted. With a lower one,
+correct runs of noisy arithmetic would fail (docs/operating-characteristics.md)."""
 
 WIDEST_NORM = 1.0
-"""That of a norm after the first steps, where repeats show that one right run in 100 is above the
-narrower one by chance: a norm that is twice the control's."""
+"""The same for a norm after the first steps, where repeats show that one correct run in 100 is
+above the lower one by chance: a norm that is twice the control's."""
 
 TENSOR_CEILING = 0.9
-"""The widest limit of a gradient or an update: 1.0 is a tensor that is not there at all."""
+"""The largest limit of a gradient or an update: 1.0 is a tensor that is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ _FP32_ROUNDING: Mapping[str, Floor] = {
     # every initial weight.
     "loss_recomputed": Floor(6e-8, 0.5, 1e-3),
     # torch accumulates the reported norm in float32, shard by shard: 1e-5..8e-5 throughout between
-    # right runs of different sharding, and nothing at all between repeats, which shard alike.
+    # correct runs of different sharding, and none at all between repeats, which shard alike.
     "grad_norm": Floor(2e-4, 0.25, 1e-2),
     # In float64 the same norms agree to 5e-9 at step 1 (4e-8 for an ulp on every weight) and to
     # 2.7e-7 through step 20.
@@ -90,7 +91,7 @@ ROUNDING: Mapping[Precision, Mapping[str, Floor]] = {
     Precision.BF16: {**_FP32_ROUNDING, "grad_norm": Floor(2e-2, 0.25, 1e-1)},
     Precision.FLOAT8: {**_FP32_ROUNDING, "grad_norm": Floor(2e-2, 0.25, 1e-1)},
 }
-"""The least that a limit is, where repeats taught the scale."""
+"""Lower bounds of limits where the scale was learnt from repeats."""
 
 TENSOR_ROUNDING: Mapping[Precision, float] = {
     # 32 units of roundoff of float32: TP2's and CP2's gradients match FSDP2's to 4.5e-7.
@@ -149,8 +150,8 @@ GRADIENT_FLOORS: Mapping[Precision, Floor] = {
 """A parameter's gradient, relative to its norm."""
 
 UPDATE_FLOORS: Mapping[Precision, Floor] = {
-    # AdamW's first update is nearly the gradient's sign: an entry near zero that rounding turns
-    # over moves the other way, so an update differs by the square root of what its gradient does.
+    # AdamW's first update is nearly the gradient's sign: an entry near zero whose sign rounding
+    # flips moves the other way, so an update's difference is the square root of its gradient's.
     Precision.FP32: Floor(3e-2, 0.5, 5e-1),
     Precision.BF16: Floor(9e-1, 0.0, 9e-1),
     Precision.FLOAT8: Floor(9e-1, 0.0, 9e-1),
@@ -159,21 +160,23 @@ UPDATE_FLOORS: Mapping[Precision, Floor] = {
 parameter that does not move at all."""
 
 TURNED_SIGNS = 3.0
-"""Below fp32, how far an update may be off, relative to its norm, over the square root of what its
-gradient is off by. AdamW's first updates are nearly signs, and an entry near zero whose sign
-rounding turns moves the other way; no repeat need have turned as many. If gradient and rounding
-are Gaussian the ratio is 2/sqrt(pi) = 1.1; measured up to 2.3 between right runs in mixed bf16 and
-Float8, in norms of 64 entries, of which whole ones turn. In fp32 hardly any entry is that near to
-zero: 0.07."""
+"""Below fp32, how far an update may be off, relative to its norm, over the square root of its
+gradient's difference. AdamW's first updates are nearly signs, and an entry near zero whose sign
+rounding flips moves the other way; the repeats may have flipped fewer. If gradient and rounding
+are Gaussian the ratio is 2/sqrt(pi) = 1.1; measured up to 2.3 between correct runs in mixed bf16
+and Float8, in norms of 64 entries, where single entries count. In fp32 hardly any entry is that
+near to zero: 0.07."""
 MULTIPLE_LEAVES, MULTIPLE_OFF = 1e-2, 5e-2
-"""A buffer that is a multiple of the control's but for less than the first may be off by the
+"""If a buffer is a multiple of the control's within the first number, the factor may be off by the
 second."""
 SIGN_STEPS = 2
 """For how many steps that holds; later updates average over gradients."""
 
+SMALLEST_BFLOAT16 = 2.0**-133
+"""The distance of 0 from its neighbours in bfloat16; in float32 it is smaller."""
 SAME_WEIGHTS = 1e-9
 """A parameter before the first step, relative to its norm: the same seed checkpoint, so the same
-bits, which a sketch adds up in float64. Half a spacing more where it is stored more coarsely."""
+bits, which a sketch sums in float64. Half a spacing more where it is stored in a coarser type."""
 
 SPACING = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
 """Relative distance of neighbouring numbers, by the data type that parameters are stored in."""
@@ -182,30 +185,30 @@ SPACING_FLOAT32 = 2.0**-23
 
 METRIC_AGREEMENT: Mapping[str, float] = {"loss": 1e-5, "grad_norm": 5e-4}
 """Within one run: what the trainer reports against what the probe recomputes. The loss is a float32
-mean in every regime (1.5e-7 measured over 2,400 steps); the norm adds up in the data type of the
+mean in every regime (1.5e-7 measured over 2,400 steps); the norm is summed in the data type of the
 gradients, which is that of the parameters (8e-5 in float32 on one older release, else 1e-6, in bf16
 mixed and Float8 too)."""
 COARSE_NORM_AGREEMENT = 2e-2
-"""The same of a norm where parameters are stored more coarsely (6.7e-3 in bfloat16)."""
+"""The same of a norm where parameters are stored in a coarser type (6.7e-3 in bfloat16)."""
 
 CLIPPED_ALIKE = 1e-5
 """All parameters are clipped by one factor, within this: each entry is rounded once, and norms of
-whole tensors to 4e-8 (measured). Two spacings where gradients are stored more coarsely."""
+whole tensors to 4e-8 (measured). Two spacings where gradients are stored in a coarser type."""
 
 STATE_PER_GRADIENT = 8.0
-"""How many times a gradient's limit the norms of the optimizer's moments may differ: the second
-moment is a square, and in an average of gradients noise cancels that a lasting difference does
-not."""
+"""The norms of the optimizer's moments may differ by this many times the gradient's limit: the
+second moment is a square, and an average of gradients cancels noise but not a lasting
+difference."""
 LEAST_STATE_LIMIT = 1e-3
-"""The least such limit: the factor of clipping, whose norm is a float32 sum, goes into moments, and
-its square. Repeats and DDP differ by 1e-6."""
+"""Lower bound of that limit: moments contain the factor of clipping, whose norm is a float32 sum,
+and its square. Repeats and DDP differ by 1e-6."""
 
 SAME_BUFFER = 1e-6
 """A buffer that never changes in the control: the same table, computed by the same formula."""
 ENTRIES_TURNED = 1.5
-"""How far any other buffer may be off, over what it could have moved by a step and times the root
+"""How far any other buffer may be off, relative to how far it can move in a step times the root
 of the steps. A router moves its biases by the signs of token counts about their mean; an expert
-whose count is near a tie may go the other way, for experts multiply in bfloat16 whatever the
+whose count is near a tie may go the other way, because experts multiply in bfloat16 whatever the
 precision. One such expert of four is 1.0 of the first update, two are 1.4 (measured: PP 2 against
 FSDP 2), and over steps they add up at random. A bias that goes the wrong way is off by 2."""
 
@@ -232,9 +235,9 @@ class Storage:
     coarse: float
     """Of the coarsest type of the two."""
     otherwise: float
-    """Of what is stored finely."""
+    """Of parameters in a fine type."""
     fine: frozenset[str]
-    """Names of parameters that are stored finely beside coarse ones."""
+    """Names of parameters in a fine type, where others have a coarse one."""
 
     def spacings(self, names: Sequence[str]) -> Floats:
         """Shape (parameters,): relative to the numbers."""
@@ -244,8 +247,8 @@ class Storage:
 def storage(test: Evidence, control: Evidence, otherwise: float) -> Storage:
     """How a pair of runs stores each parameter; ``otherwise`` is the spacing of fine types.
 
-    The control says which of its parameters are fine. A test set of the same types has to store
-    each as the control does; where it has other types, all count as the coarsest of the two.
+    The control records which of its parameters have a fine type. A test set of the same types has
+    to store each as the control does; where it has other types, all count as the coarsest of both.
     """
     coarse = max(spacing(run, otherwise) for run in (test, control))
     fine = _finely_stored(control) if _types(test) == _types(control) else frozenset()

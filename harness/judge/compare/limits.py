@@ -1,26 +1,26 @@
-"""From repeats to limits: how many times the calibrated scale a right run may reach.
+"""From repeats to limits: how many times the calibrated scale a correct run may reach.
 
-**The false-alarm budget.** A limit is crossed by chance sooner or later if one looks at enough
+**The false-alarm budget.** A limit is exceeded by chance sooner or later if one looks at enough
 steps, signals and tensors. So the false-alarm probability of a test set is fixed beforehand and
 spent: every look gets a share, and the shares add up to the whole (a union bound, Bonferroni with
 weights). That holds however the looks depend on each other, however long the run goes on, and
 whenever somebody looks: the rule is anytime-valid in the sense of Ramdas, Grunwald, Vovk and
 Shafer, "Game-theoretic statistics and safe anytime-valid inference" (2023), where it is the
-plainest case. It has little power against a small bias that lasts; the equivalence tier is for
+simplest case. It has little power against a small bias that lasts; the equivalence tier is for
 that.
 
 **Which repeats count** (:func:`applicable`): those that distribute samples to ranks as the test set
-does. A repeat that distributes the samples of a batch otherwise changes the order of sums, as
-another data-parallel degree does. In a low precision it changes more than that: what lies in one
-tensor is scaled together, so other samples beside a token give it another rounding (gradients of
-Float8 layers with tensorwise scaling differ by 4% on a debug model, a hundred times what an ulp on
-every weight does). A test set that distributes samples as its control does has no such excuse.
+does. A repeat that distributes the samples of a batch differently changes the order of sums, as
+another data-parallel degree does. In low precision it changes more than that: the entries of one
+tensor share a scale, so other samples beside a token change its rounding (gradients of Float8
+layers with tensorwise scaling differ by 4% on a debug model, a hundred times as much as after an
+ulp on every weight). A test set that distributes samples as its control does must not differ that
+much.
 
 **Mixtures of experts** (:func:`routed`): there rounding acts through a step function. A token whose
 two best experts are near a tie goes to one or the other by the last bit of a score, and a router's
-bias moves by the sign of a count. Most right runs route alike; one that does not is off by a jump,
-in the router's gradient by a tenth and more, which the few repeats that happened to be made need
-not have met.
+bias moves by the sign of a count. Most correct runs route alike; one that does not is off by a
+jump, in the router's gradient by a tenth and more, which the few repeats may not have shown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from converge_harness.model import Calibration, Evidence, Floats, Integers, RepeatKind
+from converge_harness.model import Calibration, Evidence, Flags, Floats, Integers, Limit, RepeatKind
 
 SIGNAL_ALARMS = 5e-5
 """False-alarm probability of one signal of one test set over all of its steps."""
@@ -41,32 +41,48 @@ TENSOR_ALARMS = 2e-4
 MEAN_ALARMS = 2e-4
 """The same of the mean difference of one test set."""
 USUAL = 5e-2
-"""How often the mean loss of a right run is further off than is usual among repeats. Less tells
-nothing in a short run, see :mod:`converge_harness.judge.checks.equivalence`; the level was chosen
-by measurement, see "Short runs" in docs/operating-characteristics.md."""
+"""How often the mean loss of a correct run is further off than is usual among repeats. A smaller
+difference shows nothing in a short run, see :mod:`converge_harness.judge.checks.equivalence`; the
+level was chosen by measurement, see "Short runs" in docs/operating-characteristics.md."""
 CEILING_ALARMS = 1e-2
-"""How often a right run may be above a ceiling that is lower than the limit of its repeats, before
-that ceiling judges nothing any more."""
+"""How often a correct run may be above a ceiling that is lower than the limit of its repeats; above
+this rate the ceiling is not used."""
 FEWEST_REPEATS = 3
-"""With fewer repeats than these, Student's t would excuse anything at all; the ceilings of
-:mod:`converge_harness.judge.compare.floors` then have to do."""
+"""With fewer repeats than these, Student's t would accept anything; then only the ceilings of
+:mod:`converge_harness.judge.compare.floors` hold."""
 LEAST_SPREAD = 0.4
-"""A handful of repeats may vary less than repeats do: all tensors of a run deviate together."""
+"""A few repeats may vary less than repeats usually do: all tensors of a run deviate together."""
 WIDER_SPREAD = 1.5
-"""Times the spread of tensors between repeats: a few entries near zero that AdamW turns over make
-its tail heavier than a lognormal's (of 70,000 looks at real repeats 70 were above 4 scales, and one
-at 39: benchmarks/aa.toml)."""
+"""Multiple of the spread of tensors between repeats: a few entries near zero whose update AdamW
+flips make its tail heavier than a lognormal's (of 70,000 looks at real repeats 70 were above 4
+scales, and one at 39: benchmarks/aa.toml)."""
 IMPLEMENTATION_FACTOR = 2.0
-"""A test set sums in an order that no repeat of the control tries (other shards, other kernels):
-its rounding is allowed this many times theirs. Measured on the smoke matrix: see
+"""A test set sums in an order that no repeat of the control has (other shards, other kernels): its
+rounding may be this many times theirs. Measured on the smoke matrix: see
 docs/operating-characteristics.md."""
 
 
+class HasLimits:
+    """A limit for each of several numbers, as its dataclass has them, and where each comes from."""
+
+    __slots__ = ()
+
+    limit: Floats
+    learnt: Flags
+    """Where repeats of the control decide the limit, and not a floor."""
+    floor_origin: str
+    learnt_origin: str
+
+    def limit_at(self, index: int) -> Limit:
+        origin = self.learnt_origin if self.learnt[index] else self.floor_origin
+        return Limit(float(self.limit[index]), origin)
+
+
 def shares(count: int) -> Floats:
-    """Shape (count,): what looks number 1, 2, 3 … get of a budget of one.
+    """Shape (count,): the shares of looks number 1, 2, 3 … in a budget of one.
 
     Looks 2**j to 2**(j+1)-1 share 1 / ((j+1) (j+2)), so that all shares add up to one over an
-    endless run, and a late look is not much blinder than an early one.
+    endless run, and a late look is not much less sensitive than an early one.
     """
     return _share_in(_epoch_of(np.arange(1, count + 1)))
 
@@ -95,9 +111,9 @@ def tensor_multiple(tensors: int, sample: int, repeats: int, spread: float | Non
     """The same for one tensor of ``tensors``, at sample number ``sample`` (from 1).
 
     A tensor's relative difference is a norm over many entries and varies much less from repeat to
-    repeat than one number does; how much less, all tensors together tell: ``spread`` is the scale
+    repeat than one number does; how much less, all tensors together show: ``spread`` is the scale
     of the logarithm of one repeat over the others (``TensorScale.gradient_spread``), and the
-    multiple is what a lognormal of that scale exceeds. Never more than Student's t allows.
+    multiple is a quantile of a lognormal of that scale. Never more than Student's t allows.
     """
     share = float(shares(sample)[-1])
     alarms = TENSOR_ALARMS * share / (2 * max(tensors, 1))  # gradients and updates
@@ -110,9 +126,9 @@ def tensor_multiple(tensors: int, sample: int, repeats: int, spread: float | Non
 
 
 def widest_scale(ceiling: float, repeats: int) -> float:
-    """The largest scale of repeats at which a ceiling tells right runs from wrong ones.
+    """The largest scale of repeats at which a ceiling separates correct runs from wrong ones.
 
-    At a larger one more than one right run in 100 would be above the ceiling by chance.
+    At a larger one more than one correct run in 100 would be above the ceiling by chance.
     """
     return ceiling / (
         IMPLEMENTATION_FACTOR * float(_student(np.array(CEILING_ALARMS / 2), repeats))
@@ -120,25 +136,25 @@ def widest_scale(ceiling: float, repeats: int) -> float:
 
 
 def mean_multiple(repeats: int) -> float:
-    """How many times what repeats' mean differences reach a right run's mean may be: one look."""
+    """How many times the repeats' mean difference a correct run's may be: one look."""
     return IMPLEMENTATION_FACTOR * float(_student(np.array(MEAN_ALARMS / 2), repeats))
 
 
 def usual_multiple(repeats: int, level: float = USUAL) -> float:
-    """How many times what repeats' means are off by a right run exceeds with this probability.
+    """The multiple of the repeats' mean difference that correct runs exceed at this probability.
 
-    Of a run that deviates as repeats do: the implementation factor is for what may FAIL.
+    For a run that deviates as repeats do: the implementation factor only applies where a run FAILs.
     """
     return float(_student(np.array(level / 2), repeats))
 
 
 def normal(tail: float) -> float:
-    """What a standard normal number exceeds with this probability."""
+    """The value that a standard normal number exceeds with this probability."""
     return float(-special.ndtri(tail))
 
 
 def student(tail: Floats, degrees: int) -> Floats:
-    """What Student's t with these degrees of freedom exceeds with these probabilities."""
+    """The values that Student's t with these degrees of freedom exceeds at these probabilities."""
     # scipy.stats takes 50 times as long for the same number, and a model has many tensors.
     return np.asarray(-special.stdtrit(max(degrees, 1), tail), dtype=np.float64)
 
@@ -148,12 +164,12 @@ def _epoch_of(looks: Integers) -> Integers:
 
 
 def _share_in(epoch: Integers) -> Floats:
-    """What each look of an epoch gets; see :func:`shares`."""
+    """The share of each look of an epoch; see :func:`shares`."""
     return np.asarray(1.0 / ((epoch + 1.0) * (epoch + 2.0) * 2.0**epoch), dtype=np.float64)
 
 
 def _student(tail: Floats, repeats: int) -> Floats:
-    """The same of a scale that was learnt from repeats."""
+    """The same for a scale that was learnt from repeats."""
     return student(tail, max(repeats, FEWEST_REPEATS))
 
 
@@ -164,20 +180,20 @@ _LAYOUT_KEYS = (
     "gradient_accumulation_steps",
     "pipeline_microbatches",
 )
-"""What decides which tokens meet in one tensor, beside degrees that divide batch or sequence."""
+"""What decides which tokens are in one tensor, besides degrees that divide batch or sequence."""
 
 
 def applicable(
     calibration: Calibration | None, test: Evidence, control: Evidence
 ) -> Calibration | None:
-    """The part of a calibration that speaks for this pair; all of it when in doubt."""
+    """The part of a calibration that applies to this pair; all of it when in doubt."""
     if calibration is None or calibration.alike is None or not same_sample_layout(test, control):
         return calibration
     return calibration.alike
 
 
 def same_sample_layout(test: Evidence, control: Evidence) -> bool:
-    """Whether the ranks of both runs meet the same tokens together, by what was in force."""
+    """Whether the ranks of both runs get the same tokens, by what was in force."""
     if test.in_force is None or control.in_force is None:
         return False
     if RepeatKind.PERMUTE in (test.repeat, control.repeat):
@@ -194,16 +210,16 @@ def _sample_layout(ran: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 FIRST_JUMP = 3.0
-"""Times what the repeats (or the floor) allow a tensor of a model that routes tokens at step 1,
-from the same weights and biases, …"""
+"""Multiple of what the repeats (or the floor) allow, for tensors of a model that routes tokens, at
+step 1, from the same weights and biases, …"""
 JUMP = 8.0
-"""… and at later steps, when biases have moved by signs. Right runs (EP, TP, PP, CP, bf16 of
+"""… and at later steps, when biases have moved by signs. Correct runs (EP, TP, PP, CP, bf16 of
 ``benchmarks/bugs/correct_moe.toml``) reach up to 2.2 and 5.3 times what 11 repeats allow."""
 
 _ROUTED = re.compile(r"\brouter\b|(?:\b|_)experts?\b")
 
 
 def routed(test: Evidence, control: Evidence) -> bool:
-    """Whether a model has experts, as far as the names of its sampled tensors tell."""
+    """Whether a model has experts, as far as the names of its sampled tensors show."""
     samples = (*control.samples[:1], *test.samples[:1])
     return any(_ROUTED.search(name) for sample in samples for name in sample.names)

@@ -1,8 +1,8 @@
-"""What steps left behind gradients, against the control: clipping, optimizer state, buffers.
+"""Post-step state against the control's: clipping, optimizer state, buffers.
 
-Clipping multiplies all gradients by ``min(1, max_norm / norm)``, one factor for all parameters, and
-each run's own gradients say which: so it is judged exactly, however far two runs have drifted
-apart. The optimizer's moments are averages of gradients, and differ about as gradients do.
+Clipping multiplies all gradients by ``min(1, max_norm / norm)``, one factor for all parameters,
+which follows from each run's own gradients: so it is judged exactly, however much two runs have
+diverged. The optimizer's moments are averages of gradients, and differ about as gradients do.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from converge_harness.model import BufferRows, Evidence, Flags, Floats, Precisio
 UNCLIPPED = 1e-6
 """A factor nearer to one than this is none."""
 _FEWEST_SEEN = 2
-"""Samples in which a buffer must be the same to be one that never changes."""
+"""A buffer that is the same in this many samples never changes."""
 
 
 class Clipping(NamedTuple):
@@ -52,19 +52,19 @@ class Clipping(NamedTuple):
     expected: float
     """What it should be, by the control's largest norm and this run's own norm."""
     most: float | None
-    """The largest norm that clipping leaves in the control; None where it does not tell."""
-    apart: Floats
+    """The largest norm after clipping in the control; None where that does not show it."""
+    deviation: Floats
     """Shape (parameters,): how far each factor is from the common one, relative to the control's
     parameter."""
-    alike: float
-    """Limit of ``apart``."""
-    right: float
+    deviation_limit: float
+    """Limit of ``deviation``."""
+    common_limit: float
     """Limit of how far ``common`` is from ``expected``, relative."""
 
     @property
     def odd(self) -> list[int]:
         """Parameters clipped by another factor than most."""
-        return [int(index) for index in np.flatnonzero(~(self.apart <= self.alike))]
+        return [int(index) for index in np.flatnonzero(~(self.deviation <= self.deviation_limit))]
 
     @property
     def off(self) -> float:
@@ -73,7 +73,7 @@ class Clipping(NamedTuple):
 
     @property
     def wrong(self) -> bool:
-        return bool(self.odd) or not self.off <= self.right
+        return bool(self.odd) or not self.off <= self.common_limit
 
 
 class PostStepDifference(NamedTuple):
@@ -86,7 +86,7 @@ class PostStepDifference(NamedTuple):
 
     @property
     def outside(self) -> list[int]:
-        """Indices outside their limits, the furthest first."""
+        """Indices outside their limits, the largest excess first."""
         with np.errstate(divide="ignore", invalid="ignore"):
             excess = np.nan_to_num(self.difference / self.limit, nan=np.inf, posinf=np.inf)
         wrong = np.flatnonzero(~(self.difference <= self.limit))
@@ -98,8 +98,8 @@ def clippings(
 ) -> Iterator[Clipping]:
     """At every step at which both runs kept their clipped gradients."""
     configured = dict((control.in_force or {}).get("config") or {}).get("training.max_norm")
-    # The factor of a run follows from its own norm, as far as the trainer's norm is right; twice,
-    # for it is compared with the control's.
+    # The factor of a run follows from its own norm, as far as the trainer's norm is correct; twice,
+    # because it is compared with the control's.
     right = 2 * max(metric_agreement(run, "grad_norm")[0] for run in (test, control))
     alike = max(CLIPPED_ALIKE, *(2 * spacing(run, 0.0) for run in (test, control)))
     for sample in tensors:
@@ -124,7 +124,7 @@ def clippings(
             if most is not None and reference > most:
                 most = None  # the control does not clip, whatever its config says
         with np.errstate(divide="ignore", invalid="ignore"):
-            apart = np.abs((mine / common) / (other / usual) - 1)
+            deviation = np.abs((mine / common) / (other / usual) - 1)
         yield Clipping(
             sample.step,
             tuple(sample.names[index] for index in judged),
@@ -133,7 +133,7 @@ def clippings(
             common,
             1.0 if most is None else min(1.0, most / norm),
             most,
-            apart,
+            deviation,
             alike,
             right,
         )
@@ -163,7 +163,7 @@ def unseen(tensors: Sequence[TensorComparison]) -> str:
 
 
 def counters(tensors: Sequence[TensorComparison]) -> Iterator[PostStepDifference]:
-    """How far the optimizer's counters are from the control's, in updates; infinite where lost."""
+    """How much the optimizer's counters differ from the control's, in updates; infinite if lost."""
     for sample in tensors:
         ours, theirs = sample.test.post_step, sample.control.post_step
         if ours is None or theirs is None:
@@ -189,7 +189,7 @@ def states(
         ours, theirs = sample.test.post_step, sample.control.post_step
         limit = np.maximum(limit, _gradient_limit(sample, precision))
         if sample.gradients is not None and sample.gradients.chaotic is not None:
-            chaotic = chaotic | sample.gradients.chaotic  # moments remember it
+            chaotic = chaotic | sample.gradients.chaotic  # moments still contain it
         if ours is None or theirs is None:
             continue
         allowed = np.clip(STATE_PER_GRADIENT * limit, LEAST_STATE_LIMIT, TENSOR_CEILING)
@@ -201,7 +201,7 @@ def states(
             judged = np.flatnonzero(np.isfinite(there))
             if judged.size:
                 names = tuple(sample.names[index] for index in judged)
-                off = _apart(here[judged], there[judged])
+                off = _difference(here[judged], there[judged])
                 unjudged = np.broadcast_to(chaotic, there.shape)[judged] & np.isfinite(off)
                 limits = np.where(unjudged, np.inf, allowed[judged])
                 yield name, PostStepDifference(sample.step, names, off, limits)
@@ -212,7 +212,7 @@ def buffers(
 ) -> Iterator[PostStepDifference]:
     """Buffers that both runs have: tables relative to their norm, others to how far they move.
 
-    What is zero in the control at every sample (a count that is cleared in each step) is left out.
+    Buffers that are zero in the control at every sample (counts cleared in each step) are left out.
     """
     rounded = SAME_BUFFER + max(spacing(run, 0.0) for run in (test, control))
     still, pace = unchanging(control), _pace(control)
@@ -229,16 +229,16 @@ def buffers(
             continue
         here = [ours.names.index(name) for name in names]
         there = [theirs.names.index(name) for name in names]
-        apart = ours.sketch[here] - theirs.sketch[there]
-        of_norm = relative(apart, ours.norm[here], theirs.norm[there])
+        difference = ours.sketch[here] - theirs.sketch[there]
+        of_norm = relative(difference, ours.norm[here], theirs.norm[there])
         lost = (ours.norm[here] == 0) & (theirs.norm[there] > 0)
         step = max(sample.step, 1)
         reach = step * np.array([pace[name] for name in names])
-        moved = np.linalg.norm(apart, axis=1) / reach
+        moved = np.linalg.norm(difference, axis=1) / reach
         of_pace = np.where(lost | ~np.isfinite(moved), np.inf, moved)
         table = np.array([name in still for name in names])
         fits = [fit(ours.sketch[a], theirs.sketch[b]) for a, b in zip(here, there, strict=True)]
-        # Entries that go the other way make no multiple of what they were.
+        # With entries that go the other way it is no multiple.
         multiple = np.array([each.residual <= MULTIPLE_LEAVES for each in fits])
         limit = np.where(multiple, MULTIPLE_OFF, ENTRIES_TURNED / math.sqrt(step))
         limit = np.where(table, rounded, limit)
@@ -246,7 +246,7 @@ def buffers(
 
 
 def _pace(control: Evidence) -> dict[str, float]:
-    """The most that each buffer's norm grew per step from zero, by name."""
+    """By how much each buffer's norm grew per step from zero, at most, by name."""
     most: dict[str, float] = {}
     for sample in control.samples:
         if sample.buffers is None:
@@ -258,7 +258,7 @@ def _pace(control: Evidence) -> dict[str, float]:
 
 
 def unchanging(run: Evidence) -> frozenset[str]:
-    """Names of buffers that are the same at all samples of a run, of which there are several."""
+    """Names of buffers that are the same at all samples of a run that has several."""
     seen = [sample.buffers for sample in run.samples if sample.buffers is not None]
     if len(seen) < _FEWEST_SEEN:
         return frozenset()
@@ -270,7 +270,7 @@ def unchanging(run: Evidence) -> frozenset[str]:
 
 
 def unmoved(rows: BufferRows, name: str, sketch: Floats) -> bool:
-    """Whether a buffer of the rows is as it was in another sample.
+    """Whether a buffer has the value that it had in another sample.
 
     On a GPU, sums of the same numbers differ in their last bits.
     """
@@ -281,7 +281,7 @@ def unmoved(rows: BufferRows, name: str, sketch: Floats) -> bool:
 
 
 def _gradient_limit(sample: TensorComparison, precision: Precision) -> Floats:
-    """How far gradients may be apart at a step, per parameter."""
+    """How much gradients may differ at a step, per parameter."""
     floor = float(GRADIENT_FLOORS[precision].at(np.array([sample.step]))[0])
     if sample.gradients is None:
         return np.full(len(sample.names), floor)
@@ -289,8 +289,8 @@ def _gradient_limit(sample: TensorComparison, precision: Precision) -> Floats:
     return np.where(np.isfinite(limit), limit, floor)
 
 
-def _apart(ours: Floats, theirs: Floats) -> Floats:
-    """Relative difference of norms: infinite where one alone is zero, or ours is not there."""
+def _difference(ours: Floats, theirs: Floats) -> Floats:
+    """Relative difference of norms: infinite where only one is zero, or the test's is missing."""
     with np.errstate(divide="ignore", invalid="ignore"):
         off = np.abs(ours - theirs) / np.minimum(ours, theirs)
     both: Flags = (ours == 0) & (theirs == 0)

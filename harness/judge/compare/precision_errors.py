@@ -1,22 +1,22 @@
 """Errors of low precision, measured from a reference in float32, at the initial weights.
 
-Whether a gradient in bfloat16 is right, its distance from another implementation's in bfloat16
-hardly tells: both are a percent from the truth. Suites of kernel tests ask something else: is the
-new implementation's error against higher precision at most a small multiple of the old one's
-(FlashAttention's tests, for instance)? Sketches carry that to whole training steps: for every
+The distance of two implementations' gradients in bfloat16 hardly shows whether one of them is
+correct: both are a percent from the truth. Kernel tests ask something else: is the new
+implementation's error against higher precision at most a small multiple of the old one's
+(FlashAttention's tests, for instance)? Sketches extend that to whole training steps: for every
 parameter, whatever its sharding, the error of a test set against the float32 reference is compared
 with that of a run of the same precision, its matched control. Squares are averaged over the frozen
-batches first: an error of one batch varies, their mean hardly.
+batches first: the error of one batch varies, their mean hardly does.
 
-A factor shows more sharply than an error does, for rounding hardly changes a gradient's length:
-exact norms are compared for it, not sketches.
+A factor shows more clearly than an error does, because rounding hardly changes a gradient's norm:
+for it exact norms are compared, not sketches.
 
 **A set that draws other random numbers than its control**, as dropout does under another
-parallelism, has other gradients in every batch, and may
-(:mod:`converge_harness.judge.compare.random_numbers`). What it draws has no direction that lasts,
-so the *mean* of its errors over the batches is compared beside their size, and limits have room for
-what drawing leaves of each. How far drawing moves a gradient, a second pass over the first batch
-shows. Such a set may compute in float32 as well.
+parallelism, may have other gradients in every batch
+(:mod:`converge_harness.judge.compare.random_numbers`). Random numbers have no lasting direction, so
+the *mean* of its errors over the batches is compared as well as their size, and limits include the
+contribution of random numbers to each. A second pass over the first batch shows how much random
+numbers move a gradient. Such a set may compute in float32 as well.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from converge_harness.model import (
 ALARMS = 2e-4
 """False-alarm probability of each of the checks here, over all parameters of a test set."""
 IMPLEMENTATION_SPREAD = 0.1
-"""Standard deviation of the logarithm of two right implementations' errors over each other, once
-squares are averaged over batches. Measured on right sets of debug models: at most 0.13 for any
+"""Standard deviation of the logarithm of the ratio of two correct implementations' errors, once
+squares are averaged over batches. Measured on correct sets of debug models: at most 0.13 for any
 parameter (TP 2), see docs/operating-characteristics.md."""
 SCALE_SPREAD = 0.1
-"""Standard deviation of the logarithm of two right implementations' norms over each other, in
-relative errors of the parameter's gradient: how much of an error lies along the gradient. Measured
-at most 0.07 (0.2 for embeddings that are added up in other batches)."""
+"""Standard deviation of the logarithm of the ratio of two correct implementations' norms, in
+relative errors of the parameter's gradient: how much of an error is parallel to the gradient.
+Measured at most 0.07 (0.2 for embeddings that are summed in other batches)."""
 LASTING_SPREAD = 1.0
-"""The same of the mean difference of two right losses, in the root mean square of the matched
+"""The same of the mean difference of two correct losses, in root mean squares of the matched
 control's error: rounding the same weights shifts all batches alike, so a mean need not vanish."""
 MEAN_SCALE_SPREAD, BATCH_SCALE_SPREAD = 0.01, 0.025
 """The same of the mean over all parameters, in errors of the median parameter: over all batches,
@@ -68,19 +68,19 @@ ROUNDED_ONCE = 0.2
 """Root mean square of a rounding's relative error, in spacings: 1 / sqrt(12) of the numbers between
 two powers of two, which are 1.44 times the lower one on average."""
 MOST_SCALED = 0.5
-"""Where only some parameters are scaled, the middle one is scaled by less than this of the mean."""
+"""Where only some parameters are scaled, the median scale is below this share of the mean."""
 SUMS = 64
-"""Of a sketch: its squared length has the relative variance 2 / SUMS."""
+"""Projections of a sketch: its squared norm has the relative variance 2 / SUMS."""
 EMBEDDING = "embed"
 """Names of embeddings hold it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrecisionRuns:
-    """The runs by which errors of a test set are judged."""
+    """The runs that errors of a test set are measured against."""
 
     matched: Evidence
-    """Of the test set's own precision: its errors are the measure."""
+    """Of the test set's own precision: its errors are the yardstick."""
     reference: Evidence
     """In float32."""
 
@@ -91,13 +91,13 @@ class Errors:
 
     names: tuple[str, ...]
     frozen: bool
-    """Whether these are frozen batches, and not the first step alone."""
+    """Whether these are frozen batches, and not only the first step."""
     test: Floats
-    """Shape (parameters,): relative error of the gradient, root mean square over the batches. Of a
-    set that draws it is the norm of the errors' mean over the batches, where that is further beyond
-    what drawing leaves of it."""
+    """Shape (parameters,): relative error of the gradient, root mean square over the batches. For a
+    set that draws random numbers it is the norm of the errors' mean over the batches, if that
+    exceeds the contribution of the random numbers by more."""
     matched: Floats
-    """The same of the matched control; of a set that draws, with what drawing leaves of it."""
+    """The same of the matched control; for a set that draws, with the contribution of that."""
     multiple: Floats
     """Shape (parameters,): how many times the matched control's error is allowed."""
     scale: Floats
@@ -107,7 +107,7 @@ class Errors:
     loss_error: float
     """Root mean square of the matched control's relative difference to the reference."""
     drawing: Drawing | None = None
-    """What a set draws that rightly draws other random numbers than its control."""
+    """The random numbers of a set that is meant to draw others than its control."""
 
     @property
     def batches(self) -> int:
@@ -122,7 +122,7 @@ class Errors:
 
     @property
     def beyond(self) -> Flags:
-        """Shape (parameters,): whose error is larger than rounding makes it, or not a number."""
+        """Shape (parameters,): whose error is larger than rounding makes it, or NaN."""
         return ~(self.ratio <= self.multiple)
 
     @property
@@ -153,7 +153,7 @@ class Errors:
         of_batch, per_error = self.scale.mean(axis=1), self.error * normal(ALARMS / 4)
         mean, size = abs(float(of_batch.mean())), float(np.sqrt(np.mean(of_batch**2)))
         lasting, varying = MEAN_SCALE_SPREAD * per_error, BATCH_SCALE_SPREAD * per_error
-        if self.drawing is not None:  # what is drawn moves the norms of every batch anew
+        if self.drawing is not None:  # random numbers move the norms of each batch differently
             of_all = float(np.linalg.norm(self.drawing.uncertainty)) / len(self.names)
             chance = mean_by_chance(of_batch, ALARMS / 4)
             lasting = math.hypot(lasting, chance, normal(ALARMS / 4) * of_all)
@@ -162,7 +162,7 @@ class Errors:
 
     @property
     def all_scaled(self) -> bool:
-        """Whether these are beyond their limits, and not by a few parameters alone."""
+        """Whether these are beyond their limits, and not because of a few parameters."""
         if not self._mean_is_off:
             return False
         middle, mean = np.abs(np.median(self.scale, axis=1)), np.abs(self.scale.mean(axis=1))
@@ -170,16 +170,16 @@ class Errors:
 
     @property
     def scale_excess(self) -> Floats:
-        """Shape (parameters,): how many times its limit every scale is; 0 where there is none."""
+        """Shape (parameters,): every scale over its limit; 0 where there is none."""
         size = np.abs(self.scales)
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(size == 0, 0.0, size / self.scale_limits)
 
     @property
     def scaled(self) -> Integers:
-        """Indices of the parameters that are scaled, the furthest beyond their limits first.
+        """Indices of the parameters that are scaled, the largest excess first.
 
-        Where only the mean of all is off, and not all are: those that make it so.
+        Where only the mean of all is off, and not all are: those that cause it.
         """
         size, excess = np.abs(self.scales), self.scale_excess
         off = ~(excess <= 1)
@@ -196,8 +196,8 @@ class Errors:
 def measure_errors(test: Evidence, measure: PrecisionRuns, *, draws: bool = False) -> Errors | None:
     """Compare the frozen batches, or without any the first step; None where neither can be.
 
-    ``draws`` says that the test set rightly draws other random numbers than its control: then
-    None is returned, too, where what it draws cannot be judged (:func:`flaw_of` says why).
+    ``draws`` says that the test set is meant to draw other random numbers than its control: then
+    None is also returned where these cannot be judged (:func:`flaw_of` says why).
     """
     runs = test, measure.matched, measure.reference
     frozen = [run.frozen for run in runs]
@@ -252,7 +252,7 @@ def measure_errors(test: Evidence, measure: PrecisionRuns, *, draws: bool = Fals
 
 
 def flaw_of(test: Evidence, measure: PrecisionRuns, *, draws: bool = False) -> Flaw | None:
-    """Why errors cannot be measured: in the runs that are the measure, or in frozen steps.
+    """Why errors cannot be measured: a flaw of the measuring runs, or of frozen steps.
 
     For a set that ``draws`` random numbers of its own also why these cannot be judged.
     """
@@ -275,7 +275,7 @@ def flaw_of(test: Evidence, measure: PrecisionRuns, *, draws: bool = False) -> F
 
 
 def _frozen_flaw(run: Evidence, reference: Evidence) -> Flaw | None:
-    """What is wrong with the frozen steps of one of the runs."""
+    """A clause on what is wrong with the frozen steps of one of the runs."""
     left, theirs = run.frozen, reference.frozen
     if not run.frozen_steps:
         return None
@@ -320,11 +320,11 @@ def _size_of(errors: Floats) -> Floats:
 
 
 def _multiples(test: Evidence, matched: Evidence, names: tuple[str, ...], spread: float) -> Floats:
-    """What errors over each other exceed with the probability of an alarm, per parameter.
+    """What the ratio of two errors exceeds with the probability of an alarm, per parameter.
 
-    Rounding of implementations, noise of sketches and what is drawn, all taken for lognormal:
-    ``spread`` is the standard deviation of the logarithm. A row of an embedding is added up token
-    by token in the precision of activations: with more tokens in a batch its error grows as fast.
+    Rounding of implementations, noise of sketches and random numbers, all assumed lognormal:
+    ``spread`` is the standard deviation of the logarithm. A row of an embedding is summed token by
+    token in the precision of activations: its error grows as fast as the tokens in a batch.
     """
     multiple = float(np.exp(spread * normal(ALARMS / len(names))))
     more = max(1.0, _tokens_at_once(test) / _tokens_at_once(matched))
@@ -332,9 +332,9 @@ def _multiples(test: Evidence, matched: Evidence, names: tuple[str, ...], spread
 
 
 def _of_additions(test: Evidence, matched: Evidence) -> float:
-    """Relative error of a gradient that is kept in low precision, and added up in more parts.
+    """Relative error of a gradient that is kept in low precision, and summed in more parts.
 
-    Each microbatch is added to what there is, and the sum is rounded. A sum of n parts is rounded
+    Each microbatch is added to the sum so far, and the sum is rounded. A sum of n parts is rounded
     at 1/n, 2/n … of its size: n / 3 times, in squares, the error of one rounding.
     """
     extra = max(0, _additions(test) - _additions(matched))
@@ -343,7 +343,7 @@ def _of_additions(test: Evidence, matched: Evidence) -> float:
 
 
 def _additions(run: Evidence) -> int:
-    """Microbatches of a step on a rank."""
+    """How many microbatches a step has on a rank."""
     ran = run.in_force or {}
     parts = ("gradient_accumulation_steps", "pipeline_microbatches")
     return math.prod(int(ran.get(part) or 1) for part in parts)

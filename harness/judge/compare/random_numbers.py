@@ -1,10 +1,10 @@
-"""Random numbers that a run draws: how far they move its gradients, and whether that can be judged.
+"""How much a run's random numbers move its gradients, and whether that can be judged.
 
-After its frozen steps a run takes the first batch once more. Only random numbers (dropout,
-stochastic rounding) make the two passes differ, and by as much as they move any gradient. A test
-set may draw other numbers than its control and be right; what it draws then widens its limits
-(:mod:`converge_harness.judge.compare.precision_errors`). So how much it draws is looked at first:
-it has to be real, bounded, and as much as the control draws, if that draws.
+After its frozen steps a run repeats the first batch. Only random numbers (dropout, stochastic
+rounding) make the two passes differ, by as much as they move each gradient. A test set may draw
+other numbers than its control and be correct; they then widen its limits
+(:mod:`converge_harness.judge.compare.precision_errors`). So their effect is checked first: it has
+to be more than rounding, bounded, and as large as in the control, if that draws any.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from converge_harness.judge.soundness import Flaw
 from converge_harness.model import FEWEST_DRAWN, Evidence, Floats, Precision
 
 SPREAD = 0.15
-"""Standard deviation of the logarithm of what drawing leaves of a gradient, over what the two
-passes say that it leaves: one pair of passes, as two sketches see it, stands for all batches.
-Measured over the 39 parameters of a set: at most 0.14, the largest of all 1.3 times what the passes
-say (dropout of 0.1 in fp32: TP 2, HSDP 2x2, accumulation by 2, one device)."""
+"""Standard deviation of the logarithm of the random numbers' effect on a gradient, relative to the
+effect in the two passes: one pair of passes, estimated from two sketches, stands for all batches.
+Measured over the 39 parameters of a set: at most 0.14, the largest of all 1.3 times the effect in
+the passes (dropout of 0.1 in fp32: TP 2, HSDP 2x2, accumulation by 2, one device)."""
 RATIO_SPREAD, MEAN_RATIO_SPREAD = 0.16, 0.06
-"""Standard deviation of the logarithm of how far drawing moves a gradient, over the same in the
-control: of one parameter, and of the mean over all. Measured at most 0.16 and 0.058 (the same sets,
-and those in bf16 mixed)."""
+"""Standard deviation of the logarithm of the random numbers' effect on a gradient, relative to the
+control's: of one parameter, and of the mean over all. Measured at most 0.16 and 0.058 (the same
+sets, and those in bf16 mixed)."""
 FLOAT32_ROUNDING = GRADIENT_FLOORS[Precision.FP32].first
 """Relative error of a gradient that computes in float32."""
 IN_FORCE = 3.0
-"""How many times rounding a gradient moves, of one parameter at least, in a run that draws."""
+"""A run draws if some gradient moves by more than this many times rounding."""
 MOST = 0.5
-"""Of a gradient's norm: a gradient that moves by more is rather another one than a drawn one."""
+"""Share of a gradient's norm: one that moves by more differs by more than random numbers."""
 OUTLIER = 12.0
-"""Spreads of the batches that a single one of 16 may be off by: the spread is that of their median
-absolute deviation, and of normal numbers one set in 10,000 has one further off than 11.7
-(simulated with 400,000 sets; of 8 numbers 28, which ``_FEWER`` makes of it)."""
+"""By how many spreads a single batch of 16 may be off: the spread is from their median absolute
+deviation, and of normal numbers one set in 10,000 has one further off than 11.7 (simulated with
+400,000 sets; with 8 numbers 28, which ``_FEWER`` accounts for)."""
 _FEWER = 1.3
 _OF_NORMAL = 1.4826
 """Standard deviation of a normal number, in median absolute deviations."""
@@ -46,7 +46,7 @@ _OF_NORMAL = 1.4826
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawing:
-    """How far drawing moves every gradient, relative to its norm; shape (parameters,) each."""
+    """How much random numbers move every gradient, relative to its norm; shapes (parameters,)."""
 
     test: Floats
     matched: Floats
@@ -59,15 +59,15 @@ class Drawing:
 
     @property
     def longer(self) -> Floats:
-        """Logarithm of how much longer drawing makes norms than the matched control's.
+        """Logarithm of how much larger random numbers make norms than the matched control's.
 
-        What is drawn has no direction, and adds to every norm.
+        They have no direction, and add to every norm.
         """
         return _length(self.test) - _length(self.matched)
 
     @property
     def uncertainty(self) -> Floats:
-        """Standard deviation of ``longer``: it goes with the square of what the passes say."""
+        """Standard deviation of ``longer``: proportional to the squared effect in the passes."""
         return 2 * SPREAD * np.hypot(_length(self.test), _length(self.matched))
 
 
@@ -82,9 +82,9 @@ def drawn(run: Evidence) -> Floats | None:
         return None
     first = samples.sketch[0]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        apart = np.sum((samples.again - first) ** 2, axis=-1)
+        distance = np.sum((samples.again - first) ** 2, axis=-1)
         size = np.sum(samples.again**2, axis=-1) + np.sum(first**2, axis=-1)
-        return np.asarray(np.sqrt(np.where(apart == 0, 0.0, apart / size)), dtype=np.float64)
+        return np.asarray(np.sqrt(np.where(distance == 0, 0.0, distance / size)), dtype=np.float64)
 
 
 def in_force(moved: Floats, rounding: Floats) -> bool:
@@ -95,7 +95,7 @@ def in_force(moved: Floats, rounding: Floats) -> bool:
 def drawing_of(
     test: Evidence, matched: Evidence, reference: Evidence, rounding: Floats
 ) -> Drawing | Flaw:
-    """What the runs draw, or why a set with random numbers of its own cannot be judged by it.
+    """The effect of random numbers in the runs, or why a set with its own cannot be judged.
 
     ``rounding`` has the matched control's relative error of every gradient.
     """
@@ -110,7 +110,7 @@ def drawing_of(
         if moved is None:
             return Flaw(
                 f"{run.name} made no second pass over its first frozen batch, as runs of an older "
-                "converge: run it again with --fresh, or bless its golden anew"
+                "converge: run it again with --fresh, or bless its golden again"
             )
         beyond = np.flatnonzero(~(moved <= MOST))
         if beyond.size and run.frozen is not None:
@@ -118,37 +118,37 @@ def drawing_of(
             return Flaw(
                 f"two passes of {run.name} over one batch move the gradient of {name} by "
                 f"{moved[beyond[0]]:.2g} of its norm, and up to {MOST:g} can be random numbers: "
-                'ask = "no worse" compares losses alone'
+                'ask = "no worse" compares only losses'
             )
         found.append(moved)
     if not in_force(found[0], rounding):
         return Flaw(
             f"own_random_numbers is named but not in force: two passes of {test.name} over one "
             "batch at the same weights differ by no more than rounding (an optimizer that rounds "
-            "stochastically draws in its updates alone, and needs no key)"
+            "stochastically draws only in its updates, and does not need this key)"
         )
     return Drawing(*found)
 
 
 def furthest(values: Floats) -> float:
-    """How far the batch that is off most is from the middle one."""
+    """How far the most extreme batch is from the median."""
     return float(np.abs(values - np.median(values)).max())
 
 
 def by_chance(values: Floats) -> float:
-    """How far a single batch may be off from the middle one, whatever the furthest is."""
+    """How far a single batch may be from the median, whatever the most extreme one is."""
     spread = _OF_NORMAL * float(np.median(np.abs(values - np.median(values))))
     return float(OUTLIER * max(1.0, 16 / len(values)) ** _FEWER * spread)
 
 
 def mean_by_chance(values: Floats, alarms: float) -> float:
-    """How far from 0 a mean over batches is by chance, by Student's t, with this probability."""
+    """How far a mean over batches is from 0 by chance with this probability, by Student's t."""
     t = float(student(np.array(alarms), len(values) - 1))
     return t * float(values.std(ddof=1)) / math.sqrt(len(values))
 
 
 def unlike(drawing: Drawing, names: tuple[str, ...], alarms: float) -> Iterator[tuple[str, float]]:
-    """Parameters that are moved by another amount than in the control, with the factor.
+    """Parameters whose gradients move more or less than in the control, with the factor.
 
     First, as "all parameters", the factor in the geometric mean, if that is off. ``alarms`` is the
     probability of a false alarm. Nothing where the control draws nothing.
@@ -167,5 +167,5 @@ def unlike(drawing: Drawing, names: tuple[str, ...], alarms: float) -> Iterator[
 
 
 def _length(moved: Floats) -> Floats:
-    """Shape (parameters,): logarithm of how much longer norms are by what is drawn."""
+    """Shape (parameters,): logarithm of how much larger random numbers make norms."""
     return np.asarray(-np.log1p(-(moved**2)) / 2, dtype=np.float64)

@@ -34,9 +34,9 @@ class Agreement:
 
 
 _FEWEST_STEPS = 3
-"""Of a ratio that is said to vary."""
+"""Least variation of a ratio that counts as varying."""
 _MOSTLY = 0.9
-"""Share of the steps at which the two losses differ: they may cross."""
+"""Least share of the steps at which the two losses differ: they may cross."""
 
 
 def agreement(evidence: Evidence, signal: str) -> Agreement | None:
@@ -61,10 +61,10 @@ def agreement(evidence: Evidence, signal: str) -> Agreement | None:
 
 
 def metric_agreement(evidence: Evidence, signal: str) -> tuple[float, str]:
-    """How far a reported signal may be from its recomputation, and of which storage, in words."""
+    """How far a reported signal may be from its recomputation, and a clause on the data type."""
     stored = (evidence.in_force or {}).get("param_dtype")
     coarse = spacing(evidence, 0.0) > 0
-    # Where nothing tells, as of curves from elsewhere, it may be.
+    # Where it is not known, as of imported curves, it may be.
     coarse |= stored is None and evidence.precision is not Precision.FP32
     if signal == "grad_norm" and coarse:
         return COARSE_NORM_AGREEMENT, f" of parameters in {stored or 'low precision'}"
@@ -74,15 +74,15 @@ def metric_agreement(evidence: Evidence, signal: str) -> tuple[float, str]:
 def other_objective(test: Evidence, control: Evidence) -> bool:
     """Whether both runs minimise another loss than the cross entropy that the probe recomputes.
 
-    Label smoothing, say, or an auxiliary loss: what is reported then is the recomputed value times
-    a factor that changes as training goes on. A metric that is summed wrongly is a fixed multiple,
-    and wrong in one of the runs or in different ways.
+    With label smoothing, say, or an auxiliary loss the reported value is the recomputed one times a
+    factor that changes during training. A metric that is summed wrongly is a fixed multiple, and
+    wrong in only one of the runs or in different ways.
     """
     return _varies(test) and _varies(control)
 
 
 def _varies(evidence: Evidence) -> bool:
-    """Whether the reported loss is another than the recomputed one, by a factor that changes."""
+    """Whether the reported loss differs from the recomputed one by a factor that changes."""
     compared = agreement(evidence, "loss")
     if compared is None or compared.steps.size < _FEWEST_STEPS:
         return False

@@ -1,9 +1,9 @@
 """Two groups of runs, each of several seeds: whether their losses differ by more than a margin.
 
-Runs of other seeds have nothing in common at a step: other initial weights, other samples. What
-they have in common is where they get to. So every seed gives one number, its **level**: the mean
-loss over the second half of its steps. Two groups of levels are two samples of independent
-numbers, however much neighbouring steps of one run resemble each other.
+Runs of different seeds have nothing in common at a single step: other initial weights, other
+samples. What they have in common is the loss that they reach. So every seed gives one number, its
+**level**: the mean loss over the second half of its steps. Two groups of levels are two samples of
+independent numbers, however correlated neighbouring steps of one run are.
 
 * **Level**: Welch's t of the difference of the two means, with Welch's and Satterthwaite's degrees
   of freedom (Welch 1947, "The generalization of 'Student's' problem when several different
@@ -11,14 +11,14 @@ numbers, however much neighbouring steps of one run resemble each other.
   distribution of estimates of variance components", Biometrics Bulletin 2): the groups may have
   other spreads and other numbers of seeds. Against a margin: two one-sided tests (Schuirmann 1987)
   for *the same*, one of them for *no worse*.
-* **Pairs**: where both sides were trained by the same seeds, on the same samples, what a seed makes
-  of both cancels in its difference. Student's t of the differences: Welch's with a control that is
-  known (:func:`pair`).
+* **Pairs**: where both sides were trained with the same seeds, on the same samples, the effect of a
+  seed on both cancels in its difference. Student's t of the differences: Welch's with a control
+  that is known (:func:`pair`).
 * **Trajectory**: the same of the means of a few blocks of the run, each with its share of the level
-  of all (Bonferroni). It looks for a difference, and proves no equivalence: a block that does not
-  show one is no evidence that there is none.
-* **Plan**: how many seeds more a side, or how many steps, would settle what is open. A spread that
-  a few seeds showed may be smaller than the true one by chance, so a plan is made for its upper 80%
+  of all (Bonferroni). It looks for a difference, and does not prove equivalence: a block that does
+  not show one is no evidence that there is none.
+* **Plan**: how many more seeds a side, or how many steps, would settle an open question. The spread
+  of a few seeds may be smaller than the true one by chance, so a plan is made for its upper 80%
   confidence limit (Browne 1995, "On the use of a pilot sample for sample size determination",
   Statistics in Medicine 14).
 
@@ -41,23 +41,23 @@ from converge_harness.judge.compare.tost import ALPHA, CHANCE, FEWEST, LONGEST, 
 from converge_harness.model import Floats
 
 FEWEST_SEEDS = 2
-"""A side: one run says nothing of its own spread."""
+"""Per side: one run does not show its own spread."""
 
 BLOCKS = 8
-"""Of a trajectory; fewer where a block would have fewer than two steps."""
+"""Blocks of a trajectory; fewer where a block would have fewer than two steps."""
 
 MOST_SEEDS = 1000
-"""Nobody trains a model more often: what would need more is not foreseeable."""
+"""Nobody trains a model more often: a plan that needs more is not given."""
 
 _HALVINGS = 7
-"""Of what is uncertain about a length: to a hundredth."""
+"""A planned length is searched to within this factor."""
 
 _CONFIDENCE = 0.8
-"""That the true spread is not above the one that a plan is made for."""
+"""Probability that the true spread is not above the one that a plan is made for."""
 
 
 class Group(NamedTuple):
-    """What one side's seeds say of one number."""
+    """One number over the seeds of one side."""
 
     seeds: int
     mean: float
@@ -71,10 +71,10 @@ class Group(NamedTuple):
 
 
 def pair(test: Floats, control: Floats) -> tuple[Group, Group]:
-    """Test and control, value by value of one seed; both have shape (seeds,).
+    """Test and control, paired by seed; both have shape (seeds,).
 
-    All of the spread is that of the differences, and the control is taken as known: :func:`welch`
-    of the two is then Student's t of the differences, with ``seeds - 1`` degrees of freedom.
+    The spread is that of the differences, and the control is taken as known: :func:`welch` of the
+    two is then Student's t of the differences, with ``seeds - 1`` degrees of freedom.
     """
     spread = Group.of(test - control).variance
     levels = Group.of(control)
@@ -95,8 +95,8 @@ class Welch(NamedTuple):
     error: float
     """Standard error of the difference, in the same unit."""
     degrees: float
-    """Welch's and Satterthwaite's; at least those of the smaller group alone, and at most twice
-    as many."""
+    """Degrees of freedom by Welch and Satterthwaite; at least those of the smaller group alone, and
+    at most twice as many."""
 
 
 def welch(test: Group, control: Group) -> Welch:
@@ -122,9 +122,9 @@ def _degrees(test: Group, control: Group) -> float:
     below = sum(
         part**2 / (group.seeds - 1) for part, group in zip(parts, (test, control), strict=True)
     )
-    # A small group that happens to lie close together hands the question to the larger one, whose
-    # degrees are not what its own error has: of 3 seeds against 10, 8% of right pairs had a block
-    # that was called different where 5% may. Groups of one size never have more than this.
+    # If a small group has little spread by chance, the larger one dominates, whose degrees of
+    # freedom do not fit the small one's error: with 3 seeds against 10, 8% of correct pairs had a
+    # block that was called different, where 5% may. Groups of one size never have more than this.
     return min(max(sum(parts) ** 2 / below, least), 2 * least)
 
 
@@ -139,17 +139,17 @@ class OverSeeds:
     degrees: float
     """Of freedom."""
     one_sided: bool = False
-    """Whether only what is higher by more than the margin was asked for."""
+    """Whether the question was only if it is higher by more than the margin."""
     further_seeds: int | None = None
-    """How many more a side would settle the question with a probability of :data:`CHANCE`, if the
-    difference stays as it is; None when settled or not foreseeable."""
+    """How many more seeds a side would settle the question with a probability of :data:`CHANCE`, if
+    the difference stays as it is; None when settled or not foreseeable."""
     lengthened: float | None = None
     """How many times as long every run has to be for the same, with the seeds that there are; None
-    where no length is enough, because the seeds themselves lie apart."""
+    where no length is enough, because the seeds themselves differ."""
 
     @property
     def bound(self) -> float:
-        """What the difference may be at most."""
+        """Upper bound of the difference."""
         size = self.difference if self.one_sided else abs(self.difference)
         return size + self.half_width
 
@@ -166,14 +166,13 @@ def over_seeds(
 ) -> OverSeeds:
     """Test whether the level of one group is the other's within ``± margin``, relative.
 
-    ``one_sided`` asks whether it is no higher than that: anything lower will do. ``alarm`` is the
-    level at which a difference beyond the margin is called one; equivalence is tested at
-    :data:`converge_harness.judge.compare.tost.ALPHA`. ``rounding`` is what the sources may have
-    rounded off,
-    relative: it widens the interval. ``noise`` is the variance of one seed's level that its steps
-    make (:func:`step_noise`), of the test and of the control: longer runs would have less of it.
+    ``one_sided`` asks whether it is no higher than that: any lower level is fine. ``alarm`` is the
+    significance level of a difference beyond the margin; equivalence is tested at
+    :data:`converge_harness.judge.compare.tost.ALPHA`. ``rounding`` is the rounding of the sources,
+    relative: it widens the interval. ``noise`` is the part of the variance of one seed's level that
+    comes from its steps (:func:`step_noise`), of test and control: longer runs have less.
 
-    Raises ValueError for fewer than :data:`FEWEST_SEEDS` a side or a margin that is no use.
+    Raises ValueError for fewer than :data:`FEWEST_SEEDS` a side or an invalid margin.
     """
     _refuse_unusable(test, control, margin)
     found = welch(test, control)
@@ -204,9 +203,9 @@ def over_seeds(
 def step_noise(values: Floats) -> float:
     """Variance of one seed's mean that comes from the noise of its steps.
 
-    ``values`` has shape (seeds, steps). What all seeds of a group have in common, the curve itself,
-    is taken off first; each seed is then off by a share of the others' noise, too, which
-    ``seeds / (seeds - 1)`` makes good. 0 for windows that are too short to tell.
+    ``values`` has shape (seeds, steps). The mean curve of all seeds is subtracted first; that
+    subtracts a share of each seed's own noise, which ``seeds / (seeds - 1)`` corrects. 0 for
+    windows that are too short for an estimate.
     """
     seeds, steps = values.shape
     if steps < FEWEST or seeds < FEWEST_SEEDS:
@@ -229,7 +228,7 @@ class Block(NamedTuple):
 
 
 def blocks(steps: int) -> tuple[Block, ...]:
-    """A run of so many steps in up to :data:`BLOCKS` parts of nearly one length."""
+    """A run of so many steps in up to :data:`BLOCKS` parts of nearly equal length."""
     count = max(min(BLOCKS, steps // 2), 1)
     parts = np.array_split(np.arange(steps), count) if steps else []
     return tuple(Block(int(part[0]), int(part[-1])) for part in parts)
@@ -240,9 +239,9 @@ class BlockDifference(NamedTuple):
 
     block: Block
     difference: float
-    """Of the means, relative; test minus control."""
+    """Difference of the means, relative; test minus control."""
     excess: float
-    """What the difference is at least, beyond chance: above the margin, the block is different."""
+    """Lower bound of the difference: above the margin, the block is different."""
 
 
 def trajectory(
@@ -256,9 +255,9 @@ def trajectory(
     """Compare two groups block by block.
 
     ``test`` and ``control`` have shapes (seeds, steps) with the same steps; ``paired`` says that a
-    row of both is one seed. ``alarm`` is the
-    probability of finding any block of two groups that are within the margin to be different: each
-    block gets its share. ``rounding`` is what the sources may have rounded off, relative.
+    row of both is one seed. ``alarm`` is the probability that any block is called different
+    although the groups are within the margin: each block gets its share. ``rounding`` is the
+    rounding of the sources, relative.
     """
     parts = blocks(int(test.shape[1]))
     found = []
@@ -296,7 +295,7 @@ class _Plan(NamedTuple):
         return max(bisect_left(range(MOST_SEEDS), 1, key=settled), 1)
 
     def length(self) -> float | None:
-        """Times the steps that there are; None where no length is enough."""
+        """Multiple of the present length; None where no length is enough."""
         fixed = [
             max(group.variance - noise, 0.0)
             for group, noise in zip(self._groups, self.noise, strict=True)
@@ -324,17 +323,17 @@ class _Plan(NamedTuple):
         return (self.test, self.control)
 
     def _settled(self, variances: Sequence[float], more: int) -> bool:
-        """Whether so many more seeds of such variances answer with a probability of CHANCE."""
+        """Whether so many more seeds of these variances settle it with a probability of CHANCE."""
         found = welch(self.test, self.control)
         size = found.difference if self.one_sided else abs(found.difference)
-        # Where noise drowns the margin, the difference says nothing: the plan is for none at all.
+        # Where noise exceeds the margin, the difference shows nothing: the plan assumes none.
         drowned = found.error >= self.margin
         inside = drowned or size <= self.margin
         room = (self.margin if drowned else abs(self.margin - size)) - self.rounding
         if room <= 0 or (room < found.error and not drowned):
             return False
         level = ALPHA if inside else self.alarm
-        # Equivalence is missed on two sides.
+        # Equivalence can fail on two sides.
         power = (1 + CHANCE) / 2 if inside and not self.one_sided else CHANCE
         groups = [
             Group(group.seeds + more, group.mean, variance * self._wider)

@@ -8,9 +8,9 @@ moments", 1996; for the sparse projections in use here Thorup and Zhang, "Tabula
 4-universal hashing with applications to second moment estimation", 2004).
 
 A sketch hashes the parameter's name, so sketches under the names of two releases of a trainer
-cannot be compared; norms can (:func:`align`). Two releases may also keep as one tensor what was
-several (``wq wk wv`` as ``wqkv``), so what both do not call alike is compared as a whole: entries,
-and the norm of its values and gradients.
+cannot be compared; norms can (:func:`align`). A release may also merge several tensors into one
+(``wq wk wv`` into ``wqkv``), so all parameters that have different names are compared as a whole:
+number of entries, and the norm of values and gradients.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from converge_harness.model import (
 def shared_samples(test: Evidence, control: Evidence) -> list[tuple[TensorSample, TensorSample]]:
     """Samples of both runs at the steps that both sampled, in order; rows are aligned by name.
 
-    A sample whose parameters are not the control's is left out: the check ``same-parameters`` says
-    so of any.
+    A sample with other parameters than the control's is left out: the check ``same-parameters``
+    reports it.
     """
     theirs = {sample.step: sample for sample in control.samples}
     return [
@@ -53,7 +53,7 @@ def gradient_difference(test: TensorRows, control: TensorRows) -> Floats:
 
 
 def update_difference(test: Sequence[TensorSample], control: Sequence[TensorSample]) -> Floats:
-    """Shape (parameters,): difference of what every parameter moved by, over the control's.
+    """Shape (parameters,): difference of every parameter's update, over the control's.
 
     Both are (sample before, sample); norms of updates are estimated from sketches, too. 1.0 for a
     parameter that does not move at all.
@@ -64,14 +64,14 @@ def update_difference(test: Sequence[TensorSample], control: Sequence[TensorSamp
 
 
 def update(before: TensorSample, after: TensorSample) -> Floats:
-    """Shape (parameters, k): sketch of what every parameter moved by."""
+    """Shape (parameters, k): sketch of every parameter's update."""
     return after.parameters.sketch - before.parameters.sketch
 
 
 def relative(difference: Floats, first: Floats, second: Floats) -> Floats:
-    """Length of a sketch of a difference over the smaller of the two norms.
+    """Norm of a sketch of a difference over the smaller of the two norms.
 
-    0 where both norms are, infinite where one is, or where anything is not finite.
+    0 where both norms are 0; infinite where one is 0, or where anything is not finite.
     """
     length, smaller = _length(difference), np.minimum(first, second)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -81,7 +81,7 @@ def relative(difference: Floats, first: Floats, second: Floats) -> Floats:
 
 
 class Fit(NamedTuple):
-    """The best ``test = factor x control`` of one tensor, and what it leaves."""
+    """The best ``test = factor x control`` of one tensor, and its residual."""
 
     factor: float
     residual: float
@@ -121,7 +121,7 @@ def sizes_of(sample: TensorSample) -> dict[str, int]:
 
 
 def rows_of(sample: TensorSample, order: Integers) -> TensorSample:
-    """The sample with these rows alone, in this order; buffers are left as they are."""
+    """The sample with only these rows, in this order; buffers are left as they are."""
 
     def rows(old: TensorRows) -> TensorRows:
         return TensorRows(
@@ -147,7 +147,7 @@ def _left_in_order(left: PostStepState, order: Integers) -> PostStepState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Renamed:
-    """What is not called alike, at the steps that both runs sampled; arrays have shape (steps,)."""
+    """Parameters of different names, at the steps that both runs sampled; arrays are (steps,)."""
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
@@ -161,7 +161,7 @@ class Renamed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Aligned:
-    """Two runs with samples of those parameters alone that both call alike."""
+    """Two runs with samples of only those parameters that have the same name in both."""
 
     test: Evidence
     control: Evidence
@@ -171,12 +171,12 @@ class Aligned:
 def align(
     test: Evidence, control: Evidence, spec: SetSpec | None, control_spec: SetSpec | None
 ) -> Aligned:
-    """Leave out of both runs' samples what two releases of the trainer call by other names.
+    """Leave out of both runs' samples the parameters that two releases name differently.
 
     One toolchain has one name for a parameter: another name is then another model. Nothing is left
-    out either where the rest is not the same model (names that both have with other
-    sizes, or another number of entries in all), nor where no step was sampled by both, so that
-    nothing shows it. The check same-parameters then says so.
+    out, too, where the rest is not the same model (names that both have with other sizes, or
+    another number of entries in total), or where no step was sampled by both. The check
+    same-parameters then reports it.
     """
     unchanged = Aligned(test, control, None)
     two = spec is not None and control_spec is not None and spec.toolchain != control_spec.toolchain

@@ -23,6 +23,7 @@ from converge_harness.judge.compare.floors import (
 from converge_harness.judge.compare.limits import (
     FIRST_JUMP,
     JUMP,
+    HasLimits,
     applicable,
     routed,
     tensor_multiple,
@@ -42,32 +43,31 @@ from converge_harness.model import (
     Flags,
     Floats,
     Integers,
-    Limit,
     Precision,
     TensorSample,
 )
 
 MOST_DEVIATIONS = 20
 NOT_MOVED = 1.0
-"""The difference of an update that is not there; of a gradient that is not there it is infinite."""
+"""The difference of a missing update; that of a missing gradient is infinite."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TensorDifferences:
+class TensorDifferences(HasLimits):
     """Relative differences of one kind (gradients, say) at one step, per parameter."""
 
     difference: Floats
     limit: Floats
     learnt: Flags
-    """Where repeats of the control decide the limit, and not a floor."""
+    """Where the limit comes from repeats of the control, and not from a floor."""
     floor_origin: str
     learnt_origin: str = ""
     chaotic: Flags | None = None
-    """Where repeats of the control are so far apart that nothing is judged; None: nowhere."""
+    """Where repeats of the control differ so much that nothing is judged; None: nowhere."""
 
     @property
     def outside(self) -> Integers:
-        """Indices of the tensors outside their limits, the furthest first."""
+        """Indices of the tensors outside their limits, the largest excess first."""
         excess = self.excess
         wrong = np.flatnonzero(~(self.difference <= self.limit))
         return wrong[np.argsort(-excess[wrong], kind="stable")]
@@ -79,18 +79,14 @@ class TensorDifferences:
 
     @property
     def origin(self) -> str:
-        """Where the limits come from, in words: one place or both."""
+        """A clause on where the limits come from: one source or both."""
         learnt = [self.learnt_origin] if self.learnt.any() else []
         floor = [self.floor_origin] if not self.learnt.all() else []
         return ", or ".join([*learnt, *floor])
 
-    def limit_at(self, index: int) -> Limit:
-        origin = self.learnt_origin if self.learnt[index] else self.floor_origin
-        return Limit(float(self.limit[index]), origin)
-
     @property
     def excess(self) -> Floats:
-        """How many times its limit every tensor reached; 0 where both are zero."""
+        """Every tensor's difference over its limit; 0 where both are zero."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             excess = self.difference / self.limit
         return np.nan_to_num(excess, nan=0.0, posinf=np.inf)
@@ -161,11 +157,11 @@ def compare_tensors(
 def _beyond_spacing(
     updates: TensorDifferences, moved: Floats, theirs: TensorSample, steps: int, spacing: Floats
 ) -> TensorDifferences:
-    """Widen limits by what storing the parameters rounds off their updates.
+    """Widen limits by the rounding of updates when parameters are stored.
 
-    An update smaller than the spacing of the numbers around a parameter is lost, or taken as a
-    whole space: in bf16 that is most of what norm weights, which are near one, ever move by. Where
-    that may be all of an update, it says nothing, and its limit is infinite.
+    An update smaller than the spacing of the numbers around a parameter is lost, or becomes a whole
+    spacing: in bf16 most updates of norm weights, which are near one, are that small. Where the
+    whole update may be rounded off, it shows nothing, and its limit is infinite.
     """
     lost = lost_in_storing(moved, theirs, steps, spacing)
     limit = np.minimum(updates.limit + lost, np.maximum(updates.limit, TENSOR_CEILING))
@@ -185,12 +181,12 @@ def lost_in_storing(moved: Floats, after: TensorSample, steps: int, spacing: Flo
 
 
 def uncounted(evidence: Evidence, step: int, name: str) -> bool:
-    """Whether the probe says that it could not count a gradient: its entries are not known."""
+    """Whether the probe could not count a gradient, so that its entries are not known."""
     return any(problem.startswith(f"step {step}: {name}: ") for problem in evidence.problems)
 
 
 def _known(gradients: TensorDifferences, test: Evidence, sample: TensorSample) -> TensorDifferences:
-    """Nothing is outside that could not be counted; the check samples-whole says so."""
+    """A tensor that could not be counted is not outside; the check samples-whole reports it."""
     unknown = [uncounted(test, sample.step, name) for name in sample.names]
     return replace(gradients, limit=np.where(unknown, np.inf, gradients.limit))
 
@@ -238,7 +234,7 @@ class _Limits:
         chaotic = np.zeros(difference.shape, dtype=np.bool_)
         if theirs.step > FIRST_STEPS:
             chaotic = jump * scale > widest_scale(TENSOR_CEILING, repeats)
-            # What is not there at all is wrong in any chaos.
+            # A missing tensor is wrong however chaotic training is.
             chaotic &= np.isfinite(difference) & (difference != NOT_MOVED)
         limit = np.where(chaotic, np.inf, np.maximum(learnt, floor))
         return TensorDifferences(difference, limit, learnt > floor, floor_origin, origin, chaotic)
@@ -246,7 +242,7 @@ class _Limits:
     def beyond_signs(
         self, updates: TensorDifferences, gradients: TensorDifferences
     ) -> TensorDifferences:
-        """Widen limits of AdamW's first updates by the signs that rounding may turn."""
+        """Widen limits of AdamW's first updates by the signs that rounding may flip."""
         if self.precision is Precision.FP32:
             return updates
         difference = np.where(np.isfinite(gradients.difference), gradients.difference, 0.0)

@@ -1,19 +1,19 @@
 """Two one-sided tests: whether the mean of a difference is small against a margin.
 
-Only data can say yes: Schuirmann 1987, "A comparison of the two one-sided tests procedure and the
-power approach for assessing the equivalence of average bioavailability".
+Equivalence has to be shown by the data: Schuirmann 1987, "A comparison of the two one-sided tests
+procedure and the power approach for assessing the equivalence of average bioavailability".
 
-* **Standard error**: differences of neighbouring steps resemble each other, so a plain standard
+* **Standard error**: differences of neighbouring steps are correlated, so a plain standard
   error would be too small. Lazarus, Lewis, Stock and Watson (2018, "HAR inference:
   recommendations for practice", J. Bus. Econ. Stat. 36) recommend the equal-weighted cosine
   estimator with ``0.4 T^(2/3)`` cosines and Student's t with as many degrees of freedom: no
   bandwidth to choose and nearly the stated error rate.
-* **Drift**: where the difference grows, the mean over the window understates what training ends
-  with. So the level at the window's end, on the least-squares line, is tested as well, and only
-  both within the margin are equivalent. A test of two conditions that both must hold needs no
-  correction (Berger 1982, "Multiparameter hypothesis testing and acceptance sampling"); the
-  answer *different*, for which one of them is enough, halves its level (Bonferroni). A drift also
-  raises the estimated variance, on the side of caution.
+* **Drift**: where the difference grows, the mean over the window understates the final difference.
+  So the level at the window's end, on the least-squares line, is tested as well, and the answer is
+  *equivalent* only if both are within the margin. A test of two conditions that must both hold
+  needs no correction (Berger 1982, "Multiparameter hypothesis testing and acceptance sampling");
+  the answer *different*, for which one of them is enough, halves its level (Bonferroni). A drift
+  also raises the estimated variance, which is conservative.
 
 What the error rates really are is measured in ``docs/operating-characteristics.md``.
 """
@@ -35,7 +35,7 @@ FEWEST = 8
 """Shortest window that can be tested, in steps."""
 
 LONGEST = 2**40
-"""Nobody trains for more steps: what would need them is not foreseeable."""
+"""Nobody trains for more steps: a plan that needs more is not given."""
 
 ALPHA = 0.05
 """Level of each one-sided test, as in bioequivalence."""
@@ -44,11 +44,11 @@ CHANCE = 0.8
 """Further steps are planned to settle the question with this probability, the usual power."""
 
 _FEWEST_COSINES = 2
-"""One alone would give Student's t a single degree of freedom, hence intervals beyond use."""
+"""A single one would give Student's t one degree of freedom, and useless intervals."""
 
 
 class Answer(StrEnum):
-    """What a test of equivalence can say; of a one-sided test, *different* is higher."""
+    """Answer of a test of equivalence; in a one-sided test, *different* means higher."""
 
     EQUIVALENT = "equivalent"
     DIFFERENT = "different"
@@ -73,11 +73,11 @@ class Equivalence:
     """How many more steps the window needs to settle the question with a probability of about
     :data:`CHANCE`, if the difference goes on as it is; None when settled or not foreseeable."""
     one_sided: bool = False
-    """Whether only what is higher by more than the margin was asked for."""
+    """Whether the question was only if it is higher by more than the margin."""
 
     @property
     def bound(self) -> float:
-        """What the difference may be at most, at the mean and at the end: equivalent within it."""
+        """Upper bound of the difference, of the mean and at the end: equivalent within it."""
         mean, end = (_size(level, self.one_sided) for level in (self.mean, self.end))
         return max(mean + self.half_width, end + self.end_half_width)
 
@@ -92,14 +92,14 @@ def equivalence(
 ) -> Equivalence:
     """Test whether the mean of a series, and its level at the end, lie within ``± margin``.
 
-    ``difference`` has shape (steps,): paired differences of consecutive steps. ``rounding`` is what
-    the source may have rounded off each of them: it widens the intervals, since a rounding that is
-    the same at every step does not average out. A series without any variance (two bit-identical
+    ``difference`` has shape (steps,): paired differences of consecutive steps. ``rounding`` is the
+    source's rounding of each of them: it widens the intervals, because a rounding that is the same
+    at every step does not average out. A series without any variance (two bit-identical
     runs, say) has an interval of no width. Fewer than :data:`FEWEST` steps are inconclusive.
     ``one_sided`` asks for the upper limit alone (a test of non-inferiority: Wellek 2010, "Testing
-    statistical hypotheses of equivalence and noninferiority", chapter 2): anything lower will do.
+    statistical hypotheses of equivalence and noninferiority", chapter 2): anything lower is fine.
 
-    Raises ValueError for differences that are not finite, a margin or a level that is no use.
+    Raises ValueError for differences that are not finite, and for an invalid margin or level.
     """
     _refuse_unusable(difference, margin, alpha)
     steps = int(difference.size)
@@ -132,7 +132,7 @@ def equivalence(
 
 
 def mean_error(series: Floats) -> float:
-    """Standard error of the mean of consecutive steps that resemble each other.
+    """Standard error of the mean of consecutive steps, which are correlated.
 
     ``series`` has shape (steps,), of at least :data:`FEWEST`; the estimator is this module's.
     """
@@ -145,7 +145,7 @@ def end_level(series: Floats) -> float:
 
 
 def _size(level: float, one_sided: bool) -> float:  # noqa: FBT001 (passed on as it came)
-    """What is held against the margin: which side a level lies on matters to one question alone."""
+    """What is compared with the margin: the sign of a level only matters in a one-sided test."""
     return level if one_sided else abs(level)
 
 
@@ -182,7 +182,7 @@ def _levels(difference: Floats) -> tuple[tuple[float, float], tuple[float, float
     if not np.any(difference != difference[0]):
         return (float(difference[0]), 0.0), (float(difference[0]), 0.0)
     coefficients = fft.dct(centred, norm="ortho")[1 : _cosines(steps) + 1]
-    with np.errstate(over="ignore"):  # what is too wide for a number decides nothing
+    with np.errstate(over="ignore"):  # an interval that overflows decides nothing
         error = math.sqrt(float(np.mean(coefficients**2)) / steps)
     time = np.linspace(-1.0, 1.0, steps)
     spread = float(np.mean(time**2))
@@ -199,8 +199,8 @@ def _further(
 ) -> int | None:
     """Further steps of the window until the question is settled, if nothing changes.
 
-    ``levels`` are sizes (:func:`_size`) with their standard errors. A level within the margin
-    must get there with both conditions; outside, one is enough.
+    ``levels`` are sizes (:func:`_size`) with their standard errors. Equivalence needs both
+    conditions; outside of the margin, one is enough.
     """
     outside = [(level, error) for level, error in levels if level > margin]
     needed = [
@@ -218,10 +218,10 @@ def _enough(
 ) -> int | None:
     """Length of the window at which one level is settled with a probability of :data:`CHANCE`.
 
-    The standard error shrinks as ``1 / sqrt(T)``. What must shrink below is the level's distance
-    from the margin, unless noise exceeds the margin: then the level says nothing yet, and the plan
-    is for no difference. None where the level lies within its noise of the margin, or the
-    noise is too large for a number.
+    The standard error shrinks as ``1 / sqrt(T)``. It has to become smaller than the level's
+    distance from the margin, unless noise exceeds the margin: then the level shows nothing yet, and
+    the plan assumes no difference. None where the level is within its noise of the margin, or the
+    noise overflows.
     """
     if not math.isfinite(error):
         return None

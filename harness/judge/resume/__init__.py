@@ -1,4 +1,4 @@
-"""What the passes of a resumed run say about each other: pure questions about one run.
+"""Compares the passes of a resumed run with each other: pure questions about one run.
 
 - ``passes``: which checkpoint each pass loaded and where it goes on
 - ``faults``: which pass each fault ended, and when training went on

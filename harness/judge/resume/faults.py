@@ -11,7 +11,7 @@ IN_A_STEP = frozenset({FaultKind.KILL, FaultKind.HANG, FaultKind.NAN_BATCH})
 
 
 def pass_of(evidence: Evidence, fault: Struck) -> int | None:
-    """The pass that a fault struck: as it says, else the last that had started by then."""
+    """The pass that a fault struck: as recorded, else the last that had started by then."""
     if fault.number is not None:
         return fault.number
     started = [
@@ -28,7 +28,7 @@ def struck_in(evidence: Evidence, each: Pass) -> list[Struck]:
 
 
 def faults_that_ended(evidence: Evidence) -> list[Struck]:
-    """Faults that ended a pass: the last that struck it, if it did not come to its end."""
+    """Faults that ended a pass: the last that struck it, if the pass did not finish."""
     faults = ((each, struck_in(evidence, each)) for each in evidence.passes if not each.ended)
     return [struck[-1] for _, struck in faults if struck]
 
@@ -49,8 +49,8 @@ def is_torn(evidence: Evidence, number: int, step: int) -> bool:
 def steps_after(evidence: Evidence, fault: Struck) -> list[tuple[float, int]] | None:
     """End and pass of every step that was trained after a fault, as trained.
 
-    The step that was struck may still end; in its pass only those after it count. None: some step
-    does not tell when it ended.
+    The step that was struck may still end; in its pass only those after it count. None: for some
+    step it is not recorded when it ended.
     """
     number = pass_of(evidence, fault)
     found: list[tuple[float, int]] = []
@@ -66,7 +66,7 @@ def steps_after(evidence: Evidence, fault: Struck) -> list[tuple[float, int]] | 
 
 
 def nodes_in(evidence: Evidence, recovery: Recovery, each: Pass) -> int:
-    """How many nodes a pass should have: those of the start, and what came and went before it."""
+    """How many nodes a pass should have: those at the start, plus joined, minus left before it."""
     nodes = recovery.first_nodes
     for fault in faults_that_ended(evidence):
         if (pass_of(evidence, fault) or 0) < each.number:
@@ -75,10 +75,10 @@ def nodes_in(evidence: Evidence, recovery: Recovery, each: Pass) -> int:
 
 
 def last_whole_step(evidence: Evidence, each: Pass) -> int:
-    """The last step of a pass that had surely ended with all that follows it, 0 if none had.
+    """The last step of a pass that had surely ended, its checkpoint included; 0 if none had.
 
-    A pass that died may have done so right after its last step, before the checkpoint of it was
-    whole; but whatever strikes in a step strikes after all that belongs to the one before.
+    A pass may have died right after its last step, before that step's checkpoint was whole; but
+    when a fault strikes in a step, everything that belongs to the one before is complete.
     """
     reached = int(each.steps.max(initial=0))
     if each.ended:

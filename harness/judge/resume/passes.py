@@ -1,4 +1,4 @@
-"""What the passes of a resumed run say about each other: pure questions about one run."""
+"""Compares the passes of a resumed run with each other: pure questions about one run."""
 
 from __future__ import annotations
 
@@ -11,32 +11,30 @@ from converge_harness.judge.degrees import degrees_of, parallelism_of
 from converge_harness.judge.resume.faults import is_torn, last_whole_step
 from converge_harness.model import Evidence, Pass, RestartOwner, SetSpec, StateSample
 
-NO_PASSES = "the run left no passes, so nothing tells what its resumes kept"
+NO_PASSES = "the run left no passes, so nothing shows what its resumes kept"
 NEVER_INTERRUPTED = "the scheduler never interrupted the run, so there is no resume to judge"
 
 TOKENS_SEEN = "tokens seen"
-"""A counter that nothing but logs and dashboards read."""
+"""A counter that only logs and dashboards read."""
 
 SAMPLES = "samples consumed"
-FROM_ELSEWHERE = (
-    "started from something else than a checkpoint of the run or the job's seed checkpoint"
-)
+FROM_ELSEWHERE = "started from neither a checkpoint of the run nor the job's seed checkpoint"
 
 
 class Load(NamedTuple):
-    """A checkpoint of the run's own that a pass started from."""
+    """The start of a pass from a checkpoint of the run itself."""
 
     step: int
     into: Pass
     source: Pass | None
     """The last pass before that saved it; None when none did."""
     saved: StateSample | None
-    """What that pass saved; None when nothing tells."""
+    """What that pass saved; None when it is not known."""
     requeued: bool = False
     """Whether a scheduler interrupted the run."""
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """``pass 2, which loads step 4 (FSDP 2 -> one rank)``."""
         how = " (requeued by the scheduler)" if self.requeued else ""
         return f"pass {self.into.number}{how}, which loads step {self.step}{self.change}"
@@ -58,11 +56,11 @@ class Gap(NamedTuple):
     shown: bool = True
     """False: the evidence that would show it is missing."""
     counts: str = ""
-    """The counter that jumps, if it is one."""
+    """The counter that is wrong, if it is one."""
     unsaved: bool = False
     """Whether it is a checkpoint that was not written."""
     unplaced: int | None = None
-    """Number of the pass, if it started from something of no known place."""
+    """Number of the pass, if it started from an unknown place."""
 
 
 def never_interrupted(evidence: Evidence) -> bool:
@@ -71,7 +69,7 @@ def never_interrupted(evidence: Evidence) -> bool:
 
 
 def loads(evidence: Evidence) -> Iterator[Load]:
-    """Every load of a checkpoint of the run's own, in order."""
+    """Every load of a checkpoint of the run itself, in order."""
     for each in evidence.passes:
         if each.loaded_step:
             source, saved = saved_before(evidence, each.number, each.loaded_step)
@@ -83,7 +81,7 @@ def saved_before(
 ) -> tuple[Pass | None, StateSample | None]:
     """The last pass before one that saved a step, and what it saved.
 
-    A torn checkpoint only for want of a whole one.
+    A torn checkpoint only if there is no whole one.
     """
     found = [
         (each, sample)
@@ -113,10 +111,9 @@ def newest_whole(evidence: Evidence, number: int) -> int:
 
 
 def gaps(evidence: Evidence, spec: SetSpec | None = None) -> Iterator[Gap]:
-    """Where passes do not join: steps that are lost or trained again, and counters that jump.
+    """Where passes do not join: steps that are lost or trained again, and counters that differ.
 
-    What a set promises, its checkpoints and a loader that counts samples, is asked where it is
-    named.
+    A set's checkpoints and a loader that counts samples are required only where the set names them.
     """
     for each in evidence.passes:
         if each.loaded_step is not None:
@@ -124,7 +121,7 @@ def gaps(evidence: Evidence, spec: SetSpec | None = None) -> Iterator[Gap]:
         elif each.steps.size:
             first = int(each.steps[0])
             if each.started is None:
-                yield Gap(f"pass {each.number} does not tell what it loaded", first, shown=False)
+                yield Gap(f"pass {each.number} has no record of what it loaded", first, shown=False)
             else:
                 yield Gap(f"pass {each.number} {FROM_ELSEWHERE}", first, unplaced=each.number)
         if spec is not None and not never_interrupted(evidence):
@@ -135,7 +132,7 @@ def gaps(evidence: Evidence, spec: SetSpec | None = None) -> Iterator[Gap]:
     lost = np.setdiff1d(np.arange(1, steps.max(initial=0) + 1), steps)
     if lost.size:
         last = int(lost[-1])
-        yield Gap(f"{_steps(int(lost[0]), last)} no part of the final state", int(lost[0]))
+        yield Gap(f"{_steps(int(lost[0]), last)} not part of the final state", int(lost[0]))
 
 
 def _not_saved(evidence: Evidence, spec: SetSpec, each: Pass) -> Iterator[Gap]:
@@ -144,11 +141,11 @@ def _not_saved(evidence: Evidence, spec: SetSpec, each: Pass) -> Iterator[Gap]:
         if step in each.whole or is_torn(evidence, each.number, step):
             continue
         if any(sample.step == step for sample in each.saved):
-            words = f"nothing tells that the checkpoint of step {step} of pass {each.number}"
-            yield Gap(f"{words} was whole", step, shown=False)
+            text = f"nothing shows that the checkpoint of step {step} of pass {each.number}"
+            yield Gap(f"{text} was whole", step, shown=False)
         else:
-            words = f"pass {each.number} has left no checkpoint of step {step}"
-            yield Gap(words, step, unsaved=True)
+            text = f"pass {each.number} has left no checkpoint of step {step}"
+            yield Gap(text, step, unsaved=True)
 
 
 def _promised(evidence: Evidence, spec: SetSpec, each: Pass) -> list[int]:
@@ -176,7 +173,7 @@ def _wrong_start(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:
             loaded + 1,
         )
     elif loaded and saved is None:
-        yield Gap(f"nothing tells what was saved at step {loaded}", loaded + 1, shown=False)
+        yield Gap(f"nothing shows what was saved at step {loaded}", loaded + 1, shown=False)
     newest = newest_whole(evidence, number)
     if loaded < newest:
         which = f"step {loaded}" if loaded else "the seed checkpoint"
@@ -186,11 +183,11 @@ def _wrong_start(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:
     if wrong.size:
         step, wanted = int(each.steps[wrong[0]]), int(expected[wrong[0]])
         if step > wanted:
-            words = f"trains step {step} next: {_steps(wanted, step - 1)} lost"
+            text = f"trains step {step} next: {_steps(wanted, step - 1)} lost"
         else:
-            words = f"trains step {step} next: {_steps(step, wanted - 1)} trained twice"
+            text = f"trains step {step} next: {_steps(step, wanted - 1)} trained twice"
         after = f"loads step {loaded} and" if wanted == loaded + 1 else f"after step {wanted - 1}"
-        yield Gap(f"pass {number} {after} {words}", min(step, wanted))
+        yield Gap(f"pass {number} {after} {text}", min(step, wanted))
 
 
 def _steps(first: int, last: int) -> str:
@@ -200,31 +197,31 @@ def _steps(first: int, last: int) -> str:
 def _counters(load: Load, *, counts: bool) -> Iterator[Gap]:
     """Counters right after a load that are not those that were saved.
 
-    ``counts``: the loader counts the samples that it gives, so nothing may hide them.
+    ``counts``: the loader counts the samples that it gives, so their count must be recorded.
     """
     first = load.step + 1
     loaded, saved = load.into.loaded, load.saved
     if loaded is None or saved is None:
         if load.into.steps.size:
-            yield Gap(f"nothing tells the counters of {load.words}", first, shown=False)
+            yield Gap(f"no record of the counters of {load.text}", first, shown=False)
         return
     if loaded.trainer_step != load.step:
-        yield Gap(f"the trainer is at step {loaded.trainer_step} in {load.words}", first)
+        yield Gap(f"the trainer is at step {loaded.trainer_step} in {load.text}", first)
     for what, now, before in (
         (TOKENS_SEEN, loaded.tokens_seen, saved.tokens_seen),
         (SAMPLES, loaded.samples_consumed, saved.samples_consumed),
     ):
         if now is None and before is None:
             if counts and what == SAMPLES:
-                yield Gap(f"nothing tells the {what} of {load.words}", first, shown=False)
+                yield Gap(f"no record of the {what} of {load.text}", first, shown=False)
             continue
         if now is None or before is None:
-            yield Gap(f"{what} are told on one side only of {load.words}", first, shown=False)
+            yield Gap(f"{what} are recorded on one side only of {load.text}", first, shown=False)
         elif now != before and not (what == TOKENS_SEEN and counts_one_rank(load)):
             # Without the degrees it is not known whether this is the count of one rank.
             shown = what != TOKENS_SEEN or _degrees_known(load)
-            words = f"{what}: {now} in {load.words}, {before} were saved"
-            yield Gap(words, first, shown, counts=what)
+            text = f"{what}: {now} in {load.text}, {before} were saved"
+            yield Gap(text, first, shown, counts=what)
     if loaded.names == saved.names:
         yield from _updates_counted(load, saved, loaded)
 
@@ -235,11 +232,11 @@ def _degrees_known(load: Load) -> bool:
 
 
 def counts_one_rank(load: Load) -> str:
-    """How a count of tokens that is kept per rank came back, in a clause; empty when it is whole.
+    """How a count of tokens that is kept per rank was restored, in a clause; empty when correctly.
 
     torchtitan saves ``ntokens_seen`` of one rank, and every rank loads it as its own
-    (``Trainer.state_dict``, 0.3.0 and 0.2.2): on other degrees their sum is another. Only logs read
-    it, so training is as right as before; any other difference is a gap.
+    (``Trainer.state_dict``, 0.3.0 and 0.2.2): with other degrees the sum changes. Only logs read
+    it, so training is not affected; any other difference is a gap.
     """
     saved, loaded = load.saved, load.into.loaded
     if load.source is None or saved is None or loaded is None:
@@ -251,8 +248,8 @@ def counts_one_rank(load: Load) -> str:
     if kept * after.dp * after.cp != now * before.dp * before.cp:
         return ""
     return (
-        f"{TOKENS_SEEN}: {now} in {load.words}, {kept} were saved, for the trainer restores the "
-        "count of one rank on every rank (a metric; nothing else reads it)"
+        f"{TOKENS_SEEN}: {now} in {load.text}, {kept} were saved, because the trainer restores "
+        "the count of one rank on every rank (a metric; nothing else reads it)"
     )
 
 
@@ -274,10 +271,10 @@ def _updates_counted(load: Load, saved: StateSample, loaded: StateSample) -> Ite
     off = np.flatnonzero((now != before) & ~(np.isnan(now) & np.isnan(before)))
     if off.size:
         index = off[0]
-        words = f"{off.size} of {len(saved.names)} parameters differ"
+        text = f"{off.size} of {len(saved.names)} parameters differ"
         yield Gap(
-            f"the optimizer counts {now[index]:g} updates of {saved.names[index]} in {load.words}, "
-            f"{before[index]:g} were saved ({words})",
+            f"the optimizer counts {now[index]:g} updates of {saved.names[index]} in {load.text}, "
+            f"{before[index]:g} were saved ({text})",
             load.step + 1,
         )
 
@@ -285,7 +282,7 @@ def _updates_counted(load: Load, saved: StateSample, loaded: StateSample) -> Ite
 def at_resume(evidence: Evidence, spec: SetSpec | None) -> str:
     """Where a run ended, if at a resume: `` at the resume after step 4 (FSDP 2 -> one rank)``.
 
-    Its last pass made no step, or the next segment never came to a pass. Empty for other ends.
+    Its last pass made no step, or the next segment never started. Empty for other ends.
     """
     passes = evidence.passes
     if not passes:

@@ -1,6 +1,7 @@
 """What a pass loaded against what was saved, by sketch: exact whatever the sharding of either.
 
-What is on neither side is equal, too; so :func:`says_nothing` asks whether the two are known.
+Tensors that neither side has would be equal, too; so :func:`says_nothing` asks whether both are
+known.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from converge_harness.model import (
 
 PARAMETERS = "parameters"
 RESTORED = 1e-12
-"""A tensor after a load, relative to its norm: the same bits, whose sums in float64 are taken in
-another order when the sharding is another."""
+"""Difference of a tensor after a load, relative to its norm: the bits are the same, but with
+another sharding their sums in float64 have another order."""
 
 
 class StatePart(NamedTuple):
-    """Parameters, or one state of the optimizer, as they came back."""
+    """Parameters, or one state of the optimizer, as they were restored."""
 
     name: str
     tensors: tuple[str, ...]
@@ -38,7 +39,7 @@ class StatePart(NamedTuple):
 
     @property
     def off(self) -> Integers:
-        """Indices of tensors that did not come back, the furthest first."""
+        """Indices of tensors that were not restored, the largest difference first."""
         off = np.flatnonzero(~(self.difference <= RESTORED))
         return off[np.argsort(-self.difference[off], kind="stable")]
 
@@ -63,7 +64,7 @@ class _Rows(NamedTuple):
     sketch: Floats
     norm: Floats
     kept: Flags
-    """Where there should be one: the optimizer keeps no state of a parameter without gradient."""
+    """Where there should be one: the optimizer has no state for a parameter without gradient."""
 
 
 def _difference(before: _Rows, now: _Rows) -> Floats:
@@ -107,8 +108,8 @@ def _taken(values: Floats, rows: Integers) -> Floats:
 def says_nothing(load: Load, test: Evidence, control: Evidence) -> str:
     """What of a state is not known, in a clause; empty when all that should be there is known.
 
-    Known are the tensors and optimizer states of the samples that the run, else its control, left
-    up to the step of the checkpoint: a state that the optimizer has begun to keep it goes on to.
+    What should be there are the tensors and optimizer states of the samples that the run, else its
+    control, left up to the step of the checkpoint: an optimizer never drops a state again.
     """
     sources = [each.samples for each in (test, control) if each.samples]
     samples = sources[0] if sources else ()
@@ -116,14 +117,14 @@ def says_nothing(load: Load, test: Evidence, control: Evidence) -> str:
     for state, when in ((load.saved, "as it was saved"), (load.into.loaded, "as it was loaded")):
         if state is None:
             continue
-        words = next(_empty(state, samples[0] if samples else None, left), "")
-        if words:
-            return f"{words} {when}"
+        text = next(_empty(state, samples[0] if samples else None, left), "")
+        if text:
+            return f"{text} {when}"
     return ""
 
 
 def _left(samples: tuple[TensorSample, ...], step: int) -> TensorSample | None:
-    """The last sample up to a step with what a step leaves behind its gradients."""
+    """The last sample up to a step that has post-step state."""
     found = [each for each in samples if each.post_step is not None and 0 < each.step <= step]
     return found[-1] if found else None
 
@@ -151,7 +152,7 @@ def _empty(
 
 
 def _empty_states(state: StateSample, sample: TensorSample, kept: PostStepState) -> Iterator[str]:
-    """Optimizer states and counts of updates that a sample has, and a state has not."""
+    """Optimizer states and counts of updates that a sample has and a state lacks."""
     places = {name: index for index, name in enumerate(state.names)}
     shared = [index for index, name in enumerate(sample.names) if name in places]
     names = [sample.names[index] for index in shared]

@@ -24,7 +24,7 @@ from converge_harness.launch.warm import WarmServers
 from converge_harness.model import Fault, FaultKind, Job
 from converge_harness.run_folder.checkpoints import TornCheckpointError, set_torn_aside
 from converge_harness.run_folder.faults import over_file, struck_file
-from converge_harness.run_folder.layout import LOGS
+from converge_harness.run_folder.layout import FAILURES, FAILURES_VARIABLE, LOGS, call_logs
 from converge_harness.store import RunLock, Store, write_json
 from converge_harness.trainers import (
     Call,
@@ -41,7 +41,6 @@ from converge_harness.trainers import (
     needs_port,
     trainer_of,
 )
-from converge_harness.trainers.failure import FAILURES_FILE
 
 PROCESS_GUARD = Path(__file__).parent.parent / "process_guard.py"
 """Runs a user's launcher."""
@@ -50,7 +49,7 @@ ARRIVED = "arrived"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Machine:
     """The machine on which all jobs of a matrix run."""
 
     store: Store
@@ -65,7 +64,7 @@ class Place:
 
 
 def start_run(
-    place: Place,
+    place: Machine,
     job: Job,
     *,
     seed_checkpoint: Path | None,
@@ -122,7 +121,7 @@ def _growth(job: Job, folder: Path) -> Growth | None:
     return None if curves is None else Growth(curves, folder / LOGS)
 
 
-def start_next_call(place: Place, run: Run, call: Call) -> None:
+def start_next_call(place: Machine, run: Run, call: Call) -> None:
     """Start the next call of a run whose last call is over, in the same folder and slots.
 
     Raises StoreError as ``start_run`` does.
@@ -137,7 +136,7 @@ def start_next_call(place: Place, run: Run, call: Call) -> None:
     run.call = following
 
 
-def start_node(place: Place, run: Run) -> None:
+def start_node(place: Machine, run: Run) -> None:
     """Start a further node for the running call.
 
     Raises StoreError as ``start_run`` does.
@@ -150,7 +149,7 @@ def start_node(place: Place, run: Run) -> None:
 
 
 def _start_call(
-    place: Place, job: Job, folder: Path, call: Call, slots: tuple[int, ...]
+    place: Machine, job: Job, folder: Path, call: Call, slots: tuple[int, ...]
 ) -> RunningCall:
     meeting = _meeting(place, job)
     agents: list[Agent] = []
@@ -179,7 +178,7 @@ def _start_call(
 
 
 def _start_agent(
-    place: Place,
+    place: Machine,
     job: Job,
     folder: Path,
     call: Call,
@@ -196,7 +195,7 @@ def _start_agent(
     variables = environment(
         place.environment, _resources(place, slots), folder, job, meeting=meeting, data=data
     )
-    variables["CONVERGE_FAILURES"] = str(logs / FAILURES_FILE)
+    variables[FAILURES_VARIABLE] = str(logs / FAILURES)
     if together and call.nodes > 1:
         others = (other for other in range(call.nodes) if other != node)
         arrived = [str(_logs(job, folder, call, one) / ARRIVED) for one in (node, *others)]
@@ -233,19 +232,19 @@ def _logs(job: Job, folder: Path, call: Call, node: int) -> Path:
     """Each agent has its own, so that a failure is not attributed to a later call."""
     if not comes_in_passes(job):
         return folder / LOGS
-    return folder / LOGS / (f"call-{call.number:02d}" + (f".node-{node}" if node else ""))
+    return call_logs(folder / LOGS, call.number, node)
 
 
-def _resources(place: Place, slots: tuple[int, ...]) -> Resources:
+def _resources(place: Machine, slots: tuple[int, ...]) -> Resources:
     return Resources(place.options.device, _devices(place, slots), place.loopback)
 
 
-def _devices(place: Place, slots: tuple[int, ...]) -> tuple[int, ...]:
+def _devices(place: Machine, slots: tuple[int, ...]) -> tuple[int, ...]:
     """Ids of the job's GPUs; none on the CPU."""
     return slots if place.options.gpus else ()
 
 
-def _meeting(place: Place, job: Job) -> Rendezvous:
+def _meeting(place: Machine, job: Job) -> Rendezvous:
     """A rendezvous for one call, which no other user of the machine can reach."""
     recovery = job.spec.recovery
     fewest, most = recovery.nodes if recovery and most_nodes(job) > 1 else (1, 1)
@@ -267,7 +266,7 @@ def _free_port() -> int:
     return port
 
 
-def strike(place: Place, run: Run, index: int, fault: Fault) -> None:
+def strike(place: Machine, run: Run, index: int, fault: Fault) -> None:
     """Cause a fault of the run's script.
 
     ``agent_loss`` of a missing node and ``join`` of one too many do not happen. Raises StoreError

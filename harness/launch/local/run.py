@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from converge_harness.launch.next_call import Decision, Outcome, after, hang_limit_s
+from converge_harness.launch.next_call import CallOutcome, Decision, after, hang_limit_s
 from converge_harness.launch.progress import Growth, MetricsTail, Pace, remaining_s
 from converge_harness.launch.warm import SERVER_GONE
 from converge_harness.model import Experiment, FaultKind, Job, RankError, RunRecord, RunStatus
@@ -153,7 +153,7 @@ class Run:
         complete = reached == self.job.steps
         target = self.call.call.segment
         until = self.job.steps if target is None else self.job.spec.segments[target].until
-        outcome = Outcome(
+        outcome = CallOutcome(
             ended_well=self.call.returncode == 0 or (complete and len(self.call.agents) > 1),
             reached=reached,
             steps=self.call.steps,

@@ -32,7 +32,7 @@ from converge_harness.launch.events import (
 )
 from converge_harness.launch.interruption import Interruption, interruptible
 from converge_harness.launch.local.agents import (
-    Place,
+    Machine,
     end_faults,
     start_next_call,
     start_run,
@@ -145,7 +145,7 @@ def _run(
             check_jobs(to_check, store, options, inherited, servers, stop)
         for job in jobs:
             observer(Queued(time.time(), job))
-        place = Place(store, options, servers, inherited, loopback, private)
+        place = Machine(store, options, servers, inherited, loopback, private)
         return Supervisor(plan.experiment, place, slots, observer).run(jobs, records, stop)
 
 
@@ -181,7 +181,7 @@ class Supervisor:
     """Runs pending jobs; ``run`` is called once."""
 
     def __init__(
-        self, experiment: Experiment, place: Place, slots: Slots, observer: Observer
+        self, experiment: Experiment, place: Machine, slots: Slots, observer: Observer
     ) -> None:
         self._experiment = experiment
         self._place = place

@@ -44,7 +44,7 @@ class JobState:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SubmitRequest:
     """A job to submit."""
 
     script: Path
@@ -73,7 +73,7 @@ class Refused(Exception):  # noqa: N818 - the scheduler's answer
 class Backend(Protocol):
     """A scheduler. Every method raises ClusterError if it cannot be reached."""
 
-    def submit(self, request: Request) -> str:
+    def submit(self, request: SubmitRequest) -> str:
         """Submit a job; return its id.
 
         Raises Refused if the scheduler refuses it.

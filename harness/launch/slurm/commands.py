@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from converge_harness.errors import ClusterError
-from converge_harness.launch.slurm.backend import JobState, Phase, Refused, Request
+from converge_harness.launch.slurm.backend import JobState, Phase, Refused, SubmitRequest
 from converge_harness.model import Cluster
 
 _TIMEOUT_S = 120.0
@@ -70,7 +70,7 @@ class Slurm:
         self._accounting = True
         """Whether to use accounting; False once sacct has said that there is none."""
 
-    def submit(self, request: Request) -> str:
+    def submit(self, request: SubmitRequest) -> str:
         """Submit a job to Slurm; return its id.
 
         Raises Refused if sbatch refuses the job, and ClusterError if there is no answer.
@@ -235,7 +235,7 @@ def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "LC_ALL": "C"}
 
 
-def _dependency(request: Request) -> tuple[str, ...]:
+def _dependency(request: SubmitRequest) -> tuple[str, ...]:
     """Dependencies that must all be met."""
     conditions = [
         ":".join((kind, *ids))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from converge_harness.errors import StoreError
-from converge_harness.launch.next_call import Outcome, after
+from converge_harness.launch.next_call import CallOutcome, after
 from converge_harness.launch.progress import last_line
 from converge_harness.launch.slurm.backend import JobState, Phase
 from converge_harness.launch.slurm.batch_script import JOB_SCRIPT, SLURM_LOG, submit_argv
@@ -100,7 +100,7 @@ def skipped(job: Job, folder: Path, needed: RunRecord) -> RunRecord:
     """The record of a job that is not started because a job that it needs did not finish."""
     by_others = (RunStatus.SKIPPED, RunStatus.REFUSED, RunStatus.CANCELLED, RunStatus.INTERRUPTED)
     how = f"was {needed.status}" if needed.status in by_others else str(needed.status)
-    why = f": {needed.error.words}" if needed.error else ""
+    why = f": {needed.error.text}" if needed.error else ""
     message = f"not started: {needed.name}, whose weights it needs, {how}{why}"
     return RunRecord(
         name=job.name,
@@ -238,7 +238,7 @@ def _failed(known: Known, returncode: int | None) -> RankError:
     if not comes_in_passes(job) or not 0 < number <= len(job.spec.segments):
         return error
     # Its script makes one call per segment, and is never requeued.
-    problem = after(job, Call(number, segment=number - 1), Outcome(ended_well=False)).problem
+    problem = after(job, Call(number, segment=number - 1), CallOutcome(ended_well=False)).problem
     return replace(error, message=f"{problem}: {error.message}")
 
 

@@ -26,7 +26,13 @@ from converge_harness.launch.events import (
     Waiting,
 )
 from converge_harness.launch.interruption import Interruption
-from converge_harness.launch.slurm.backend import Backend, JobState, Phase, Refused, Request
+from converge_harness.launch.slurm.backend import (
+    Backend,
+    JobState,
+    Phase,
+    Refused,
+    SubmitRequest,
+)
 from converge_harness.launch.slurm.batch_script import JOB_SCRIPT, job_name
 from converge_harness.launch.slurm.commands import with_keys
 from converge_harness.launch.slurm.job_status import (
@@ -257,7 +263,7 @@ class Submitter:
         # identity, so its content is the same.
         self._prepare(job, folder, needed, clean=not perhaps_there)
         wanted = job.needs if job.needs is not None and needed is None else None
-        request = Request(
+        request = SubmitRequest(
             script=folder / JOB_SCRIPT,
             name=job_name(job),
             after_ok=(self._ids[wanted],) if wanted is not None else (),
@@ -315,7 +321,11 @@ class Submitter:
 
     def _refused(self, job: Job, folder: Path, submission: Submission, words: str) -> RunRecord:
         known = Known(
-            job, folder, submission, JobState(Phase.ENDED, word="REFUSED"), self._site.cluster
+            job,
+            folder,
+            submission,
+            JobState(Phase.ENDED, word="REFUSED"),
+            self._site.cluster,
         )
         record = RunRecord(
             name=job.name,

@@ -125,10 +125,11 @@ def technique_needs(planned: PlannedJob) -> Iterator[Breach]:
 def spmd_backend_exists(planned: PlannedJob) -> Iterator[Breach]:
     """Only torchtitan 0.3 has SPMD backends to choose from."""
     spec, toolchain = planned.job.spec, planned.job.toolchain
+    trainer = trainer_of(spec)
     if spec.spmd_backend is not None and not features_of(planned.job).spmd_backends:
         yield Breach(
             "spmd_backend",
-            f"{spec.spmd_backend} is named, and torchtitan {toolchain.versions.get('torchtitan')} "
+            f"{spec.spmd_backend} is named, and {trainer.kind} {trainer.release(toolchain)} "
             f"of toolchain {toolchain.name} has no SPMD backends",
             "leave it out, or name it where torchtitan 0.3 trains",
         )

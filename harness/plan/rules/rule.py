@@ -142,7 +142,7 @@ def _unknown_waivers(planned: PlannedJob) -> Iterator[Problem]:
         yield Problem(_place(planned, "waive"), f"no rule {name!r}", suggest(name, waivable))
 
 
-class Phase(NamedTuple):
+class JobPhase(NamedTuple):
     """A part of a job, as a job of its own."""
 
     name: str
@@ -150,7 +150,7 @@ class Phase(NamedTuple):
     job: Job
 
 
-def phases(job: Job) -> Iterator[Phase]:
+def phases(job: Job) -> Iterator[JobPhase]:
     """The segments of an elastic job; a fault job on every possible number of nodes.
 
     Any other job is its own only phase.
@@ -158,13 +158,13 @@ def phases(job: Job) -> Iterator[Phase]:
     segments, recovery = job.spec.segments, job.spec.recovery
     if segments:
         for index, segment in enumerate(segments):
-            yield Phase(f"segments[{index}]", job.in_segment(segment))
+            yield JobPhase(f"segments[{index}]", job.in_segment(segment))
         return
-    yield Phase("", job)
+    yield JobPhase("", job)
     if recovery is not None:
         fewest, most = recovery.nodes
         for nodes in range(most - 1, fewest - 1, -1):
-            yield Phase(f"on {nodes} of {most} nodes", _on(job, nodes, most))
+            yield JobPhase(f"on {nodes} of {most} nodes", _on(job, nodes, most))
 
 
 def _on(job: Job, nodes: int, most: int) -> Job:

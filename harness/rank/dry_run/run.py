@@ -25,7 +25,7 @@ from typing import Any
 
 from converge_harness.rank.settings import KeyProblem, SettingError
 from converge_harness.rank.start.entry import DIALECTS
-from converge_harness.run_folder.job import Job, JobError, read_job
+from converge_harness.run_folder.job import JobError, RankJob, read_job
 
 SCHEMA = 1
 TRACED = "traced: allocations counted over two steps on fake tensors, what the peak has besides"
@@ -75,7 +75,7 @@ def run(path: str, rank: int, segment: int | None = None) -> dict[str, Any]:
     }
 
 
-def _run(job: Job, rank: int) -> dict[str, Any]:
+def _run(job: RankJob, rank: int) -> dict[str, Any]:
     package = DIALECTS[job.dialect]
     dialect = importlib.import_module(package)
     if importlib.util.find_spec(f"{package}.dry_run") is None:

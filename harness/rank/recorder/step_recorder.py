@@ -11,9 +11,9 @@ In a training step a dialect calls, in this order::
     on_log(loss, grad_norm)        what the trainer reports
     end_step()                     on **every** rank: the one collective of a plain step
 
-A step that is sampled (``Job.sample_steps``) has two more collectives at its end: one adds up the
-rows of the per-tensor evidence, one compares replicas. Step 0 is the model as the first step finds
-it, with its checkpoint loaded. After the last step comes ``close()``.
+A step that is sampled (``RankJob.sample_steps``) has two more collectives at its end: one adds up
+the rows of the per-tensor evidence, one compares replicas. Step 0 is the model as the first step
+finds it, with its checkpoint loaded. After the last step comes ``close()``.
 
 Of a run in several passes, ``on_load`` comes before the first step, and ``on_save`` after the step
 whose checkpoint is about to be written; both are collective over the world.
@@ -64,12 +64,12 @@ from converge_harness.rank.recorder.imported import leave_imported
 from converge_harness.rank.recorder.post_step_state import PostStepSamples
 from converge_harness.rank.recorder.replicas import ReplicaCheck
 from converge_harness.rank.recorder.rows import assign_rows
-from converge_harness.rank.recorder.tensor_samples import FrozenSamples, TensorSamples
+from converge_harness.rank.recorder.tensor_samples import FrozenStepSamples, TensorSamples
 from converge_harness.rank.recorder.trainer_view import TrainerView
+from converge_harness.run_folder import metrics
 from converge_harness.run_folder.checkpoints import set_torn_aside
-from converge_harness.run_folder.job import Job
+from converge_harness.run_folder.job import RankJob
 from converge_harness.run_folder.layout import LOADED, SAVED, STATE, TENSORS
-from converge_harness.run_folder.metrics import MetricsWriter
 from converge_harness.run_folder.passes import PassFolder, claim_pass, pass_folder
 
 
@@ -79,7 +79,7 @@ class StepRecorder:
     Making one is collective over the world, and so is every ``end_step``.
     """
 
-    def __init__(self, view: TrainerView, job: Job) -> None:
+    def __init__(self, view: TrainerView, job: RankJob) -> None:
         self.view = view
         parameters = view.parameters
         if parameters is None:
@@ -117,7 +117,7 @@ class StepRecorder:
         """None but in a run of several passes."""
         self.folder = self.this_pass.folder if self.this_pass else job.run_folder
         """Where the evidence is left."""
-        self._writer: MetricsWriter | None = None
+        self._writer: metrics.MetricsWriter | None = None
         if self.is_writer:
             header: dict[str, Any] = {
                 "identity": job.identity,
@@ -127,7 +127,7 @@ class StepRecorder:
             }
             if self.this_pass:
                 header |= {"pass": self.this_pass.number, "segment": job.segment}
-            self._writer = MetricsWriter(self.folder, header)
+            self._writer = metrics.MetricsWriter(self.folder, header)
         self._sample_steps = frozenset(job.sample_steps)
         rows = assign_rows(self._grad_norm, view.fused, view.device)
         after = PostStepSamples(rows, view.optimizers, view.device)
@@ -141,7 +141,7 @@ class StepRecorder:
         state = self.folder / STATE if self.is_writer else None
         self._state = StateSamples(self._samples, after, view.optimizers, state)
         self._replicas = ReplicaCheck(view)
-        self._frozen: FrozenSamples | None = None
+        self._frozen: FrozenStepSamples | None = None
         """While the steps are frozen."""
 
     @property
@@ -180,7 +180,7 @@ class StepRecorder:
     def begin_frozen(self) -> None:
         """Forget the frozen step before: a forward and backward pass at the initial weights."""
         if self._frozen is None:
-            self._frozen = FrozenSamples(self._samples.rows)
+            self._frozen = FrozenStepSamples(self._samples.rows)
         self._forget()
 
     def _forget(self) -> None:
@@ -321,7 +321,7 @@ class StepRecorder:
         ]
         self._samples.problems.clear()
         reported, _ = self._reported
-        row = Row(
+        row = RankRow(
             dp_rank=self.view.dp_rank,
             first_of_dp=self.view.first_of_dp,
             digest_high=high,
@@ -338,7 +338,7 @@ class StepRecorder:
             reported=0.0 if reported is None else reported,
         )
         everyone = world.gathered([*row, *squares], self.view.device)
-        if bool(everyone[:, Row._fields.index("problems")].any()):
+        if bool(everyone[:, RankRow._fields.index("problems")].any()):
             problems = sorted({each for some in world.everyones(problems) for each in some})
         return Everyone(everyone, problems)
 
@@ -392,14 +392,14 @@ class StepRecorder:
         began = self._began if self._began is not None else time.perf_counter()
         line: dict[str, Any] = {
             "step": self._step,
-            "loss": loss,
-            "grad_norm": grad_norm,
-            "lr": self._lr,
+            metrics.LOSS: loss,
+            metrics.GRAD_NORM: grad_norm,
+            metrics.LR: self._lr,
             **self._measured(seen),
-            "seconds": time.perf_counter() - began,
+            metrics.SECONDS: time.perf_counter() - began,
         }
         if self.this_pass:
-            line["at"] = time.time()
+            line[metrics.AT] = time.time()
         return line
 
     def _measured(self, seen: Everyone) -> dict[str, Any]:
@@ -438,7 +438,7 @@ def _lowest_rank_with(flag: bool) -> int:  # noqa: FBT001 (one flag, named by th
     return world.everyones(flag).index(True)
 
 
-class Row(NamedTuple):
+class RankRow(NamedTuple):
     """What one rank saw of a step. All float64, so that one gather carries it."""
 
     dp_rank: float
@@ -463,21 +463,21 @@ class Everyone(NamedTuple):
     """What all ranks saw of a step; what of it one rank reads alone is left on its device."""
 
     table: torch.Tensor
-    """Per rank a ``Row``, then the squares of its gradients."""
+    """Per rank a ``RankRow``, then the squares of its gradients."""
     problems: Sequence[str]
     """Of any rank, in sentences."""
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[RankRow]:
         """In rank order."""
-        return [Row(*values) for values in self.table[:, : len(Row._fields)].tolist()]
+        return [RankRow(*values) for values in self.table[:, : len(RankRow._fields)].tolist()]
 
     def squares(self) -> npt.NDArray[np.float64]:
         """Shape (ranks, parameters)."""
-        return self.table[:, len(Row._fields) :].cpu().numpy()
+        return self.table[:, len(RankRow._fields) :].cpu().numpy()
 
 
 def measured(
-    rows: Sequence[Row],
+    rows: Sequence[RankRow],
     squares: npt.NDArray[np.float64],
     problems: Sequence[str],
     names: Sequence[str],
@@ -503,22 +503,22 @@ def measured(
     counted = all(row.saw_gradients for row in rows) and not problems
     missing = _without_gradient(names, squares) if counted else []
     line: dict[str, Any] = {
-        "loss_recomputed": None if unknown else loss_sum / tokens,
-        "grad_norm_recomputed": global_norm(squares) if counted else None,
-        "tokens": tokens,
-        "batch_digest": combine(
+        metrics.LOSS_RECOMPUTED: None if unknown else loss_sum / tokens,
+        metrics.GRAD_NORM_RECOMPUTED: global_norm(squares) if counted else None,
+        metrics.TOKENS: tokens,
+        metrics.BATCH_DIGEST: combine(
             (int(row.digest_high), int(row.digest_low), int(row.samples)) for row in speakers
         ),
-        "batch_agrees": _agree(rows),
-        "grads_missing": len(missing) if counted else None,
-        "memory_bytes": int(max(row.memory for row in rows)),
+        metrics.BATCH_AGREES: _agree(rows),
+        metrics.GRADS_MISSING: len(missing) if counted else None,
+        metrics.MEMORY_BYTES: int(max(row.memory for row in rows)),
     }
     if missing:
-        line["grads_missing_names"] = missing
+        line[metrics.MISSING_NAMES] = missing
     if blind:
         problems = [*problems, f"{_UNSEEN} (rank {blind[0]})"]
     if problems:
-        line["problems"] = list(problems)
+        line[metrics.PROBLEMS] = list(problems)
     return line
 
 
@@ -528,7 +528,7 @@ _UNSEEN = (
 )
 
 
-def mean_loss(rows: Iterable[Row]) -> float | None:
+def mean_loss(rows: Iterable[RankRow]) -> float | None:
     """Of what the ranks that speak report, each over its tokens or all the same; None: nobody."""
     given = [(row.reported, row.tokens) for row in rows if row.reports and row.first_of_dp]
     if not given:
@@ -546,7 +546,7 @@ def _without_gradient(names: Sequence[str], squares: npt.NDArray[np.float64]) ->
     return [name for name, some in zip(names, there.tolist(), strict=True) if not some]
 
 
-def _agree(rows: Sequence[Row]) -> bool:
+def _agree(rows: Sequence[RankRow]) -> bool:
     """Whether all ranks of each data-parallel coordinate saw the same samples."""
     seen = {(row.dp_rank, row.digest_high, row.digest_low, row.samples) for row in rows}
     return len(seen) == len({row.dp_rank for row in rows})

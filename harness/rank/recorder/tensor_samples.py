@@ -26,6 +26,7 @@ from converge_harness.rank.recorder.sketch import NOT_ZERO, SQUARES, SUMS, WIDTH
 from converge_harness.run_folder import arrays as contract
 from converge_harness.run_folder.arrays import frozen_steps, head, write_arrays
 from converge_harness.run_folder.layout import FROZEN, SAMPLE, arrays_name
+from converge_harness.run_folder.metrics import BATCH_DIGEST, LOSS_RECOMPUTED, PROBLEMS
 
 _SMALLEST_BLOCK = 1 << 16
 """Entries sketched at a time, at least: working memory of 0.7 MiB."""
@@ -213,7 +214,7 @@ def _block(parameters: Iterable[torch.Tensor]) -> int:
     return max(_SMALLEST_BLOCK, min(largest // 16, _LARGEST_BLOCK))
 
 
-class FrozenSamples:
+class FrozenStepSamples:
     """Collects the frozen steps, on every rank alike; one of them writes the file."""
 
     def __init__(self, rows: Rows) -> None:
@@ -234,9 +235,9 @@ class FrozenSamples:
         *first, again = self._gradients
         *measured, _ = self._measured
         rows = np.stack(first)
-        losses = [each["loss_recomputed"] for each in measured]
-        problems = {each for some in self._measured for each in some.get("problems", ())}
-        if self._measured[-1]["batch_digest"] != self._measured[0]["batch_digest"]:
+        losses = [each[LOSS_RECOMPUTED] for each in measured]
+        problems = {each for some in self._measured for each in some.get(PROBLEMS, ())}
+        if self._measured[-1][BATCH_DIGEST] != self._measured[0][BATCH_DIGEST]:
             problems.add("the second pass over the first frozen batch took other samples")
         write_arrays(
             folder / FROZEN,
@@ -245,7 +246,7 @@ class FrozenSamples:
                 sketch=rows[:, :, :SUMS],
                 norm=np.sqrt(rows[:, :, SUMS]),
                 loss=[math.nan if loss is None else loss for loss in losses],
-                batch_digests=[each["batch_digest"] or "" for each in measured],
+                batch_digests=[each[BATCH_DIGEST] or "" for each in measured],
                 again=again[:, :SUMS],
                 problems=sorted(problems),
             ),

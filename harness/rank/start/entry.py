@@ -3,8 +3,8 @@
 A dialect is a package (``DIALECTS``) with three functions::
 
     preload(device: str) -> None          imports and the patches that must come before them
-    run(job: Job) -> None                 train, or write the seed checkpoint
-    check(job: Job) -> list[KeyProblem]   build the config only
+    run(job: RankJob) -> None             train, or write the seed checkpoint
+    check(job: RankJob) -> list[KeyProblem]   build the config only
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from converge_harness.rank.inject import inject_problems
 from converge_harness.rank.settings import KeyProblem
 from converge_harness.rank.start.loopback import listen_on_loopback
 from converge_harness.rank.start.parent import die_with_parent
-from converge_harness.run_folder.job import Job, JobError, read_job
+from converge_harness.run_folder.job import JobError, RankJob, read_job
 
 DIALECTS = {
     "titan_0_3": "converge_harness.rank.titan.v0_3",
@@ -62,7 +62,7 @@ def check(job_path: str) -> list[KeyProblem]:
     return [*found, *inject_problems(job.inject)]
 
 
-def _segments_problems(module: ModuleType, job_path: str, job: Job) -> list[KeyProblem]:
+def _segments_problems(module: ModuleType, job_path: str, job: RankJob) -> list[KeyProblem]:
     """Those that all segments have, once; then each segment's own, with its place."""
     found: list[list[KeyProblem]] = [
         module.check(read_job(job_path, index)) for index in range(len(job.segments))
@@ -92,7 +92,7 @@ def _run(job_path: str, segment: int | None) -> None:
     module.run(job)
 
 
-def _load(job: Job) -> ModuleType:
+def _load(job: RankJob) -> ModuleType:
     module = _dialect(job.dialect)
     module.preload(job.device)
     return module

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from converge_harness.rank.start import agent
 from converge_harness.rank.start.parent import PARENT_VARIABLE
+from converge_harness.run_folder.layout import AGENT_LOG, FAILURES, FAILURES_VARIABLE, call_logs
 
 _FOREIGN = re.compile(
     r"(RANK|LOCAL_RANK|GROUP_RANK|ROLE_.*|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE"
@@ -38,22 +39,17 @@ def main(arguments: list[str]) -> int:
     asked = parser.parse_args(arguments)
     call = asked.call + _number("SLURM_RESTART_COUNT")
     node = _number("SLURM_NODEID")
-    logs = log_folder(asked.logs, call, node)
+    logs = call_logs(asked.logs, call, node)
     logs.mkdir(parents=True, exist_ok=True)
-    _keep_output(logs / "torchrun.log")
+    _keep_output(logs / AGENT_LOG)
     for name in [name for name in os.environ if _FOREIGN.fullmatch(name)]:
         del os.environ[name]
-    os.environ[agent.FAILURES_VARIABLE] = str(logs / "failures.json")
+    os.environ[FAILURES_VARIABLE] = str(logs / FAILURES)
     arguments = [*node_arguments(os.environ, logs, call), *asked.torchrun]
     if _number("SLURM_STEP_NUM_NODES") > 1:
         return agent.main(arguments)
     with tempfile.TemporaryDirectory(prefix="converge-") as private:  # of mode 0700
         return agent.main([f"--rdzv-endpoint={private}/rendezvous", *arguments])
-
-
-def log_folder(logs: Path, call: int, node: int) -> Path:
-    """Where the agent of a node leaves what it and its ranks print, and how they failed."""
-    return logs / (f"call-{call:02d}" + (f".node-{node}" if node else ""))
 
 
 def node_arguments(slurm: Mapping[str, str], logs: Path, call: int) -> list[str]:

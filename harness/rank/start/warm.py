@@ -46,7 +46,7 @@ class NotForkableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class StartRequest:
     """What one stub asks for."""
 
     module: str
@@ -179,7 +179,9 @@ class Server:
             stub.close()
             del self._stubs[child]
 
-    def _become(self, request: Request, streams: Sequence[int], stub: socket.socket) -> NoReturn:
+    def _become(
+        self, request: StartRequest, streams: Sequence[int], stub: socket.socket
+    ) -> NoReturn:
         """In the child: turn into the program that the stub stands for."""
         code = 1
         try:
@@ -212,7 +214,7 @@ class Server:
             end(code)
 
 
-def receive(stub: socket.socket) -> tuple[Request, tuple[int, int, int]]:
+def receive(stub: socket.socket) -> tuple[StartRequest, tuple[int, int, int]]:
     """A stub's request and its standard streams.
 
     Raises OSError when the stub goes away and ValueError when it sends something else.
@@ -230,7 +232,7 @@ def receive(stub: socket.socket) -> tuple[Request, tuple[int, int, int]]:
             raise ConnectionError("the stub ended")
         content += piece
     value: dict[str, Any] = json.loads(content.decode("utf-8", "surrogateescape"))
-    request = Request(
+    request = StartRequest(
         module=value["module"],
         arguments=tuple(value["arguments"]),
         environment=value["environment"],

@@ -5,8 +5,9 @@ from __future__ import annotations
 from converge_harness.errors import EvidenceError
 from converge_harness.model import Evidence
 from converge_harness.readers.foreign.format import Format, Source
-from converge_harness.readers.foreign.rows import Rows
+from converge_harness.readers.foreign.rows import RowCollector
 from converge_harness.readers.lines import json_objects, line_of
+from converge_harness.run_folder.layout import JOB
 
 
 def read_jsonl(source: Source) -> Evidence:
@@ -21,7 +22,7 @@ def read_jsonl(source: Source) -> Evidence:
             f"'log_history') nor golden values (no entry has 'values'); {source.readable}"
         )
     _require_foreign(source)
-    rows = Rows(str(path), line_of(path), source.columns)
+    rows = RowCollector(str(path), line_of(path), source.columns)
     for line, values in json_objects(path, text):
         rows.add(line, values)
     return rows.evidence(path.stem)
@@ -39,6 +40,6 @@ def _require_foreign(source: Source) -> None:
     _, first = next(json_objects(path, source.text), (0, {}))
     if first.get("kind") == "header" and "identity" in first:
         raise EvidenceError(
-            f"{path}: holds the metrics of a run of converge, but {path.parent / 'job.json'} is "
+            f"{path}: holds the metrics of a run of converge, but {path.parent / JOB} is "
             "missing, so nothing says what the run was meant to be; give its whole run folder"
         )

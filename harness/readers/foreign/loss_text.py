@@ -12,7 +12,7 @@ from pathlib import Path
 from converge_harness.model import Evidence
 from converge_harness.readers.foreign.format import Format
 from converge_harness.readers.foreign.names import STEP, STEP_NAMES, Columns, candidates
-from converge_harness.readers.foreign.rows import Rows
+from converge_harness.readers.foreign.rows import RowCollector
 from converge_harness.readers.lines import fail, line_of
 
 DEFAULT_NAMES = (STEP, "loss", "grad_norm")
@@ -39,7 +39,7 @@ def read_loss_text(path: Path, text: str, columns: Columns) -> Evidence:
     Raises EvidenceError naming file and line.
     """
     place = line_of(path)
-    rows = Rows(str(path), place, columns)
+    rows = RowCollector(str(path), place, columns)
     names: tuple[str, ...] = ()
     wanted = candidates(columns)
     for line, content in enumerate(text.split("\n"), start=1):

@@ -17,7 +17,7 @@ from converge_harness.errors import EvidenceError
 from converge_harness.model import Convergence, Evidence
 from converge_harness.readers.foreign.format import Format
 from converge_harness.readers.foreign.names import STEP, Columns
-from converge_harness.readers.foreign.rows import Rows
+from converge_harness.readers.foreign.rows import RowCollector
 from converge_harness.readers.lines import decode_json, fail, line_of, number, read_text
 
 TOKEN = ":::MLLOG"
@@ -80,7 +80,7 @@ def read_mllog(path: Path, text: str, columns: Columns) -> Evidence:
     named = {**columns, STEP: columns.get(STEP, STEP)}
     if "loss" not in columns:
         named["loss"] = _loss_key(path, events, benchmark)
-    rows = Rows(str(path), place, named)
+    rows = RowCollector(str(path), place, named)
     for event in events:
         if event.key != named["loss"]:
             continue

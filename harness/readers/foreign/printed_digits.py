@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from converge_harness.model import Evidence
+from converge_harness.model import JUDGED_SIGNALS, Evidence
 
 FULL_PRECISION = 9
 """Significant digits from which on nothing is rounded that a float32 holds."""
 _FLOAT32 = 2.0**-24
 """Half a unit of a float32's last place, of its value."""
-PRINTED = ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed")
+PRINTED = JUDGED_SIGNALS
 """Signals that are judged as far as they are printed. Counts are exact, and so are learning rates:
 somebody chose them, and 0.001 is not 0.0014."""
 

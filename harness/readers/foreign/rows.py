@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from converge_harness.errors import EvidenceError
-from converge_harness.model import Evidence
+from converge_harness.model import JUDGED_SIGNALS, Evidence
 from converge_harness.readers.foreign.names import Columns, candidates, find_signals, find_step
 from converge_harness.readers.foreign.printed_digits import Digits, digits_of, printed_with
 from converge_harness.readers.lines import Place, numbers, step_numbers
 from converge_harness.readers.points import Points, settle
 
-CURVES = ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed")
+CURVES = JUDGED_SIGNALS
 """A row with one of these is a row of training; one with only a learning rate says nothing."""
 
 
@@ -28,7 +28,7 @@ class _Cells:
     values: list[Any] = field(default_factory=list)
 
 
-class Rows:
+class RowCollector:
     """Takes row after row and keeps only what may matter."""
 
     def __init__(self, where: str, place: Place, columns: Columns) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from converge_harness.model import Evidence
 from converge_harness.readers.foreign.format import Format
 from converge_harness.readers.foreign.names import Columns
-from converge_harness.readers.foreign.rows import Rows
+from converge_harness.readers.foreign.rows import RowCollector
 from converge_harness.readers.foreign.tensorboard import event_files_in
 from converge_harness.readers.lines import fail
 
@@ -55,7 +55,7 @@ def read_trainer_state(path: Path, document: Mapping[str, Any], columns: Columns
     history = document[HISTORY]
     if not isinstance(history, list):
         fail(f"{path}: {HISTORY}", f"a {type(history).__name__}, where a list should be")
-    rows = Rows(str(path), lambda entry: f"{path}: {HISTORY}[{entry}]", columns)
+    rows = RowCollector(str(path), lambda entry: f"{path}: {HISTORY}[{entry}]", columns)
     for number, entry in enumerate(history):
         if not isinstance(entry, dict):
             fail(

@@ -18,7 +18,7 @@ from converge_harness.errors import EvidenceError, installing
 from converge_harness.model import Evidence
 from converge_harness.readers.foreign.format import Format
 from converge_harness.readers.foreign.names import Columns, candidates
-from converge_harness.readers.foreign.rows import Rows
+from converge_harness.readers.foreign.rows import RowCollector
 from converge_harness.readers.lines import decode_json, fail
 
 RUN_FILES = "run-*.wandb"
@@ -48,7 +48,7 @@ def read_wandb(path: Path, columns: Columns) -> Evidence:
             f"{path}: reading runs of Weights & Biases needs wandb: {installing('wandb')}"
         ) from error
     file = _one_run(path)
-    rows = Rows(str(path), lambda number: f"{file}: record {number}", columns)
+    rows = RowCollector(str(path), lambda number: f"{file}: record {number}", columns)
     wanted = candidates(columns)
     exit_code: int | None = None
     for number, content in enumerate(records(file), start=1):

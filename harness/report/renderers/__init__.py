@@ -1,9 +1,9 @@
-"""The view model in every form that a report has. They read the view and compute nothing of it.
+"""Every form of a report. Renderers read the view model and compute nothing themselves.
 
 ::
 
     files.py           write_reports: all forms into a folder
-    html_page.py       report.html; assets.py: styles, scripts and plotly, which pages hold inline
+    html_page.py       report.html; assets.py: the styles, scripts and plotly inside a page
     figures.py         the page's interactive figures, as data
     plots.py           PNG and SVG
     markdown.py        report.md and job summaries

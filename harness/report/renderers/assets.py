@@ -1,4 +1,4 @@
-"""What our pages hold inline: their styles and scripts, and plotly's."""
+"""The contents of our pages: their styles and scripts, and plotly's."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 PLOTLY = "plotly-cartesian-4.1.1.min.js.gz"
-"""plotly.js with plots on two axes alone: a third of what the PyPI package plotly has, and a page
-is ready after 40% less work of the browser. It is the file of npm's plotly.js-cartesian-dist-min
+"""plotly.js with only plots on two axes: a third of the PyPI package plotly's, and a page is ready
+after 40% less work of the browser. It is the file of npm's plotly.js-cartesian-dist-min
 4.1.1, compressed by ``gzip -9 -n``."""
 PLOTLY_SHA256 = "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a"
 """Of that file, not compressed."""

@@ -8,7 +8,7 @@ from converge_harness.model import Flags, Integers
 from converge_harness.report.view.curves import Curve
 
 DRAWN_POINTS = 3000
-"""Points a drawn curve has at most: more cost browsers seconds and show nothing more."""
+"""Largest number of points of a drawn curve: more cost browsers seconds and show nothing more."""
 
 
 def downsample(curve: Curve, points: int = DRAWN_POINTS) -> Curve:

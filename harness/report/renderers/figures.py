@@ -1,6 +1,6 @@
 """The interactive figures as data: series once, figures that refer to them. Pure.
 
-``templates/report.js`` turns a figure into a plotly call; colours of the theme are its business.
+``templates/report.js`` turns a figure into a plotly call and chooses the theme's colours.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class Figures:
                 for number, curve in _superseded(test, signal)
             ]
             repeats = [each for each in self.view.repeats if each.control == control.name]
-            apart = [repeat.comparisons[signal].difference for repeat in repeats]
-            drawn = [*curves, limit, *apart, *(curve for _, curve in replays)]
+            of_repeats = [repeat.comparisons[signal].difference for repeat in repeats]
+            drawn = [*curves, limit, *of_repeats, *(curve for _, curve in replays)]
             traces = [
                 *self._limit(f"{anchor}/limit-{signal}", limit),
                 *self._repeats(repeats, signal),
@@ -234,7 +234,7 @@ class Figures:
     def _replays(
         self, test: TestView, key: str, curves: Iterable[tuple[int, Curve]]
     ) -> list[dict[str, Any]]:
-        """What passes left at steps that a later one trained again, each by its number."""
+        """Values at steps that a later pass trained again, labelled by the number of their pass."""
         traces: list[dict[str, Any]] = []
         for which, curve in curves:
             trace = self._trace(
@@ -247,7 +247,7 @@ class Figures:
                 stroke="dot",
             )
             if trace:
-                # Mostly they lie on the curve itself: only rings are seen then.
+                # Mostly they are on the curve itself, where only rings are visible.
                 trace |= {"mode": "lines+markers", "symbol": "circle-open"}
                 trace |= {"hover": f"pass {which}, replayed", "unlisted": bool(traces)}
                 traces.append(trace)
@@ -270,7 +270,7 @@ class Figures:
         return trace and {**trace, "mode": "markers", "symbol": "diamond"}
 
     def _control(self, control: RunView) -> dict[str, Any] | None:
-        """A broad band under the other lines: what agrees runs inside it."""
+        """A broad band under the other lines: curves that agree are inside it."""
         trace = self._trace(
             f"{control.anchor}/loss",
             control.signal("loss"),
@@ -311,7 +311,7 @@ class Figures:
         return [trace, trace | {"times": -1, "unlisted": True}]
 
     def _repeats(self, repeats: Iterable[RepeatView], signal: str) -> list[dict[str, Any]]:
-        """Repeats of the control: how far right runs lie apart. The figure's hint explains them."""
+        """Repeats of the control: how much correct runs differ. The figure's hint explains them."""
         traces: list[dict[str, Any]] = []
         for repeat in repeats:
             trace = self._trace(
@@ -338,7 +338,7 @@ class Figures:
         stroke: str = "solid",
         owner: str = "",
     ) -> dict[str, Any] | None:
-        """A drawn curve; None when nothing of it can be drawn."""
+        """A drawn curve; None when it has nothing to draw."""
         if not curve:
             return None
         if key not in self.series:  # several figures draw the control, and a set's loss
@@ -429,7 +429,7 @@ def _mark_line(mark: Mark) -> dict[str, Any]:
 
 
 def label(text: str) -> str:
-    """Plotly reads text as a subset of HTML, and what stands between dollars as TeX."""
+    """Plotly reads text as a subset of HTML, and text between dollars as TeX."""
     return html.escape(text, quote=False).replace("$", "&#36;")
 
 

@@ -24,7 +24,7 @@ from converge_harness.report.view.resumed_run import (
 from converge_harness.report.view.tensor_tables import SHOWN
 
 LOG_LINES = 120
-"""Lines of a failed rank's log that the page holds."""
+"""Lines of a failed rank's log in the page."""
 
 
 def to_html(view: ReportView) -> str:
@@ -37,7 +37,7 @@ def to_html(view: ReportView) -> str:
     figures = Figures(view)
     payload = figures.payload()
     environment = _environment()
-    # From all that the page says, so no text in it can have been written knowing the nonce.
+    # A hash of the whole page, so nobody could know the nonce when they wrote a text in it.
     nonce = hashlib.sha256(f"{to_json(view)}{payload}".encode()).hexdigest()[:32]
     return environment.get_template("report.html.j2").render(
         view=view,

@@ -13,7 +13,7 @@ from converge_harness.report.view.resumed_run import PassesView
 from converge_harness.report.view.tolerances import CalibrationView
 
 SCHEMA_VERSION = 1
-"""Raised when a field changes or goes; new fields do not raise it."""
+"""Increased when a field changes or is removed; new fields do not increase it."""
 
 
 def to_json(view: ReportView) -> str:

@@ -81,7 +81,7 @@ def _verdict_case(test: TestView) -> TestCase:
             f"look at: {verdict.look_at}" if verdict.look_at else "",
             f"next: {verdict.next_command}" if verdict.next_command else "",
             f"run again: {run.command}" if run.command else "",
-            f"{run.error.words}\n{run.error.traceback}" if run.error else "",
+            f"{run.error.text}\n{run.error.traceback}" if run.error else "",
         )
         if part
     )

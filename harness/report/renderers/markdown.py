@@ -34,7 +34,7 @@ LOG_LINES = 30
 
 
 SUMMARY_BYTES = 1024 * 1024
-"""What GitHub takes of one step's summary; it shows nothing of a larger one."""
+"""The largest summary of a step that GitHub accepts; it shows nothing of a larger one."""
 
 
 def to_markdown(view: ReportView) -> str:
@@ -45,7 +45,7 @@ def to_markdown(view: ReportView) -> str:
 def to_summary(view: ReportView, most_bytes: int = SUMMARY_BYTES) -> str:
     """The report for a job's summary, with as many details as fit, at most ``most_bytes`` long.
 
-    What needs a person comes first: sets are left out from the end, then lines of the table. UTF-8.
+    Failures come first: sets are left out from the end, then lines of the table. UTF-8.
     """
     whole = to_markdown(view)
     if len(whole.encode()) <= most_bytes:
@@ -73,7 +73,7 @@ _MARKUP = re.compile(
 
 
 def escape(text: str) -> str:
-    """Text inside a line that no Markdown dialect takes for markup.
+    """Text inside a line that no Markdown dialect reads as markup.
 
     Character references are decoded after block and inline parsing (CommonMark 0.31, 2.5), so they
     never open a tag, a link, a table cell, a mention or an issue reference.
@@ -156,8 +156,8 @@ def _facts(view: ReportView) -> Iterator[str]:
 
 
 def _set_up(run: RunView) -> str:
-    words = [word for word in (run.degrees, *run.techniques, run.toolchain) if word]
-    return ", ".join(words) or run.source
+    parts = [part for part in (run.degrees, *run.techniques, run.toolchain) if part]
+    return ", ".join(parts) or run.source
 
 
 def _test(test: TestView) -> Iterator[str]:
@@ -227,7 +227,7 @@ def _checks(checks: Sequence[Check]) -> Iterator[str]:
     if not checks:
         return
     yield from _table(
-        ["Outcome", "Check", "Measured", "Limit", "Steps", "What was seen"],
+        ["Outcome", "Check", "Measured", "Limit", "Steps", "Detail"],
         (
             [
                 check.outcome.value if check.outcome is not Outcome.FAIL else "**FAIL**",
@@ -243,7 +243,7 @@ def _checks(checks: Sequence[Check]) -> Iterator[str]:
     yield ""
     for check in checks:
         if check.deviations:
-            yield f"{escape(check.title)} Furthest first:\n"
+            yield f"{escape(check.title)} Largest excess first:\n"
             yield from _table(
                 ["Tensor", "Measured", "Limit", "Times", "Step"],
                 (
@@ -305,7 +305,7 @@ def _replicas(replicas: ReplicaView) -> Iterator[str]:
 def _tolerances(view: ReportView) -> Iterator[str]:
     if not view.calibrations:
         return
-    yield "## What the tolerances come from"
+    yield "## Where the tolerances come from"
     yield ""
     for calibration in view.calibrations:
         yield f"Control **{escape(calibration.control)}**: {escape(calibration.summary)}\n"

@@ -1,4 +1,4 @@
-"""Where the curve of a run in several passes is joined: labelled lines on its figures."""
+"""Labelled lines in figures where the passes of a run meet."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Mark:
     text: str
     kind: MarkKind
     row: int = 0
-    """Labels of one row do not overlap; 0 is nearest to the curves."""
+    """Labels of one row do not overlap; row 0 is nearest to the curves."""
     leftwards: bool = False
-    """Whether the label ends at the line, because to its right the figure ends."""
+    """Whether the label is left of its line, because it does not fit to the right of it."""
 
 
 def marks(view: PassesView, characters: int) -> tuple[Mark, ...]:
@@ -43,7 +43,7 @@ def marks(view: PassesView, characters: int) -> tuple[Mark, ...]:
         characters: How many characters of a label the figure is wide.
     """
     found = Counter(
-        (float(fault.step), fault.numbered(fault.words), MarkKind.FAULT)
+        (float(fault.step), fault.numbered(fault.text), MarkKind.FAULT)
         for fault in view.faults
         if fault.struck
     )
@@ -79,10 +79,10 @@ def _resume(
 
 
 def _placed(every: Sequence[Mark], last: int, steps_per_character: float) -> tuple[Mark, ...]:
-    """Each label in the lowest row that is free where it stands.
+    """Put each label into the lowest row that is free at its place.
 
-    From the right to the left, because a label stands to the right of its line: so the line of a
-    label in a higher row passes to the left of those below it.
+    From right to left, because a label is right of its line: then the line of a label in a higher
+    row is left of the labels below it.
     """
     taken: list[list[tuple[float, float]]] = []
     placed = []

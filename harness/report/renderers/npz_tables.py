@@ -1,17 +1,17 @@
-"""``report.npz``: every number behind a report's figures, unshortened, for programs.
+"""``report.npz``: every number behind a report's figures, in full, for programs.
 
-The pages show curves thinned out and the ten parameters nearest to their limits; here is the rest.
+The pages show downsampled curves and the ten parameters nearest to their limits; here are all.
 Each table is one array per column, of equal length, named ``TABLE.COLUMN``:
 
-``curves``      one row per run and step: ``run`` (a place in ``names``), ``step``, every signal
+``curves``      one row per run and step: ``run`` (index into ``names``), ``step``, every signal
 ``limits``      one row per test set, signal and step that has a limit: ``set``, ``signal``,
                 ``step``, ``limit``
 ``parameters``  one row per test set, sampled step and parameter: ``set``, ``step``,
                 ``parameter``, ``gradient_norm``, ``control_gradient_norm``, and ``weights``,
                 ``gradient`` and ``update``, each with its ``…_limit``
 
-Texts are places in ``names``; a number that is not there is NaN. Differences of curves are not
-kept: they follow from the curves. ``schema`` is the version of all this.
+Texts are indices into ``names``; a missing number is NaN. Differences of curves are not stored:
+they follow from the curves. ``schema`` is the version of this format.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Tables = Mapping[str, npt.NDArray[Any]]
 KINDS = {"weights": "initial", "gradient": "gradients", "update": "updates"}
 """Column to the attribute of a comparison that it shows."""
 PLACES = ("curves.run", "limits.set", "limits.signal", "parameters.set", "parameters.parameter")
-"""Columns that are places in ``names``."""
+"""Columns that are indices into ``names``."""
 _NUMBERS = (
     *("curves.step", *(f"curves.{signal}" for signal in SIGNAL_TITLES)),
     *("limits.step", "limits.limit"),
@@ -47,7 +47,7 @@ _NUMBERS = (
 
 
 class _Names:
-    """Texts to their places in one array."""
+    """Texts to their indices in one array."""
 
     def __init__(self) -> None:
         self.places: dict[str, int] = {}
@@ -109,7 +109,7 @@ def tables_of(view: ReportView) -> dict[str, npt.NDArray[Any]]:
 
 
 def _runs(view: ReportView) -> list[RunView]:
-    """Every run once: a control that an anchor challenges is a test set as well."""
+    """Every run once: a control with an anchor is a test set as well."""
     runs = [
         *view.references,
         *(test.run for test in view.tests),
@@ -163,7 +163,7 @@ def read_npz(path: Path) -> Tables:
     for name in PLACES:
         places = tables[name]
         if places.size and not (places.min() >= 0 and places.max() < tables["names"].size):
-            raise StoreError(f"{path}: {name} names what is not there")
+            raise StoreError(f"{path}: {name} has an index outside of names")
     for table in ("curves", "limits", "parameters"):
         if len({tables[name].size for name in tables if name.startswith(f"{table}.")}) != 1:
             raise StoreError(f"{path}: the columns of {table} are of different lengths")

@@ -1,6 +1,6 @@
-"""Colours and strokes that stay apart for every eye, on paper and on a dark screen.
+"""Colours and strokes that everybody can distinguish, on paper and on a dark screen.
 
-Okabe and Ito, "Color Universal Design" (2008). Their yellow is left out: on white it is not seen.
+Okabe and Ito, "Color Universal Design" (2008), without their yellow, which is invisible on white.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SYMBOLS = {
     Judgement.ERROR: "!",
     Judgement.INCONCLUSIVE: "?",
 }
-"""Beside every verdict word, because some people cannot tell the colours apart."""
+"""Beside every verdict, because some people cannot distinguish the colours."""
 
 
 class Style(NamedTuple):

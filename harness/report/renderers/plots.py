@@ -1,8 +1,8 @@
-"""``plots/``: the figures as PNG and SVG: without a browser, for READMEs, papers and mails.
+"""``plots/``: the figures as PNG and SVG, without a browser, for READMEs, papers and mails.
 
-The overview is in the manner of the figure of torchtitan's converging guide: every set over the
-control, in one picture. ``passes-NAME`` is the curve of one run in several passes, and where they
-join. Built on matplotlib's object API, so no state is shared and no display is needed.
+The overview looks like the figure in torchtitan's converging guide: every set over the control, in
+one picture. ``passes-NAME`` is the curve of one run in several passes, and where they join. Built
+on matplotlib's object API, so no state is shared and no display is needed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Line(NamedTuple):
     """Plotly's name, as in :mod:`report.renderers.palette`; ``none`` for points only."""
     width: float = 1.4
     marker: str = ""
-    """Matplotlib's name of what stands at every step."""
+    """Matplotlib's name of the marker at every step."""
 
 
 def draw(view: ReportView) -> dict[str, bytes]:
@@ -175,7 +175,7 @@ def _seed_lines(view: ReportView) -> list[Line]:
 
 
 def _test_lines(view: ReportView, pick: Callable[[TestView], Curve]) -> list[Line]:
-    """One line per test set with such a curve; what needs a person is drawn thicker and on top."""
+    """One line per test set with such a curve; failures are drawn thicker and on top."""
     lines = []
     for index, test in enumerate(view.tests):
         judgement, curve = test.verdict.judgement, pick(test)
@@ -201,7 +201,9 @@ def _passes_of(
     lines = _pass_lines(view, test, resumed, look)
     if not _plot(axes, lines):
         return None
-    for mark in sorted(every, key=lambda mark: -mark.row):  # lines pass behind the labels below
+    for mark in sorted(
+        every, key=lambda mark: -mark.row
+    ):  # lines are drawn behind the labels below
         _draw_mark(axes, mark)
     return _to_files(figure, axes, _handles_of(lines))
 
@@ -252,7 +254,7 @@ def _draw_mark(axes: Axes, mark: Mark) -> None:
         ha="right" if mark.leftwards else "left",
         fontsize=8,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-        # On from the top of the axes to the label.
+        # From the top of the axes to the label.
         arrowprops={
             "arrowstyle": "-",
             "shrinkA": 0,
@@ -320,7 +322,7 @@ def _artist(line: Line, curve: Curve, marker: str) -> Line2D:
 
 
 def _to_files(figure: Figure, axes: Axes, handles: Sequence[tuple[Line2D, str]]) -> Picture:
-    """The finished picture in both forms; it says nothing of the time and machine it was made."""
+    """The finished picture in both forms, without the time and machine that made it."""
     # Labels are set afterwards: matplotlib drops those that begin with "_" and reads "$" as maths.
     legend = axes.legend(
         [handle for handle, _ in handles],
@@ -341,7 +343,7 @@ def _saved(figure: Figure, form: str) -> bytes:
     unsaid = {"Software": None} if form == "png" else {"Date": None, "Creator": None}
     # Letters as paths, because a reader's fonts are not known; the salt makes ids reproducible.
     with warnings.catch_warnings(), rc_context({"svg.hashsalt": "converge"}):
-        # A name in a script that the bundled font lacks is drawn as boxes; that is no one's error.
+        # Characters that the bundled font lacks are drawn as boxes, without a warning.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         figure.savefig(buffer, format=form, metadata=unsaid)
     return buffer.getvalue()

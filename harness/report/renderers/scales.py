@@ -1,4 +1,4 @@
-"""Axes that fit what is drawn: differences with sign, when a ratio needs a log axis."""
+"""Axes that fit the data: signed differences, and ratios that need a log axis."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from converge_harness.report.view.curves import Curve
 
 _RATIO_LINEAR_UP_TO = 1.5
 _NEARLY_EQUAL = 1e-4
-"""Differences of a ratio to 1 that six digits at the ticks do not tell apart."""
+"""Differences of a ratio to 1 that six digits at the ticks do not show."""
 _LEAST_RATIO_RANGE = 1e-6
 _MOST_DECADES = 18
-"""To either side of zero: a smaller difference is drawn as one, and no axis gets denser."""
+"""To either side of zero: the least difference that an axis resolves."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignedLog:
     """An axis for differences of either sign and any size: ``sign(y) log10(1 + |y| / unit)``.
 
-    Zero (bit-identical) is its middle, and from ten units on a decade is as long as the next. The
+    Zero (bit-identical) is in the middle, and from ten units on all decades have one length. The
     form is the symmetric log of Webber, "A bi-symmetric log transformation for wide-range data"
     (2013), with base 10.
     """
@@ -34,7 +34,7 @@ class SignedLog:
 
     @classmethod
     def over(cls, curves: Iterable[Curve]) -> SignedLog:
-        """The axis on which the smallest difference but zero is still seen not to be zero."""
+        """The axis on which the smallest nonzero difference is visibly not zero."""
         sizes = [np.abs(curve.values) for curve in curves]
         positive = [found for size in sizes if (found := size[np.isfinite(size) & (size > 0)]).size]
         greatest = max((float(size.max()) for size in positive), default=1e-6)
@@ -43,12 +43,12 @@ class SignedLog:
         return cls(10.0 ** math.floor(math.log10(smallest)), greatest)
 
     def place(self, values: Floats) -> Floats:
-        """Where values lie on the axis; the page's script does the same."""
+        """Positions of values on the axis; the page's script computes the same."""
         return np.sign(values) * np.log10(1 + np.abs(values) / self.unit)
 
     @property
     def ticks(self) -> dict[float, str]:
-        """Place to label, about five to either side of zero."""
+        """Position to label, about five to either side of zero."""
         first = round(math.log10(self.unit))
         last = max(math.ceil(math.log10(self.greatest)), first + 1)
         stride = max(1, math.ceil((last - first) / 5))
@@ -68,7 +68,7 @@ class SignedLog:
 
 
 def ratio_needs_log(curves: Iterable[Curve]) -> bool:
-    """Whether ratios reach so far from 1 that a linear axis would hide all but the worst."""
+    """Whether some ratio is so far from 1 that a linear axis would hide all but the worst."""
     return any(
         max(positive.max(), 1 / positive.min()) > _RATIO_LINEAR_UP_TO
         for positive in _positive(curves)

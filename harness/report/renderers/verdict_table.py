@@ -24,13 +24,13 @@ HEADER = (
 def header(view: ReportView) -> tuple[str, ...]:
     """Titles of :data:`HEADER` as a table of this report has them.
 
-    Beside its degrees, a set that resumes shows what it goes through.
+    A set that resumes shows its events beside its degrees.
     """
     events = "degrees, events"
     return tuple(events if view.resumes and title == "degrees" else title for title in HEADER)
 
 
-class Row(NamedTuple):
+class VerdictRow(NamedTuple):
     """Cells of one test set, in the order of :data:`HEADER`; plain text, no markup."""
 
     judgement: Judgement
@@ -43,14 +43,14 @@ class Row(NamedTuple):
     cause: str
 
 
-def rows(view: ReportView) -> tuple[Row, ...]:
+def rows(view: ReportView) -> tuple[VerdictRow, ...]:
     """One row per test set, what needs a person first."""
     return tuple(row(test) for test in view.by_severity)
 
 
-def row(test: TestView) -> Row:
+def row(test: TestView) -> VerdictRow:
     onset = test.verdict.onset_step
-    return Row(
+    return VerdictRow(
         judgement=test.verdict.judgement,
         name=f"{test.run.name} (control)" if test.challenged else test.run.name,
         degrees=test.run.degrees or ABSENT,

@@ -48,7 +48,7 @@ function smoothed({ x, y }, weight) {
   }) };
 }
 
-// What can be seen of a curve: of every bucket of the shown steps the least and the greatest value,
+// The visible part of a curve: the least and the greatest value of every bucket of the shown steps,
 // and the first gap. Drawing more costs browsers seconds and shows nothing more.
 function visible({ x, y }, range, buckets) {
   let first = 0, last = y.length - 1;
@@ -85,7 +85,7 @@ const heights = new WeakMap(); // of a chart: the values that it shows
 function traceOf(spec, figure, colours, element, weight) {
   const value = figure.span ? `%{y:.${figure.digits}~f}` : "%{y:.5~g}";
   const whole = curveOf(spec.series);
-  // Two points per pixel: more cannot be seen, and a zoom thins what it shows anew.
+  // Two points per pixel: more are not visible, and a zoom downsamples again.
   const { x, y } = visible(weight ? smoothed(whole, weight) : whole, ranges.get(rowOf(element)), Math.max(150, element.clientWidth));
   const times = spec.times ?? 1;
   return {
@@ -103,7 +103,7 @@ function traceOf(spec, figure, colours, element, weight) {
   };
 }
 
-// The curves of a figure; behind smoothed ones stays faintly what was measured.
+// The curves of a figure; behind a smoothed curve the measured one stays visible, faintly.
 function tracesOf(figure, colours, element) {
   const weight = figure.smooth ? Number(smoothing.value) : 0;
   const measured = figure.traces.map((spec) => traceOf(spec, figure, colours, element, 0));
@@ -128,7 +128,7 @@ function spaceFor(marks) {
   return LABEL_ROW * Math.max(0, ...marks.map((mark) => mark.row + 1));
 }
 
-// Where a run in passes is joined. Labels stand above the curves, in rows, each at the top of its line.
+// Lines where the passes of a run meet. Labels are above the curves, in rows, each on top of its line.
 function drawMarks(marks, colours, shapes, annotations) {
   for (const mark of marks) {
     const rise = LABEL_ROW * (mark.row + 1);
@@ -143,7 +143,7 @@ function drawMarks(marks, colours, shapes, annotations) {
   }
 }
 
-// The legend goes above the labels. It wraps as it likes, so its height is known only when it is drawn.
+// The legend is above the labels. It wraps by itself, so its height is known only when it is drawn.
 function liftLegend(element, above) {
   const { _size: size, legend } = element._fullLayout;
   const top = above + legend._height + 4;
@@ -198,7 +198,7 @@ function layoutOf(figure, colours, single) {
 
 const OPTIONS = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
 
-// Draws a figure as everything now stands: theme, zoom, smoothing, hidden sets.
+// Draws a figure in the present state: theme, zoom, smoothing, hidden sets.
 function draw(element) {
   const figure = payload.figures[element.id];
   const colours = theme();
@@ -227,7 +227,7 @@ function nameControls(element) {
   for (const button of element.querySelectorAll("a.modebar-btn, button.modebar-btn")) button.setAttribute("aria-label", button.dataset.title ?? "");
 }
 
-// Layers by steps. Colour is the size of the difference; a cross says that it is outside its limit.
+// Layers by steps. Colour is the size of the difference; a cross means that it is outside its limit.
 function drawHeat(element, heat, colours) {
   const found = typed(heat.difference, Float32Array), limits = typed(heat.limit, Float32Array), across = heat.steps.length;
   const rows = (make) => heat.rows.map((_, row) => heat.steps.map((_, column) => make(row * across + column)));
@@ -263,7 +263,7 @@ function drawHeat(element, heat, colours) {
   }, OPTIONS);
 }
 
-// Charts of one row show the same steps. Drawing anew tells no one, so no link starts another.
+// Charts of one row show the same steps. Drawing again sends no event, so links do not loop.
 function zoomed(element, change) {
   const read = (axis) => change[`${axis}.range`] ?? (`${axis}.range[0]` in change ? [change[`${axis}.range[0]`], change[`${axis}.range[1]`]] : undefined);
   const height = read("yaxis"), range = read("xaxis");
@@ -280,7 +280,7 @@ function showSteps(element, range) {
   for (const plot of row.querySelectorAll(".plot")) if (drawn.has(plot)) draw(plot);
 }
 
-// A pointer on one chart is seen on all of its row: the step, and what the same set has there.
+// A pointer on one chart is shown on all charts of its row: the step, and the same set's value there.
 function pointAt(element, point) {
   const owner = point?.data.meta;
   for (const plot of rowOf(element).querySelectorAll(".plot")) {
@@ -382,7 +382,7 @@ function nextTheme(button) {
   useTheme(name);
 }
 
-// j and k go from set to set, / finds sets; letters that are typed into a field are left alone.
+// j and k go from set to set, / finds sets; letters that are typed into a field are ignored.
 function walk(event) {
   if (event.target.closest("input") || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "/") {
@@ -407,7 +407,7 @@ function sortRows(header) {
   body.append(...(ascending ? rows : rows.reverse()));
 }
 
-// Names of places are plain letters; what somebody else wrote there is looked up as it is.
+// Our fragment identifiers are plain letters; any other is looked up as it is.
 function openLinked() {
   const target = document.getElementById(location.hash.slice(1));
   const details = target?.querySelector("details");
@@ -447,7 +447,7 @@ for (const plot of document.querySelectorAll(".plot")) {
   plot.addEventListener("keydown", (event) => steerWithKeys(plot, event));
   plot.addEventListener("pointerleave", () => drawn.has(plot) && !payload.figures[plot.id].heat && pointAt(plot, null));
 }
-// Paper is white: figures are drawn for it, and again as they were.
+// Paper is white: figures are drawn for it, and afterwards as before.
 let beforePrint = "";
 addEventListener("beforeprint", () => {
   beforePrint = document.getElementById("dark").media;
@@ -462,7 +462,7 @@ addEventListener("afterprint", () => {
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.forEach(draw));
 
-// Figures are drawn when they come near: the first screen must not wait for the rest.
+// Figures are drawn when they are scrolled near: the first screen must not wait for the rest.
 const nearby = new IntersectionObserver((entries) => {
   for (const { isIntersecting, target } of entries) if (isIntersecting && !drawn.has(target)) draw(target);
 }, { rootMargin: "600px" });
@@ -477,7 +477,7 @@ const nearby = new IntersectionObserver((entries) => {
   for (const plot of overview) if (plot.getBoundingClientRect().top < innerHeight) draw(plot);
   for (const plot of document.querySelectorAll(".set .plot")) nearby.observe(plot);
   if (location.hash) openLinked();
-  // Ready: what is on the screen is drawn, and everything answers. What follows is below it.
+  // Ready: the screen is drawn and every control works. The rest is below the screen.
   document.documentElement.dataset.ready = Math.round(performance.now());
   for (const plot of overview) {
     await new Promise((resolve) => setTimeout(resolve));

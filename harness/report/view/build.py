@@ -1,4 +1,4 @@
-"""Values of the earlier stages to the view model; pure."""
+"""Makes the view model from the values of earlier stages; pure."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from converge_harness.report.view.tensor_tables import first_step_tensors, repli
 from converge_harness.report.view.tolerances import CalibrationView, calibration_view, notes
 
 BESIDES = (Role.REFERENCE, Role.MATCHED, Role.OTHER_SEED)
-"""Roles of runs that have no verdict and teach no limit."""
+"""Roles of runs that have no verdict and from which no limit is learnt."""
 
 
 def build_view(
@@ -82,16 +82,16 @@ def build_view(
     here: Path | None = None,
     seeds: Mapping[str, SeedRuns] | None = None,
 ) -> ReportView:
-    """All that a report shows, from whatever there is of it.
+    """All that a report shows, from whatever is given.
 
     Only ``verdicts`` are needed; evidence is found by its ``name``, records by a job's identity.
     ``comparisons`` are by name of the test set, as :func:`converge_harness.judge.judge` returns
     them beside the verdicts: without one, a test set is not shown beside its control.
-    ``without_limits`` are names of those of which nobody asked for single steps.
-    ``subject`` adds degrees, techniques, notes and waived rules; foreign curves have none.
-    ``calibrations`` are by name of the control, and the same that the verdicts were judged with.
+    ``without_limits`` names the test sets that were not compared step by step.
+    ``subject`` adds degrees, techniques, notes and waived rules; imported curves have none.
+    ``calibrations`` are by name of the control, and those that the verdicts were judged with.
     ``seeds`` are by name of the test set: the runs of several seeds that it was judged over.
-    ``here`` is the folder in which commands are given: paths below it are written as from there.
+    ``here`` is the folder in which commands are run: paths below it are relative to it.
     """
     plan = subject if isinstance(subject, Plan) else None
     experiment = plan.experiment if plan else subject if isinstance(subject, Experiment) else None
@@ -104,7 +104,7 @@ def build_view(
     runs = _Runs(jobs, every_evidence, tuple(records), learnt, source, here)
 
     anchor = next((job.name for job in jobs.values() if job.role is Role.ANCHOR), None)
-    # A control that an anchor challenges has a verdict itself.
+    # A control with an anchor has a verdict itself.
     controls = tuple(dict.fromkeys(v.name if v.control == anchor else v.control for v in verdicts))
     judged_against = (*controls, anchor) if anchor else controls
     repeats = [job for job in jobs.values() if job.role is Role.REPEAT]
@@ -189,15 +189,15 @@ def _further(verdicts: Sequence[Verdict], seeds: Mapping[str, SeedRuns]) -> dict
 
 
 def _not_asked(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
-    """What nobody asked, so that a PASS does not speak of it: a sentence for each such list."""
+    """A sentence for each list of subjects that were not asked, which a PASS does not cover."""
     names: dict[tuple[str, ...], list[str]] = {}
     for verdict in verdicts:
         if verdict.not_asked:
             names.setdefault(subjects(verdict.not_asked), []).append(plain(verdict.name))
     sentences = []
-    for words, sets in names.items():
+    for checks, sets in names.items():
         whose = "" if len(sets) == len(verdicts) else f" of {', '.join(sets)}"
-        sentences.append(f"Not asked{whose}: {', '.join(words)}.")
+        sentences.append(f"Not asked{whose}: {', '.join(checks)}.")
     return tuple(sentences)
 
 
@@ -205,7 +205,7 @@ _OF_GROUPS = ("loss-same-over-seeds", "loss-no-worse", "target-no-later", "rcp-n
 
 
 def _answers(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """How far two groups are apart where that is a PASS; any other verdict says it as its cause."""
+    """How much two groups differ in a PASS; in any other verdict the cause says it."""
     for verdict in verdicts:
         for check in verdict.checks:
             if check.name in _OF_GROUPS and check.outcome is Outcome.PASS and check.limit:
@@ -233,16 +233,16 @@ def _where(experiment: Experiment | None) -> tuple[str, ...]:
         return ()
     cluster = experiment.cluster
     hardware = cluster.hardware or cluster.partition
-    words = [
+    clauses = [
         f"Run by {experiment.launcher.value}",
         f"on {hardware}" if hardware else "",
         f"({cluster.device}), {cluster.ranks_per_node} ranks a node",
     ]
-    return (plain(" ".join(filter(None, words)) + "."),)
+    return (plain(" ".join(filter(None, clauses)) + "."),)
 
 
 class _Runs:
-    """Finds what there is about a run by its name."""
+    """Finds everything about a run by its name."""
 
     def __init__(
         self,
@@ -335,7 +335,7 @@ class _Runs:
         )
 
     def calibration_of(self, verdict: Verdict) -> Calibration | None:
-        """What a verdict was judged by: an anchor is not repeated, the control it challenges is."""
+        """The calibration of a verdict; a control against its anchor uses its own."""
         return self.calibrations.get(verdict.control, self.calibrations.get(verdict.name))
 
     def calibration(self, control: str) -> CalibrationView:
@@ -369,11 +369,11 @@ class _Runs:
 
 
 def _command(record: RunRecord, job: Job | None, source: Path | None) -> tuple[str, ...]:
-    """What makes a run again; empty when nothing tells.
+    """The command that repeats a run; empty when it is not known.
 
-    The launcher's command is that of one pass. In a run's own folder it would go on from what is
-    there, and the faults of a script strike once. A program of the user's wants more than its argv:
-    a folder to write to, variables, and the folder that it is started in.
+    The launcher's command is that of one pass. In a run's own folder it would resume from what is
+    there, and the faults of a script strike once. A user's program needs more than its argv: a
+    folder to write to, variables, and the folder that it is started in.
     """
     if job is None or (job.spec.trainer.can.repeatable_argv and not job.spec.resumes):
         return record.argv
@@ -394,10 +394,10 @@ def _comparisons(compared: RunComparison | None, *, limited: bool) -> dict[str, 
 
 
 def _tokens_per_step(job: Job, evidence: Evidence | None) -> int | None:
-    """The token budget of one step; None where nobody knows it.
+    """The token budget of one step; None where it is not known.
 
-    Only a command trainer itself knows how long its samples are: what its probe counted is said,
-    else what its config has.
+    Only a command trainer itself knows how long its samples are: the count of its probe is shown,
+    else that of its config.
     """
     if job.spec.trainer.can.counts_tokens:
         return job.tokens_per_step

@@ -12,7 +12,7 @@ _NAMED = 3
 
 
 def counterfactual(verdict: Verdict, calibration: Calibration | None) -> tuple[str, ...]:
-    """How far the measured values are from another verdict, and which evidence is missing."""
+    """How far measured values are from another verdict, and which evidence is missing."""
     match verdict.judgement:
         case Judgement.PASS:
             sentences = _of_pass(verdict.checks)
@@ -71,8 +71,8 @@ def _of_fail(
         )
     if by_steps and (calibration is None or not calibration.taught_by):
         yield (
-            "No repeat of the control taught these limits, they are fixed floors: repeats would "
-            "show how far right runs lie apart here."
+            "These limits are fixed floors, not learnt from repeats of the control: repeats would "
+            "show how much correct runs differ here."
         )
 
 
@@ -90,4 +90,4 @@ def _unseen(checks: Sequence[Check]) -> Iterator[str]:
     if names:
         shown = ", ".join(names[:_NAMED])
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        yield f"Without evidence, so it may hide anything: {shown}{more}."
+        yield f"Without evidence, so any error may be hidden there: {shown}{more}."

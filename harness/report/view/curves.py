@@ -12,7 +12,7 @@ from converge_harness.model import Evidence, Floats, Integers
 LOSS_ONLY_LIMIT = 0.01
 """Largest relative loss difference of the loss-only gate that reports show for comparison.
 
-Gates in use compare the loss alone and allow between 1% and 5%; this is the strictest of them.
+Gates in use compare only the loss and allow between 1% and 5%; this is the strictest of them.
 """
 
 
@@ -20,7 +20,7 @@ Gates in use compare the loss alone and allow between 1% and 5%; this is the str
 class Curve:
     """Values over steps, of equal length; NaN where a run left nothing or left NaN.
 
-    May be made with plain sequences: they become arrays. Equal to a curve of the same numbers.
+    Plain sequences passed to it become arrays. Equal to a curve of the same numbers.
     """
 
     steps: Integers = field(default_factory=lambda: np.empty(0, dtype=np.int64))
@@ -45,13 +45,13 @@ class Curve:
         return same_steps and np.array_equal(self.values, other.values, equal_nan=True)
 
     def __hash__(self) -> int:
-        # Of the steps alone: equal values may have other bits (zeros and NaN have signs).
+        # Of the steps only: equal values may have different bits (zeros and NaN have signs).
         return hash(self.steps.tobytes())
 
 
 @dataclass(frozen=True, slots=True)
 class LossOnlyGate:
-    """What a gate that looks at the loss alone would have said: there to be compared with."""
+    """What a gate on the loss alone would have said, for comparison."""
 
     measured: float
     """Largest relative loss difference over the common steps; infinite when one is not finite."""
@@ -70,8 +70,8 @@ def signal_curve(evidence: Evidence, signal: str) -> Curve:
 def difference(test: Curve, control: Curve) -> Curve:
     """Relative difference at the common steps, as judging defines it: infinite when not finite.
 
-    With the sign of ``test - control``; judging looks at its magnitude alone. For curves that are
-    of no judged pair: repeats, and what passes left that were trained again.
+    With the sign of ``test - control``; judging uses only its magnitude. For curves that are not of
+    a judged pair: repeats, and steps that a later pass trained again.
     """
     return difference_of(compared(test, control))
 
@@ -102,6 +102,6 @@ def largest(curve: Curve) -> float | None:
 
 
 def loss_only_gate(loss_difference: Curve) -> LossOnlyGate | None:
-    """The comparison gate's word; None without a common step."""
+    """The comparison gate's answer; None without a common step."""
     measured = largest(loss_difference)
     return None if measured is None else LossOnlyGate(measured)

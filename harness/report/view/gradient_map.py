@@ -23,9 +23,9 @@ class GradientMap:
     """Relative differences of gradients to the control's, each with its limit."""
 
     names: tuple[str, ...]
-    """Of the rows: parameters, or layers, in the model's order."""
+    """Labels of the rows: parameters, or layers, in the model's order."""
     steps: tuple[int, ...]
-    """Of the columns."""
+    """The columns."""
     difference: Floats
     """Shape (rows, steps): infinite where a gradient is missing or not finite."""
     limit: Floats
@@ -40,7 +40,7 @@ class GradientMap:
 
     @property
     def summary(self) -> str:
-        """One sentence on what is seen."""
+        """One sentence above the map."""
         cells = count(self.difference.size, "cell")
         of = count(self.parameters, "parameter")
         rows = of if len(self.names) == self.parameters else f"{len(self.names)} layers ({of})"
@@ -84,7 +84,7 @@ def _furthest(difference: Floats, limit: Floats, rows: Sequence[int]) -> Integer
 
 
 def _layers(names: Sequence[str]) -> dict[str, list[int]]:
-    """Rows of each layer; what is in none stands for itself."""
+    """Rows of each layer; a parameter outside of layers has its own."""
     layers: dict[str, list[int]] = {}
     for index, name in enumerate(names):
         found = _LAYER.match(name)
@@ -93,7 +93,7 @@ def _layers(names: Sequence[str]) -> dict[str, list[int]]:
 
 
 def _place(name: str) -> tuple[int, list[tuple[int, str]]]:
-    """A key that sorts as a model runs: embeddings, layers by number, what follows them."""
+    """A key that sorts in the model's order: embeddings, layers by number, the rest."""
     numbered = re.search(r"\d", name)
     stage = 0 if "embed" in name else 1 if numbered else 2
     parts = re.split(r"(\d+)", name)

@@ -1,6 +1,6 @@
-"""What a test set names beside what really ran, and how its configuration differs; pure.
+"""What a test set names, beside what really ran, and how its configuration differs; pure.
 
-Only shows: whether a named technique is in force is judged by ``converge_harness.judge``.
+For display only: whether a named technique is in force is judged by ``converge_harness.judge``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FLOAT8 = (Technique.FLOAT8, Technique.FLOAT8_ROWWISE, Technique.FLOAT8_TP)
 def techniques_of(spec: SetSpec, control: SetSpec | None = None) -> tuple[str, ...]:
     """Techniques, schedule and rotation of a set, for one table cell.
 
-    Its SPMD backend too, where it is another than its control's.
+    Also its SPMD backend, where it differs from its control's.
     """
     named = [technique.value.replace("_", " ") for technique in spec.techniques]
     if schedule := _named_schedule(spec):
@@ -41,7 +41,7 @@ def named_and_in_force(spec: SetSpec | None, evidence: Evidence | None) -> tuple
     if spec is None or seen is None:
         return ()
     named = set(spec.techniques)
-    # What may change from pass to pass is shown of each.
+    # Values that may change from pass to pass are shown for each.
     passes = evidence.passes if evidence else ()
     everywhere = [each.in_force for each in passes if each.in_force] or [seen]
     rows = [
@@ -86,7 +86,7 @@ def config_changes(
     """
     ours, theirs = _config(test, test_job), _config(control, control_job)
     declared: set[str] = set()
-    for job in filter(_tells_nothing, (test_job, control_job)):
+    for job in filter(_only_in_the_file, (test_job, control_job)):
         declared |= set(job.spec.overrides)
     for evidence in (test, control):
         keys = (evidence.in_force or {}).get("declared") if evidence else None
@@ -113,14 +113,14 @@ def config_changes(
     return tuple(sorted(changes, key=lambda change: change.declared))
 
 
-def _tells_nothing(job: Job | None) -> TypeGuard[Job]:
-    """Whether only the experiment file tells a job's configuration."""
+def _only_in_the_file(job: Job | None) -> TypeGuard[Job]:
+    """Whether a job's configuration is known only from the experiment file."""
     return job is not None and not job.spec.trainer.can.probed
 
 
 def _config(evidence: Evidence | None, job: Job | None) -> Mapping[str, Any]:
-    """A run's whole configuration, flattened: as it was in force, else as the file has it."""
-    if _tells_nothing(job):
+    """A run's whole configuration, flattened: as it was in force, else as in the file."""
+    if _only_in_the_file(job):
         return {**_flat(job.spec.train_config.settings), **job.spec.overrides}
     return _table(evidence.in_force if evidence else None, "config")
 

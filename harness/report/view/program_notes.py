@@ -1,4 +1,4 @@
-"""How far verdicts reach on programs of the user's, which show more or less of themselves; pure."""
+"""What verdicts on a user's programs do not cover, because the programs did not show it; pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def program_notes(
     jobs: Mapping[str, Job],
     comparisons: Mapping[str, RunComparison],
 ) -> Iterator[str]:
-    """Sentences on what was not compared, for no program showed it.
+    """Sentences on what was not compared, because the programs did not show it.
 
     ``evidences`` and ``jobs`` are by name of the run, ``comparisons`` by that of the test set.
     """
@@ -37,7 +37,7 @@ def program_notes(
     silent = [name for name, each in probed.items() if not probing(each).recomputes_loss]
     if silent:
         yield (
-            f"The probe was given no logits in {', '.join(silent)}: their loss is what the program "
+            f"The probe got no logits in {', '.join(silent)}: their loss is what the program "
             "reports, and was not recomputed (probe.logits)."
         )
     late = [name for name, each in probed.items() if probing(each).gradients != BEFORE_CLIPPING]
@@ -49,7 +49,7 @@ def program_notes(
 
 
 def _of_curves(runs: int, compared: Sequence[RunComparison]) -> str:
-    """The note on ``runs`` curves, and what of them was compared."""
+    """The note on ``runs`` curves, and on which of their signals were compared."""
     seen = [
         name for name in JUDGED_SIGNALS if any(name in each.shared_signals for each in compared)
     ]

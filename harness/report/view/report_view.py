@@ -1,4 +1,4 @@
-"""What every renderer is given: one frozen value with all that a report shows.
+"""The input of every renderer: one frozen value with all that a report shows.
 
 Every text in it is plain (one line, no control characters; blocks keep their lines), so a renderer
 only escapes for its own format. :mod:`converge_harness.report.view.report_view.build` makes it.
@@ -30,7 +30,7 @@ from converge_harness.report.view.tensor_tables import ReplicaView, TensorTable
 from converge_harness.report.view.tolerances import CalibrationView
 
 SEVERITY = tuple(reversed(Judgement))
-"""Verdict words, what needs a person first."""
+"""Verdicts, failures first."""
 
 SIGNAL_TITLES = {
     "loss": "loss",
@@ -42,7 +42,7 @@ SIGNAL_TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A technique or degree as the test set names it, beside what really ran."""
+    """A technique or degree as the test set names it, and what really ran."""
 
     what: str
     named: str
@@ -69,8 +69,8 @@ class RunView:
     """Fragment identifier of its section."""
     source: str = ""
     degrees: str = ""
-    """Parallelism as people write it, with what a run in several passes goes through; empty for
-    foreign curves, as all that follows."""
+    """Parallelism for people to read, with the events of a run in several passes; empty for
+    imported curves, as all fields below."""
     world_size: int | None = None
     techniques: tuple[str, ...] = ()
     """Techniques, pipeline schedule and CP rotation."""
@@ -86,13 +86,13 @@ class RunView:
     command: str = ""
     """The exact command, quoted for a shell; of a run in several passes, that of ``converge``."""
     requeues: int = 0
-    """How often a scheduler interrupted it, so far as its passes tell."""
+    """How often a scheduler interrupted it, as far as its passes show."""
     error: RankError | None = None
     signals: Mapping[str, Curve] = field(default_factory=dict)
 
     @property
     def rank_seconds(self) -> float | None:
-        """What the run cost: wall time on all its ranks; None when not known."""
+        """Cost of the run: wall time times ranks; None when not known."""
         if self.wall_s is None or self.world_size is None:
             return None
         return self.wall_s * self.world_size
@@ -113,7 +113,7 @@ class Comparison:
     """One signal of a run against its control."""
 
     difference: Curve
-    """Relative difference, positive where the run lies above its control."""
+    """Relative difference, positive where the run is above its control."""
     ratio: Curve
     limit: Curve = field(default_factory=Curve)
     """Largest allowed relative difference per step; empty where none is known."""
@@ -123,7 +123,7 @@ class Comparison:
 class TestView:
     """A test set: its run, its verdict, and how it compares with its control."""
 
-    __test__ = False  # keeps pytest from collecting it for its name
+    __test__ = False  # pytest would collect it because of its name
 
     run: RunView
     verdict: Verdict
@@ -139,7 +139,7 @@ class TestView:
     would_change: tuple[str, ...] = ()
     """Sentences on what would change the verdict."""
     challenged: bool = False
-    """True for the control itself, which an anchor challenges."""
+    """True for a control that is judged against an anchor."""
     kind: Kind = Kind.PARALLEL
     resumed: PassesView | None = None
     """None for a run that was made in one pass."""
@@ -153,8 +153,8 @@ class TestView:
     def asked(self) -> tuple[Check, ...]:
         """The checks that this set's kind asks for, in their order.
 
-        A check of resumes is skipped only where there was nothing to ask: no faults are named, no
-        step was replayed. Where its evidence is missing it is INVALID.
+        A check of resumes is skipped only where it does not apply: no faults are named, no step was
+        replayed. Where its evidence is missing it is INVALID.
         """
         return tuple(
             check
@@ -169,7 +169,7 @@ class TestView:
 
 @dataclass(frozen=True, slots=True)
 class RepeatView:
-    """An A/A repeat: it teaches how far two runs of the same thing lie apart."""
+    """An A/A repeat: it shows how much two runs of the same set-up differ."""
 
     run: RunView
     control: str
@@ -178,11 +178,11 @@ class RepeatView:
 
 @dataclass(frozen=True, slots=True)
 class BesideView:
-    """A run without a verdict of its own, that others are judged by or together with."""
+    """A run without a verdict of its own that others are judged with."""
 
     run: RunView
     role: str
-    """As a plan calls it: ``reference``, ``matched control``, ``other seed``."""
+    """As in a plan: ``reference``, ``matched control``, ``other seed``."""
     of: str = ""
     """Name of the control or test set that is trained by another seed here; empty for the rest."""
 
@@ -194,7 +194,7 @@ class BesideView:
 
 @dataclass(frozen=True, slots=True)
 class ReportView:
-    """A judged matrix, or a comparison of foreign curves."""
+    """A judged matrix, or a comparison of imported curves."""
 
     title: str
     source: str = ""
@@ -214,7 +214,7 @@ class ReportView:
     tests: tuple[TestView, ...] = ()
     waived: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """Sentences on how far the verdicts reach."""
+    """Sentences on what the verdicts do and do not cover."""
     entropy_floor: float | None = None
     """Loss of a perfect model of the data, nats per token."""
     wall_s: float | None = None
@@ -238,7 +238,7 @@ class ReportView:
 
     @property
     def by_severity(self) -> tuple[TestView, ...]:
-        """Test sets, what needs a person first, else in the file's order."""
+        """Test sets, failures first, else in the file's order."""
         return tuple(sorted(self.tests, key=lambda test: SEVERITY.index(test.verdict.judgement)))
 
     @property
@@ -248,13 +248,13 @@ class ReportView:
 
     @property
     def counts(self) -> Mapping[Judgement, int]:
-        """How many test sets got each verdict word, worst first; words that nobody got left out."""
-        words = [test.verdict.judgement for test in self.tests]
-        return {word: words.count(word) for word in SEVERITY if word in words}
+        """How many test sets got each verdict, worst first; without verdicts that none got."""
+        judgements = [test.verdict.judgement for test in self.tests]
+        return {each: judgements.count(each) for each in SEVERITY if each in judgements}
 
     @property
     def worst(self) -> Judgement:
-        """The word for the whole; INCONCLUSIVE when nothing was judged: never PASS."""
+        """The verdict of the whole; INCONCLUSIVE when nothing was judged: never PASS."""
         return next(iter(self.counts), Judgement.INCONCLUSIVE)
 
     @property
@@ -281,7 +281,7 @@ class ReportView:
 
     @property
     def without_evidence(self) -> tuple[str, ...]:
-        """Checks that some test set has no evidence for; a run too short for a test is none."""
+        """Checks that some test set has no evidence for, without those that need a longer run."""
         skipped = {
             check.name
             for test in self.tests
@@ -292,7 +292,7 @@ class ReportView:
 
     @property
     def _unseen(self) -> str:
-        """What no verdict speaks about, in brackets; empty when every check had its evidence."""
+        """What no verdict covers, in brackets; empty when every check had its evidence."""
         skipped = self.without_evidence
         if not skipped:
             return ""

@@ -1,7 +1,7 @@
-"""Runs made in several passes: what each pass did, what broke it, and where its curve is joined.
+"""Runs made in several passes: what each pass did, what ended it, and where their curves join.
 
-Faults too: what each is, where it struck, how long it cost. This only shows: whether a resume or a
-recovery is right is judged by ``converge_harness.judge``.
+Faults too: what each is, where it struck, how much time it cost. For display only: whether a resume
+or a recovery is correct is judged by ``converge_harness.judge``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PASS_TITLES = (
 _NAMED_FAULTS = 3
 """Faults that a table cell names; the rest is counted."""
 _ZERO = {ZERO_3: " (ZeRO-3)", ZERO_2: " (ZeRO-2)"}
-"""What resharding makes of FSDP."""
+"""How FSDP's resharding is labelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class PassView:
 
     number: int
     degrees: str
-    """Parallelism as people write it; a number of ranks where nothing tells more."""
+    """Parallelism for people to read; only a number of ranks where no more is known."""
     world_size: int
     steps: tuple[int, int] | None
     """First and last step that it left; None when it died before the end of its first."""
@@ -105,7 +105,7 @@ class PassesView:
 
 
 def degrees_of(job: Job) -> str:
-    """What a set's degrees are, segment by segment, and what breaks it; for one table cell."""
+    """A set's degrees, segment by segment, and its faults; for one table cell."""
     spec = job.spec
     if spec.segments:
         return joined(str(segment.parallelism) for segment in spec.segments)
@@ -118,16 +118,16 @@ def degrees_of(job: Job) -> str:
 
 
 def degrees_seen(evidence: Evidence) -> str:
-    """The same of a run whose set nothing names, from what it left; empty when that tells none."""
+    """The same for a run without a known set, from its evidence; empty when that shows none."""
     if not evidence.passes:
         return degrees_in_force(evidence.in_force)
-    # One that died before it had loaded tells its number of ranks at most.
+    # A pass that died before it had loaded shows at most its number of ranks.
     alive = [each for each in evidence.passes if each.steps.size or each.in_force]
     return _with_faults(joined(_degrees(each, None) for each in alive), evidence.struck)
 
 
 def kind_seen(evidence: Evidence | None) -> Kind:
-    """What a run whose set nothing names put to the test, as far as its passes tell."""
+    """The kind of a run without a known set, as far as its passes show."""
     if evidence and evidence.restarts is RestartOwner.CLUSTER:
         return Kind.PARALLEL
     passes = evidence.passes if evidence else ()
@@ -144,7 +144,7 @@ def _with_faults(degrees: str, faults: Sequence[Fault | Struck]) -> str:
 
 
 def joined(parts: Iterable[str]) -> str:
-    """What follows each other, the same thing once: ``FSDP 2 -> one rank``."""
+    """A sequence without repetitions: ``FSDP 2 -> one rank``."""
     kept: list[str] = []
     for part in parts:
         if part and (not kept or kept[-1] != part):
@@ -237,7 +237,7 @@ def _superseded(each: Pass, later: list[int]) -> dict[str, Curve]:
 
 
 def pass_cells(each: PassView) -> tuple[str, ...]:
-    """What stands under :data:`PASS_TITLES`; plain text, no markup."""
+    """The cells under :data:`PASS_TITLES`; plain text, no markup."""
     return (
         str(each.number),
         each.degrees,
@@ -272,27 +272,27 @@ class FaultView:
     position: int | None = None
     """In the script, from 1; None where it is the only fault."""
     how_torn: Torn | None = None
-    """How a torn checkpoint was to be torn; None for other faults, and where nothing names it."""
+    """How a torn checkpoint was to be torn; None for other faults, and where it is not known."""
     rank: int | None = None
-    """The rank that it aims at; None when unknown, or at no single one."""
+    """The rank that it hits; None when unknown, or not a single one."""
     node: int | None = None
     """The same."""
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """The kind, for people."""
         return fault_words(self.kind)
 
     @property
     def details(self) -> str:
-        """The kind and what it aims at: ``ckpt torn (truncated), rank 1``."""
+        """The kind and its target: ``ckpt torn (truncated), rank 1``."""
         how = f" ({self.how_torn.value})" if self.how_torn else ""
         rank = "" if self.rank is None else f", rank {self.rank}"
         node = "" if self.node is None else f", node {self.node}"
-        return f"{self.words}{how}{rank}{node}"
+        return f"{self.text}{how}{rank}{node}"
 
     def numbered(self, text: str) -> str:
-        """A text about it that says which of several it is: ``2: ckpt torn``."""
+        """A text with its number, if there are several faults: ``2: ckpt torn``."""
         return text if self.position is None else f"{self.position}: {text}"
 
     @property
@@ -311,7 +311,7 @@ def faults_view(
 ) -> tuple[FaultView, ...]:
     """Every fault of a run, in the order of its script.
 
-    ``recoveries`` are by a fault's place in it, as :func:`recovery` tells them.
+    ``recoveries`` are by a fault's place in it, as :func:`recovery` returns them.
     """
     happened = {fault.index: fault for fault in evidence.struck}
     script = spec.recovery.faults if spec and spec.recovery else ()
@@ -335,7 +335,7 @@ def faults_view(
 
 
 def _aim(fault: Struck | Fault, named: Fault | None) -> FaultView:
-    """What a fault is and where it strikes: as it happened, else as the script names it."""
+    """What a fault is and where it strikes: as it happened, else as in the script."""
     kind = plain(fault.kind)
     script = named if named and named.kind == kind else None
     how = script.torn if script and kind == FaultKind.CKPT_TORN else None
@@ -360,10 +360,10 @@ def recovery(fault: Struck, evidence: Evidence) -> tuple[int, float] | None:
 
 
 def fault_cells(fault: FaultView) -> tuple[str, ...]:
-    """What stands under :data:`FAULT_TITLES`; plain text, no markup."""
+    """The cells under :data:`FAULT_TITLES`; plain text, no markup."""
     return fault.numbered(fault.details), str(fault.step), fault.fate, duration(fault.recovery_s)
 
 
 def fault_words(kind: str) -> str:
-    """A kind as people write it: ``nan batch``."""
+    """A kind for people to read: ``nan batch``."""
     return plain(kind).replace("_", " ")

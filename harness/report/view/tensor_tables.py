@@ -1,4 +1,4 @@
-"""Per-tensor evidence to the short tables that a report shows; pure."""
+"""Makes a report's short tables from per-tensor evidence; pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from converge_harness.report.text import count
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 SHOWN = 10
-"""Rows of a table of tensors: the rest adds length and no insight."""
+"""Rows of a table of tensors: more add length and no insight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True)
 class TensorTable:
-    """Gradients and updates of one step, furthest from (or nearest to) their limits first."""
+    """Gradients and updates of one step, largest excess (or nearest to the limit) first."""
 
     step: int
     parameters: int
@@ -69,7 +69,7 @@ class TensorTable:
         outside = f"{self.outside} of {count(self.parameters, 'parameter')}"
         verb = "has" if self.outside == 1 else "have"
         found = f"{outside} {verb} a gradient or an update outside its limit"
-        shown = f"; the {SHOWN} furthest:" if self.parameters > SHOWN else ":"
+        shown = f"; the worst {SHOWN}:" if self.parameters > SHOWN else ":"
         return f"Step {self.step}: {found}{shown}"
 
 
@@ -78,7 +78,7 @@ class ReplicaRow:
     """A tensor whose copies differ."""
 
     step: int
-    """The first at which they were seen to."""
+    """The first at which they were seen to differ."""
     kind: str
     tensor: str
     mesh_dims: str
@@ -100,7 +100,7 @@ class ReplicaView:
 
     @property
     def summary(self) -> str:
-        """One sentence on what was compared, and what of it differs."""
+        """One sentence on what was compared, and what differs."""
         steps = ", ".join(map(str, self.steps))
         when = f"at step{'s' * (len(self.steps) > 1)} {steps}"
         if not any(self.compared.values()):

@@ -1,4 +1,4 @@
-"""A control's calibration to what a report says of it; pure."""
+"""What a report says about a control's calibration; pure."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from converge_harness.report.text import ABSENT, count, number
 from converge_harness.report.view.curves import Curve, difference_of, largest
 
 WIDE = 1000
-"""A learnt limit that is so many times the floor of its arithmetic is worth a sentence."""
+"""A learnt limit above this multiple of the floor of its arithmetic gets a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepeatDistance:
-    """How far one repeat of a control lies from it."""
+    """How much one repeat differs from its control."""
 
     name: str
     kind: str
     """``rerun``, ``ulp.2`` …; empty for foreign curves."""
     identical: bool | None
-    """Whether every judged signal is bit-identical; None when its curves are not at hand."""
+    """Whether every judged signal is bit-identical; None when its curves are not available."""
     loss: float | None
     """Largest relative difference; None when not known."""
     grad_norm: float | None
 
     def distance(self, value: float | None) -> str:
-        """One of its distances, in words."""
+        """One of its differences as a text."""
         return "bit-identical" if self.identical else number(value)
 
 
 @dataclass(frozen=True, slots=True)
 class SignalGrowth:
-    """How far the repeats of a control lie from it on one signal: relative differences."""
+    """How much repeats differ from their control in one signal: relative differences."""
 
     signal: str
     steps: tuple[int, int]
@@ -66,13 +66,13 @@ class SignalGrowth:
 
     @property
     def doubling(self) -> str:
-        """How fast the repeats run apart, in words."""
+        """How fast the repeats diverge, as a text."""
         return ABSENT if self.doubling_steps is None else f"{number(self.doubling_steps)} steps"
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationView:
-    """What the tolerances of one control come from."""
+    """Where the tolerances of one control come from."""
 
     control: str
     precision: str
@@ -83,12 +83,12 @@ class CalibrationView:
     """Of the control's job; empty for foreign curves."""
     signals: tuple[SignalGrowth, ...] = ()
     sampled_steps: tuple[int, ...] = ()
-    """Steps at which the repeats taught limits for every tensor."""
+    """Steps at which limits of every tensor were learnt from the repeats."""
     problems: tuple[str, ...] = ()
 
     @property
     def summary(self) -> str:
-        """One sentence on what there was to learn from."""
+        """One sentence on the repeats that limits were learnt from."""
         if not self.repeats:
             return "No repeats were made: the limits are fixed floors."
         repeats = count(len(self.repeats), "repeat")
@@ -110,7 +110,7 @@ def calibration_view(
 ) -> CalibrationView:
     """What the calibration of a control was learnt from.
 
-    ``differences`` are by name of the repeat and signal, of those whose curves are at hand;
+    ``differences`` are by name of the repeat and signal, for repeats whose curves are available;
     ``kinds`` by name of the repeat.
     """
     return CalibrationView(
@@ -134,7 +134,7 @@ def notes(
     calibration_of: Mapping[str, Calibration | None],
     comparisons: Mapping[str, RunComparison],
 ) -> tuple[str, ...]:
-    """Which limits are fixed floors and not learnt, so that only gross errors show; wrong logs.
+    """Sentences on limits that are fixed floors, so that only gross errors show, and on wrong logs.
 
     ``calibration_of`` and ``comparisons`` are by name of the test set.
     """
@@ -145,7 +145,7 @@ def notes(
         for check in verdict.checks
         if check.name == "reference-sound" and MEASURED_FROM in check.detail
     ]
-    unlearnt: dict[str, str] = {}
+    unmeasured: dict[str, str] = {}
     wide: dict[str, tuple[float, str]] = {}
     alone: dict[str, None] = {}
     for verdict in verdicts:
@@ -161,36 +161,36 @@ def notes(
             if compared.curves_alone:
                 alone[verdict.control] = None
                 continue
-            unlearnt[verdict.control] = "no repeat shows how far right runs lie apart"
+            unmeasured[verdict.control] = "no repeat shows how much correct runs differ"
         elif not calibration.taught_by:
-            unlearnt[verdict.control] = "its repeats teach no scale"
+            unmeasured[verdict.control] = "its repeats show no scale"
         else:
             learnt = compared.furthest_learnt
             if learnt is not None and learnt.limit > WIDE * learnt.floor:
                 times = learnt.limit / learnt.floor
-                words = _wide(verdict.control, learnt)
-                wide[verdict.control] = max(wide.get(verdict.control, (0.0, "")), (times, words))
+                sentence = _wide(verdict.control, learnt)
+                wide[verdict.control] = max(wide.get(verdict.control, (0.0, "")), (times, sentence))
     sentences = [
         f"Limits of sets against the control {plain(name)} are fixed floors, fitted on CPU debug "
         f"models: {reason}."
-        for name, reason in unlearnt.items()
+        for name, reason in unmeasured.items()
     ]
-    sentences.extend(words for _, words in wide.values())
+    sentences.extend(sentence for _, sentence in wide.values())
     sentences += [
-        f"No repeat of {plain(name)} shows how far right runs lie apart: without a margin or a "
+        f"No repeat of {plain(name)} shows how much correct runs differ: without a margin or a "
         "tolerance only rounding passes, and only a gross difference fails."
         for name in alone
     ]
     if coarse:
         pairs = " and ".join(f"{ours.value} against {theirs.value}" for ours, theirs in coarse)
         sentences.append(
-            f"Limits of {pairs} are coarse: no repeat shows how far two precisions lie apart, so "
+            f"Limits of {pairs} are coarse: no repeat shows how much two precisions differ, so "
             "they are at least fixed floors, fitted on CPU debug models, and only gross errors "
             "show after the first step."
         )
     sentences.extend(
-        f"Errors of low precision at the initial weights are {plain(words)}."
-        for words in dict.fromkeys(measured)
+        f"Errors of low precision at the initial weights are {plain(each)}."
+        for each in dict.fromkeys(measured)
     )
     return (*sentences, *_unasked(verdicts), *_miscounted(verdicts, evidences))
 
@@ -212,14 +212,14 @@ def _unasked(verdicts: Sequence[Verdict]) -> Iterator[str]:
         if off:
             yield (
                 f"Single steps of {plain(verdict.name)} are off, {' and '.join(off)}, by more than "
-                "rounding: the margin asks for the mean loss alone; --repeat or --tolerance would "
-                "ask for them."
+                "rounding: the margin is about the mean loss alone; --repeat or --tolerance would "
+                "judge them."
             )
 
 
 def _wide(control: str, learnt: LearntLimit) -> str:
     return (
-        f"The repeats of the control {plain(control)} lie so far apart that they allow "
+        f"The repeats of the control {plain(control)} differ so much that they allow "
         f"{learnt.signal} to differ by {number(learnt.limit)} at step {learnt.step}, "
         f"{learnt.limit / learnt.floor:,.0f} times the floor of its arithmetic: is its training "
         "that unstable, or are its repeats wrong?"
@@ -254,12 +254,14 @@ def _growth(signal: str, scale: SignalScale) -> SignalGrowth:
 
 
 def _distance(name: str, kind: str, found: Mapping[str, CurveDifference]) -> RepeatDistance:
-    apart = {signal: difference_of(found[signal]) for signal in JUDGED_SIGNALS if signal in found}
-    known = [value for curve in apart.values() if (value := largest(curve)) is not None]
+    by_signal = {
+        signal: difference_of(found[signal]) for signal in JUDGED_SIGNALS if signal in found
+    }
+    known = [value for curve in by_signal.values() if (value := largest(curve)) is not None]
     return RepeatDistance(
         name=plain(name),
         kind=plain(kind),
         identical=not any(known) if known else None,
-        loss=largest(apart.get("loss", Curve())),
-        grad_norm=largest(apart.get("grad_norm", Curve())),
+        loss=largest(by_signal.get("loss", Curve())),
+        grad_norm=largest(by_signal.get("grad_norm", Curve())),
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 from converge_harness.model import Job, Parallelism, SetSpec, Setting
 from converge_harness.run_folder.job import CommandDocument
-from converge_harness.run_folder.layout import JOB, JOB_VARIABLE, OUTPUT
+from converge_harness.run_folder.layout import JOB, JOB_VARIABLE, LOGS, OUTPUT
 from converge_harness.trainers.calls import Rendezvous
 from converge_harness.trainers.command.settings import (
     CONFIG,
@@ -161,7 +161,7 @@ def command_argv(
                 *(python, *torchrun, nodes, f"--nproc-per-node={ranks}", *where),
                 f"--rdzv-id={meeting.name or job.identity[:12]}",
                 "--max-restarts=0",
-                f"--log-dir={logs or folder.absolute() / 'logs'}",
+                f"--log-dir={logs or folder.absolute() / LOGS}",
                 "--redirects=3",
                 *program,
             )

@@ -13,10 +13,8 @@ from pathlib import Path
 from signal import SIGTERM, Signals
 
 from converge_harness.model import RankError
+from converge_harness.run_folder.layout import AGENT_LOG, FAILURES, PROGRAM_LOG
 from converge_harness.trainers.failure import (
-    AGENT_LOG,
-    FAILURES_FILE,
-    PROGRAM_LOG,
     end_of,
     is_aftermath,
     launcher_tail,
@@ -64,7 +62,7 @@ def program_error(logs: Path, returncode: int) -> RankError:
 def _failed_ranks(logs: Path) -> list[tuple[int, int]]:
     """Rank and exit code of the ranks that torchrun saw fail, the first failure first."""
     try:
-        listed = json.loads((logs / FAILURES_FILE).read_bytes())["failures"]
+        listed = json.loads((logs / FAILURES).read_bytes())["failures"]
         listed.sort(key=lambda entry: entry.get("timestamp", 0))
         return [(int(entry["rank"]), int(entry["exitcode"])) for entry in listed]
     except (OSError, ValueError, KeyError, TypeError):

@@ -64,7 +64,7 @@ def _is_argument(text: str) -> str:
 
 
 Template = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_is_argument)]
-Column = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+ColumnName = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 
 
 class CommandTable(InlineTable):
@@ -76,7 +76,7 @@ class CommandTable(InlineTable):
     python: FilePath | None = None
     probe: bool = True
     curves: Template | None = None
-    columns: dict[Annotated[str, one_of(CURVE_COLUMNS)], Column] = Field(default={})
+    columns: dict[Annotated[str, one_of(CURVE_COLUMNS)], ColumnName] = Field(default={})
     files: list[FilePath] = Field(default=[])
     deterministic: bool | None = None
     """Always refused: only the program itself can choose its kernels."""

@@ -20,12 +20,12 @@ from converge_harness.model import (
     TrainerSpec,
 )
 from converge_harness.run_folder.job import moved_with
-from converge_harness.run_folder.layout import JOB
+from converge_harness.run_folder.layout import AGENT_LOG, JOB, PROGRAM_LOG
 from converge_harness.toml import Where
 from converge_harness.toolchains.find import assume_environment, find_environment, own_source
 from converge_harness.trainers.base import (
-    Curve,
-    Source,
+    CurveFile,
+    SourceFile,
     Start,
     Trainer,
     Untold,
@@ -45,7 +45,6 @@ from converge_harness.trainers.command.program import interpreter_of, with_files
 from converge_harness.trainers.command.settings import Command, RankLauncher, placeholders
 from converge_harness.trainers.command.table import CommandTable, read_command, set_problems
 from converge_harness.trainers.environment import Resources
-from converge_harness.trainers.failure import AGENT_LOG, PROGRAM_LOG
 from converge_harness.trainers.table import TrainerOfFile
 
 AGENT_MODULE = "converge_harness.rank.start.agent"
@@ -128,9 +127,9 @@ class CommandTrainer(Trainer):
     def describe(self, spec: SetSpec) -> str:
         return describe_command(command_of(spec))
 
-    def sources(self, spec: SetSpec) -> Iterable[Source]:
+    def sources(self, spec: SetSpec) -> Iterable[SourceFile]:
         command = command_of(spec)
-        return (Source(path, command.folder, "command") for path in command.sources)
+        return (SourceFile(path, command.folder, "command") for path in command.sources)
 
     def untold(self, job: Job, control: Job) -> Iterator[Untold]:
         named = [
@@ -287,7 +286,7 @@ class CommandTrainer(Trainer):
             )
         )
 
-    def curve_of(self, folder: Path, job: Mapping[str, Any]) -> Curve | None:
+    def curve_of(self, folder: Path, job: Mapping[str, Any]) -> CurveFile | None:
         command = job["command"]
         if command.get("probed") is not False:
             return None
@@ -300,7 +299,7 @@ class CommandTrainer(Trainer):
             raise EvidenceError(
                 f"{curves}: is outside of the run folder, so it may be the curve of another run"
             ) from None
-        return Curve(path, dict(command.get("columns") or {}))
+        return CurveFile(path, dict(command.get("columns") or {}))
 
     def data_types(self, job: Mapping[str, Any], ran: Mapping[str, Any]) -> set[str]:
         """The data types in the job's train config, after the set's own settings."""

@@ -23,7 +23,7 @@ from converge_harness.toolchains.find import (
 )
 from converge_harness.toolchains.own_python import (
     OWN_PACKAGE,
-    Answer,
+    PythonAnswer,
     ask,
     digest_of,
     digests_of,
@@ -83,7 +83,7 @@ def own_toolchain(name: str, first: tuple[Path, ...] = ()) -> Toolchain:
     )
 
 
-def _package(python: Path, answer: Answer, *, chosen: bool) -> Path:
+def _package(python: Path, answer: PythonAnswer, *, chosen: bool) -> Path:
     """The folder of the torchtitan that a Python would import, and no other one."""
     release = tuple(int(part) for part in answer.release.split(".")[:2])
     if release < _OLDEST:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from converge_harness.errors import ToolchainError
-from converge_harness.model import SetSpec, Technique, Toolchain
+from converge_harness.model import Loader, SetSpec, Technique, Toolchain, TrainConfig
 from converge_harness.toolchains.find import (
     DISTRIBUTIONS,
     build_hint,
@@ -27,6 +27,9 @@ from converge_harness.trainers.base import Features, Limitation
 from converge_harness.trainers.torchtitan.dialect import TITAN_02, TITAN_03
 from converge_harness.trainers.torchtitan.own_python import own_toolchain
 
+DEFAULT_TOOLCHAIN = "torchtitan-0.3.0"
+OLDER_TOOLCHAIN = "torchtitan-0.2.2"
+STREAMING_TOOLCHAIN = "torchtitan-0.3.0-streaming"
 FLEX_BLOCK = 128
 """FlexAttention's block: torchtitan 0.3 splits a sequence over context-parallel ranks by blocks."""
 FEATURES = {
@@ -134,6 +137,15 @@ def warnings(dialect: str, words: set[str]) -> Iterator[str]:
 
 DIALECTS = {"0.2": TITAN_02, "0.3": TITAN_03}
 """By torchtitan release series, its rank adapter."""
+
+
+def toolchain_for(config: TrainConfig | None) -> str:
+    """The toolchain that a config is written for: only 0.3 has a ``[converge] module``."""
+    if config is None:
+        return DEFAULT_TOOLCHAIN
+    if config.loader is Loader.STREAMING:
+        return STREAMING_TOOLCHAIN
+    return DEFAULT_TOOLCHAIN if config.module else OLDER_TOOLCHAIN
 
 
 def find_toolchain(name: str, root: Path | None) -> Toolchain:

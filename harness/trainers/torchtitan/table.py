@@ -4,7 +4,8 @@ A train config has torchtitan's own keys, unchanged, and one table of converge::
 
     [converge]
     module = "llama3"              # torchtitan 0.3: model module and its config function
-    config = "llama3_debugmodel"
+    config = "llama3_debugmodel"   # (docs/own-model.md: a module of one's own)
+    [converge.arguments]           # keyword arguments of the config function
     [converge.model]               # shape overrides: dim n_layers n_heads n_kv_heads vocab_size,
                                    # head_dim (Qwen 3), moe_hidden_dim num_experts top_k (MoE)
     dim = 64
@@ -23,6 +24,7 @@ resumed runs then report.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +39,7 @@ from converge_harness.model import (
     SyntheticData,
     TrainConfig,
 )
+from converge_harness.run_folder.layout import CHECKPOINT_METADATA
 from converge_harness.toml import (
     Environment,
     FilePath,
@@ -48,8 +51,9 @@ from converge_harness.toml import (
     validate,
 )
 from converge_harness.trainers.table import CorpusTable, TrainerTable, taken_out
+from converge_harness.trainers.torchtitan.own_module import config_problems, find_own_module
+from converge_harness.trainers.torchtitan.releases import DEFAULT_TOOLCHAIN
 
-DEFAULT_TOOLCHAIN = "torchtitan-0.3.0"
 OWNED = {
     "parallelism.data_parallel_replicate_degree": "parallelism.dp_replicate",
     "parallelism.data_parallel_shard_degree": "parallelism.dp_shard",
@@ -107,6 +111,7 @@ class ConvergeTable(Table):
 
     module: Annotated[str, Field(min_length=1)] | None = None
     config: Annotated[str, Field(min_length=1)] | None = None
+    arguments: dict[str, Any] = Field(default_factory=dict)
     model: ModelShapeTable = ModelShapeTable()
     data: DataTable | None = None
 
@@ -129,18 +134,44 @@ def titan_train_config(tables: Mapping[str, Any], path: str, place: str) -> Trai
         settings=settings,
         module=table.module,
         config=table.config,
+        arguments=table.arguments,
         model=table.model.model_dump(exclude_none=True),
         data=SyntheticData(**table.data.model_dump(exclude={"loader"})) if table.data else None,
         loader=Loader(table.data.loader) if table.data else Loader.CONVERGE,
     )
 
 
+def placed_train_config(config: TrainConfig, folders: Sequence[Path], place: str) -> TrainConfig:
+    """The config with the folder that its module is imported from, if that is one of these.
+
+    Raises ConfigError if the module's source has no such config function, or the function does not
+    take the arguments.
+    """
+    if config.arguments and config.module is None:
+        raise ConfigError(
+            Problem(f"{place} converge.arguments", "are of no function", "set converge.module")
+        )
+    own = find_own_module(config.module, folders) if config.module else None
+    if own is None:
+        return config
+    problems = list(config_problems(own, config.config, config.arguments, place))
+    if config.model:
+        problems.append(
+            Problem(
+                f"{place} converge.model",
+                f"cannot reshape a model of one's own ({own.file})",
+                "give its config function parameters, and set them in [converge.arguments]",
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
+    return replace(config, import_from=own.folder, code=own.file)
+
+
 # ---------------------------------------------------------------- checkpoints
 
-METADATA = ".metadata"
-"""torch.distributed.checkpoint writes it last, so a folder without it is incomplete."""
 SHARDS = "*.distcp"
-EXPECTED = f"a distributed checkpoint is a folder with {METADATA} and {SHARDS} shards"
+EXPECTED = f"a distributed checkpoint is a folder with {CHECKPOINT_METADATA} and {SHARDS} shards"
 MAX_SHOWN = 8
 
 
@@ -178,11 +209,11 @@ def _wrong_with(path: Path) -> str:
     if not path.is_dir():
         return "is a file"
     try:
-        metadata = path / METADATA
+        metadata = path / CHECKPOINT_METADATA
         if not metadata.is_file():
-            return f"has no {METADATA}: there is {_content(path)}"
+            return f"has no {CHECKPOINT_METADATA}: there is {_content(path)}"
         if not metadata.stat().st_size:
-            return f"has an empty {METADATA}: its writing was cut short"
+            return f"has an empty {CHECKPOINT_METADATA}: its writing was cut short"
         if not any(path.glob(SHARDS)):
             return f"has no {SHARDS} shard: there is {_content(path)}"
     except OSError as error:

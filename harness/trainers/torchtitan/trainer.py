@@ -25,13 +25,14 @@ from converge_harness.model import (
     TrainConfig,
     TrainerSpec,
 )
-from converge_harness.run_folder.layout import JOB
+from converge_harness.run_folder.layout import JOB, LOGS
 from converge_harness.toml import Where
 from converge_harness.toolchains.own_python import before
 from converge_harness.trainers.base import (
     RANK_MODULE,
     Features,
     Limitation,
+    SourceFile,
     Start,
     Trainer,
     job_document,
@@ -46,6 +47,7 @@ from converge_harness.trainers.torchtitan.table import (
     TitanTable,
     find_seed_checkpoint,
     pass_problems,
+    placed_train_config,
     start_problems,
     titan_train_config,
 )
@@ -79,6 +81,9 @@ class Torchtitan(Trainer):
     def train_config(self, tables: Mapping[str, Any], path: str, place: str) -> TrainConfig:
         return titan_train_config(tables, path, place)
 
+    def placed(self, config: TrainConfig, folders: Sequence[Path], place: str) -> TrainConfig:
+        return placed_train_config(config, folders, place)
+
     def override_problems(self, overrides: Mapping[str, Any], where: Where) -> Iterable[Problem]:
         return start_problems(overrides, where)
 
@@ -107,6 +112,11 @@ class Torchtitan(Trainer):
     def describe(self, spec: SetSpec) -> str:
         return ""
 
+    def sources(self, spec: SetSpec) -> Iterable[SourceFile]:
+        config = spec.train_config
+        if config.code is not None and config.import_from is not None:
+            yield SourceFile(config.code, config.import_from, "train_config")
+
     def find_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
         return releases.find_toolchain(name, root)
 
@@ -117,6 +127,12 @@ class Torchtitan(Trainer):
 
     def assume_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
         return releases.assume_toolchain(name, root)
+
+    def release(self, toolchain: Toolchain) -> str | None:
+        return toolchain.versions.get("torchtitan")
+
+    def toolchain_for(self, config: TrainConfig | None = None) -> str:
+        return releases.toolchain_for(config)
 
     def features(self, toolchain: Toolchain) -> Features:
         return releases.FEATURES.get(toolchain.dialect, Features())
@@ -204,7 +220,7 @@ def torchrun_arguments(
         *_agent_arguments(job, call, meeting),
         f"--rdzv-id={meeting.name or job.identity[:12]}",
         f"--max-restarts={call.max_restarts}",
-        f"--log-dir={logs or folder / 'logs'}",
+        f"--log-dir={logs or folder / LOGS}",
         "--redirects=3",
         *_rank_arguments(folder, rank_module, call),
     )

@@ -163,7 +163,7 @@ def test_what_needs_a_failed_seed_is_skipped(light, site, slurm):
         RunStatus.SKIPPED,
     ]
     assert records["other"].error.message == (
-        "not started: seed, whose weights it needs, crashed: " + records["seed"].error.words
+        "not started: seed, whose weights it needs, crashed: " + records["seed"].error.text
     )
     assert kinds(events, other) == ["Queued", "Ended"]
     assert not queue(slurm)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from converge_harness.rank.start.node import log_folder, node_arguments
+from converge_harness.rank.start.node import node_arguments
+from converge_harness.run_folder.layout import call_logs
 
 LOGS = Path("/run/logs/call-02")
 ALONE = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}
@@ -16,14 +17,14 @@ def told(option, **slurm):
 
 
 def test_each_life_of_a_job_has_a_rendezvous_and_logs_of_its_own():
-    first, second = (node_arguments(ALONE, log_folder(LOGS, call, 0), call) for call in (1, 2))
+    first, second = (node_arguments(ALONE, call_logs(LOGS, call, 0), call) for call in (1, 2))
     assert not set(first) & set(second)
     assert told("--rdzv-id") == "7.2"
 
 
 def test_each_node_has_logs_of_its_own():
-    assert log_folder(Path("logs"), 1, 0) == Path("logs/call-01")
-    assert log_folder(Path("logs"), 12, 3) == Path("logs/call-12.node-3")
+    assert call_logs(Path("logs"), 1, 0) == Path("logs/call-01")
+    assert call_logs(Path("logs"), 12, 3) == Path("logs/call-12.node-3")
 
 
 @pytest.mark.parametrize(("node", "is_host"), [("0", "is_host=1"), ("1", "is_host=0")])

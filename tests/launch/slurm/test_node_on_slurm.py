@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from launch_jobs import ROOT
 
-from converge_harness.launch.slurm.backend import Phase, Request
+from converge_harness.launch.slurm.backend import Phase, SubmitRequest
 from converge_harness.launch.slurm.batch_script import batch_script, job_name
 from converge_harness.launch.slurm.commands import Slurm
 from converge_harness.model import (
@@ -56,7 +56,7 @@ def submitted(slurm, tiny, tmp_path):
         script.write_text(
             batch_script(job, folder, CLUSTER, experiment="tiny.toml", rank_module=rank_module)
         )
-        ids.append(backend.submit(Request(script, job_name(job))))
+        ids.append(backend.submit(SubmitRequest(script, job_name(job))))
         return backend, ids[-1], folder
 
     yield submit

@@ -10,7 +10,7 @@ from slurm_daemons import slurm_daemons
 
 from converge_harness.errors import ClusterError
 from converge_harness.launch.slurm import commands as slurm_backend
-from converge_harness.launch.slurm.backend import Phase, Refused, Request
+from converge_harness.launch.slurm.backend import Phase, Refused, SubmitRequest
 from converge_harness.launch.slurm.batch_script import batch_script
 from converge_harness.launch.slurm.commands import Slurm, phase_of, read_sacct
 from converge_harness.model import Cluster
@@ -37,7 +37,7 @@ def request(folder, command="true", *options, name="job", **values):
         f"#!/bin/bash\n{lines}\n#SBATCH --output={folder}/{name}.log\n"
         f"#SBATCH --kill-on-invalid-dep=yes\n{command}\n"
     )
-    return Request(script, name, **values)
+    return SubmitRequest(script, name, **values)
 
 
 def follow(backend, ids, until, timeout_s=100):
@@ -232,7 +232,7 @@ def test_sbatch_takes_a_script_full_of_hostile_text_for_one_job(backend, tmp_pat
     job = tiny_job(text, ranks=1)
     script = folder / "job.sh"
     script.write_text(batch_script(job, folder, cluster, experiment=text))
-    job_id = backend.submit(Request(script, "hostile"))
+    job_id = backend.submit(SubmitRequest(script, "hostile"))
     assert follow(backend, [job_id], ended)[job_id].word == "FAILED"  # there is no such program
     assert sorted(path.name for path in folder.iterdir()) == ["ended.json", "job.sh", "slurm.log"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from converge_harness.model import TrainerSpec
-from converge_harness.trainers import Curve, InlineTable, Source, Trainer, TrainerOfFile
+from converge_harness.trainers import CurveFile, InlineTable, SourceFile, Trainer, TrainerOfFile
 
 LOOP = Path(__file__).parent / "loop.py"
 CURVE = "curve.csv"
@@ -48,7 +48,7 @@ class Tiny(Trainer):
         return {"trainer": self.kind, "rate": spec.trainer.settings.rate, "sources": digests}
 
     def sources(self, spec):
-        return (Source(LOOP, LOOP.parent, "kind"),)
+        return (SourceFile(LOOP, LOOP.parent, "kind"),)
 
     def argv(self, job, folder, start):
         chosen = {
@@ -67,7 +67,7 @@ class Tiny(Trainer):
         return folder / CURVE
 
     def curve_of(self, folder, job):
-        return Curve(folder / CURVE, {})
+        return CurveFile(folder / CURVE, {})
 
     def is_complete(self, job, folder):
         return (folder / CURVE).is_file()

@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 DISTRIBUTED = "torch.distributed"
 
 
-class Waiting:
+class RendezvousHook:
     """Finds no module itself; changes ``torch.distributed`` before its first part imports it."""
 
     def find_spec(self, name: str, *_: object) -> None:
@@ -43,5 +43,5 @@ def make_way() -> None:
 
 
 if sys.version_info >= (3, 7):  # as loopback.py
-    sys.meta_path.insert(0, Waiting())
+    sys.meta_path.insert(0, RendezvousHook())
 make_way()

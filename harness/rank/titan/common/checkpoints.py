@@ -5,6 +5,7 @@ The checkpoints are torchtitan's own, and so are the load and the choice of the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ import torch.distributed as dist
 from converge_harness.rank.recorder.checkpoint_state import Counters
 from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.recorder.trainer_view import rate_of
+from converge_harness.rank.repeats import move_by_one_ulp
 from converge_harness.run_folder.arrays import UNKNOWN
 from converge_harness.run_folder.checkpoints import write_manifest
-from converge_harness.run_folder.job import Job
+from converge_harness.run_folder.job import RankJob
 from converge_harness.run_folder.layout import CHECKPOINTS, checkpoint_of
 
 
-def checkpoint_settings(job: Job) -> Iterator[tuple[str, Any]]:
+def checkpoint_settings(job: RankJob) -> Iterator[tuple[str, Any]]:
     """What a job means for the trainer's table ``checkpoint``."""
     if job.makes_seed_checkpoint:
         yield "checkpoint.enable", True
@@ -42,7 +44,7 @@ def checkpoint_settings(job: Job) -> Iterator[tuple[str, Any]]:
         yield "checkpoint.initial_load_path", str(job.seed_checkpoint)
 
 
-def watch_checkpoints(trainer: Any, job: Job, recorder: StepRecorder) -> None:
+def watch_checkpoints(trainer: Any, job: RankJob, recorder: StepRecorder) -> None:
     """Save and stop where the job says, and leave evidence of each save and load.
 
     What was loaded is looked at when training is about to begin, not when the load returns: what
@@ -80,6 +82,20 @@ def watch_checkpoints(trainer: Any, job: Job, recorder: StepRecorder) -> None:
     trainer.should_continue_training = watched_continues
 
 
+def move_loaded_weights(trainer: Any, seed: int) -> None:
+    """Move the weights once the seed checkpoint is loaded, which ``train`` begins with."""
+    load = trainer.checkpointer.load
+
+    @functools.wraps(load)
+    def load_and_move(*args: Any, **kwargs: Any) -> Any:
+        loaded = load(*args, **kwargs)
+        if trainer.step == 0:  # a resume loads weights that were moved before
+            move_by_one_ulp(trainer.model_parts, seed)
+        return loaded
+
+    trainer.checkpointer.load = load_and_move
+
+
 def counters(trainer: Any) -> Counters:
     """The trainer's own counters as they are now. Collective over the ranks of each loss."""
     tokens = torch.tensor(trainer.ntokens_seen, dtype=torch.int64, device=trainer.device)
@@ -94,7 +110,7 @@ def counters(trainer: Any) -> Counters:
     )
 
 
-def _loaded_step(source: str | None, job: Job) -> int | None:
+def _loaded_step(source: str | None, job: RankJob) -> int | None:
     """Of the checkpoint that was loaded; 0 for the seed checkpoint, None for one of no known place.
 
     A run without a seed checkpoint starts at step 0 from the trainer's own weights.

@@ -20,11 +20,11 @@ import torch
 
 from converge_harness.rank.recorder.placement import local_shard
 from converge_harness.rank.recorder.step_recorder import StepRecorder
-from converge_harness.run_folder.job import Job
+from converge_harness.run_folder.job import RankJob
 
 
 def add_frozen_steps(
-    trainer: Any, job: Job, recorder: StepRecorder, *, keeps_gradients: bool = False
+    trainer: Any, job: RankJob, recorder: StepRecorder, *, keeps_gradients: bool = False
 ) -> None:
     """Have a torchtitan trainer make the job's frozen steps when it is about to train.
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from converge_harness.rank.settings import KeyProblem
-from converge_harness.run_folder.job import Job
+from converge_harness.run_folder.job import RankJob
 
 COMPONENTS = ("loss", "model")
 """What torchtitan looks for in ``compile.components``, a list of any strings in its config."""
@@ -15,7 +15,7 @@ REPEATS = ("rerun", "ulp", "rounding", "permute")
 """Kinds of repeats, as in ``converge_harness.model.RepeatKind`` (which ranks cannot import)."""
 
 
-def unknown_fixes(job: Job, known: Collection[str]) -> list[KeyProblem]:
+def unknown_fixes(job: RankJob, known: Collection[str]) -> list[KeyProblem]:
     """Names of ``without_fixes`` that the dialect has no repair of."""
     valid = tuple(sorted(known))
     none = "" if valid else f"; {job.dialect} has none to leave out"
@@ -26,7 +26,7 @@ def unknown_fixes(job: Job, known: Collection[str]) -> list[KeyProblem]:
     ]
 
 
-def repeat_problems(job: Job) -> list[KeyProblem]:
+def repeat_problems(job: RankJob) -> list[KeyProblem]:
     """Why the job cannot be the repeat of a control that it should be."""
     if job.repeat is not None and job.repeat not in REPEATS:
         return [KeyProblem("repeats", f"no repeat is of kind {job.repeat!r}", REPEATS)]
@@ -45,7 +45,7 @@ def repeat_problems(job: Job) -> list[KeyProblem]:
     return []
 
 
-def loader_problems(job: Job, known: Collection[str]) -> list[KeyProblem]:
+def loader_problems(job: RankJob, known: Collection[str]) -> list[KeyProblem]:
     """Whether the dialect has no loader of the name that the job says."""
     loader = job.train_config.loader
     if loader in known:

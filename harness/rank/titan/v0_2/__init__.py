@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from converge_harness.rank.settings import KeyProblem
-    from converge_harness.run_folder.job import Job
+    from converge_harness.run_folder.job import RankJob
 
 
 def preload(device: str) -> None:
@@ -32,14 +32,14 @@ def preload(device: str) -> None:
     training.preload(device)
 
 
-def run(job: Job) -> None:
+def run(job: RankJob) -> None:
     """Be one rank of a job."""
     from converge_harness.rank.titan.v0_2 import training
 
     training.run(job)
 
 
-def check(job: Job) -> list[KeyProblem]:
+def check(job: RankJob) -> list[KeyProblem]:
     """All problems of a job's config."""
     from converge_harness.rank.titan.v0_2 import config
 

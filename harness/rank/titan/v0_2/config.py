@@ -24,7 +24,7 @@ from converge_harness.rank.titan.common.job_checks import (
 )
 from converge_harness.rank.titan.v0_2.fixes import FIXES, FLOAT8_TP
 from converge_harness.rank.titan.v0_2.float8 import ALIAS, CONVERTER
-from converge_harness.run_folder.job import Job
+from converge_harness.run_folder.job import RankJob
 
 _COLLECTIVE_TIMEOUT_S = 3600
 """On a CPU compiling takes minutes and the harness watches over progress itself; torchtitan's 100
@@ -47,7 +47,7 @@ class Built:
     problems: list[KeyProblem]
 
 
-def build(job: Job) -> Built:
+def build(job: RankJob) -> Built:
     """The job's config with every problem of its keys; starts nothing and prints nothing."""
     from torchtitan.config import JobConfig
 
@@ -69,7 +69,7 @@ def flattened(config: Any) -> dict[str, Any]:
     return dict(flatten(config.to_dict()))
 
 
-def _implied(job: Job) -> Iterator[tuple[str, Any]]:
+def _implied(job: RankJob) -> Iterator[tuple[str, Any]]:
     """What the harness sets in every job."""
     degrees = job.parallelism
     yield "parallelism.data_parallel_replicate_degree", degrees.dp_replicate
@@ -99,7 +99,7 @@ def _implied(job: Job) -> Iterator[tuple[str, Any]]:
     yield from checkpoint_settings(job)
 
 
-def _from_techniques(job: Job) -> Iterator[tuple[str, Any]]:
+def _from_techniques(job: RankJob) -> Iterator[tuple[str, Any]]:
     """What the named techniques set. A seed checkpoint is made without any of them."""
     if job.makes_seed_checkpoint:
         return
@@ -123,7 +123,7 @@ def _from_techniques(job: Job) -> Iterator[tuple[str, Any]]:
         yield "training.mixed_precision_param", "bfloat16"
 
 
-def _unknown_names(job: Job) -> list[KeyProblem]:
+def _unknown_names(job: RankJob) -> list[KeyProblem]:
     techniques = [
         KeyProblem("techniques", f"torchtitan 0.2 has no technique {name!r} here", _TECHNIQUES)
         for name in job.techniques
@@ -132,7 +132,7 @@ def _unknown_names(job: Job) -> list[KeyProblem]:
     return unknown_fixes(job, FIXES) + techniques
 
 
-def _model_problems(job: Job, config: Any) -> list[KeyProblem]:
+def _model_problems(job: RankJob, config: Any) -> list[KeyProblem]:
     """Whether torchtitan has the model and flavor, and the shape fits the model's arguments."""
     from torchtitan.protocols.train_spec import get_train_spec
 

@@ -19,7 +19,7 @@ from converge_harness.rank.recorder.trainer_view import TrainerView, rate_of
 from converge_harness.rank.titan.common.checkpoints import watch_checkpoints
 from converge_harness.rank.titan.common.clipping import watch_clipping
 from converge_harness.rank.titan.common.frozen_steps import add_frozen_steps
-from converge_harness.run_folder.job import Job
+from converge_harness.run_folder.job import RankJob
 
 
 def view(trainer: Any) -> TrainerView:
@@ -43,7 +43,7 @@ def view(trainer: Any) -> TrainerView:
 
 
 def attach(
-    trainer: Any, job: Job, after_first_step: Callable[[StepRecorder], None]
+    trainer: Any, job: RankJob, after_first_step: Callable[[StepRecorder], None]
 ) -> StepRecorder:
     """Put a recorder into a built trainer. Collective over the world.
 

@@ -11,10 +11,10 @@ import torch
 from torchtitan.components.dataloader import BaseDataLoader
 
 from converge_harness.rank.titan.common.data_order import SampleStream, open_corpus
-from converge_harness.run_folder.job import Job
+from converge_harness.run_folder.job import RankJob
 
 
-def register(job: Job, config: Any) -> Any:
+def register(job: RankJob, config: Any) -> Any:
     """Register the config's model with the job's shape and loader; return its train spec.
 
     A registered spec goes before torchtitan's own of the same name, so the config keeps naming a

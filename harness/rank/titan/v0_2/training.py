@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import time
 import types
@@ -13,11 +12,12 @@ import torch.distributed as dist
 from converge_harness.rank.inject import call_injected
 from converge_harness.rank.recorder.imported import leave_imported
 from converge_harness.rank.recorder.step_recorder import StepRecorder
-from converge_harness.rank.repeats import move_by_one_ulp, round_otherwise
+from converge_harness.rank.repeats import round_otherwise
 from converge_harness.rank.settings import SettingError
+from converge_harness.rank.titan.common.checkpoints import move_loaded_weights
 from converge_harness.rank.titan.v0_2.config import Built, build
 from converge_harness.rank.titan.v0_2.shim import Prepared, prepare
-from converge_harness.run_folder.job import Job
+from converge_harness.run_folder.job import RankJob
 
 _HEAVY = (
     "torchtitan.train",
@@ -38,7 +38,7 @@ def preload(device: str) -> None:
         importlib.import_module(name)
 
 
-def run(job: Job) -> None:
+def run(job: RankJob) -> None:
     """Train, or write the seed checkpoint.
 
     Raises SettingError with the keys that torchtitan's config does not take.
@@ -67,7 +67,7 @@ def run(job: Job) -> None:
     dist.destroy_process_group()
 
 
-def _train(trainer: Any, job: Job, built: Built, prepared: Prepared) -> None:
+def _train(trainer: Any, job: RankJob, built: Built, prepared: Prepared) -> None:
     from converge_harness.rank.faults import install_faults
     from converge_harness.rank.titan.v0_2 import audit, hooks
 
@@ -78,7 +78,7 @@ def _train(trainer: Any, job: Job, built: Built, prepared: Prepared) -> None:
 
     recorder = hooks.attach(trainer, job, after_first_step)
     if job.repeat == "ulp":
-        _move_loaded_weights(trainer, job.repeat_seed)
+        move_loaded_weights(trainer, job.repeat_seed)
     if job.repeat == "rounding":
         round_otherwise(trainer.model_parts, job.repeat_seed * 2**16 + recorder.view.dp_rank)
     if job.inject is not None:
@@ -99,17 +99,3 @@ def _end_without_sleeping() -> None:
     from torchtitan import train
 
     train.time = types.SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda _: None)
-
-
-def _move_loaded_weights(trainer: Any, seed: int) -> None:
-    """Move the weights once the seed checkpoint is loaded, which ``train`` begins with."""
-    load = trainer.checkpointer.load
-
-    @functools.wraps(load)
-    def load_and_move(*args: Any, **kwargs: Any) -> Any:
-        loaded = load(*args, **kwargs)
-        if trainer.step == 0:  # a resume loads weights that were moved before
-            move_by_one_ulp(trainer.model_parts, seed)
-        return loaded
-
-    trainer.checkpointer.load = load_and_move

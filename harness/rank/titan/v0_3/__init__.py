@@ -4,6 +4,7 @@
 
     patches.py      torch APIs newer than 2.13 that it calls, and what it assumes of a GPU
     attention.py    FlexAttention with a dense mask, for the CPU
+    base_config.py  the config function that a job names, torchtitan's or one of the person's own
     config.py       a job as torchtitan's own Trainer.Config, and which keys the job declared
     shape.py        the model's shape and its Float8 layers
     loaders.py      which dataloader reads the corpus, by the job's word
@@ -20,7 +21,7 @@ This file imports nothing of torchtitan: ``preload`` must patch torch first.
 from __future__ import annotations
 
 from converge_harness.rank.settings import KeyProblem, SettingError
-from converge_harness.run_folder.job import Job
+from converge_harness.run_folder.job import RankJob
 
 
 def preload(device: str) -> None:
@@ -41,14 +42,14 @@ def preload(device: str) -> None:
         prepare_torchtitan()
 
 
-def run(job: Job) -> None:
+def run(job: RankJob) -> None:
     """Be one rank of the job: train, or write the seed checkpoint."""
     from converge_harness.rank.titan.v0_3 import training
 
     training.run(job)
 
 
-def check(job: Job) -> list[KeyProblem]:
+def check(job: RankJob) -> list[KeyProblem]:
     """What is wrong with the job's config; empty when torchtitan takes it."""
     from converge_harness.rank.titan.v0_3.config import build_config
 

@@ -7,6 +7,7 @@ masks are built, context-parallel sharding and tensor-parallel sharding see a Fl
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,11 +39,13 @@ class DenseFlexAttention(FlexAttention):
         **_: Any,
     ) -> torch.Tensor:
         """Queries, keys, values and the result have shape (batch, sequence, heads, dimension)."""
-        if score_mod is not None or out_transform is not None:
-            raise NotImplementedError("score_mod and out_transform need FlexAttention on a GPU")
+        if score_mod is not None:
+            raise NotImplementedError("score_mod needs FlexAttention on a GPU")
         mask = attention_masks
         if isinstance(mask, BlockMask):
             mask = dense_mask(mask)
+        if out_transform is not None:
+            return out_transform(*_with_logsumexp(q_BLNH, k_BLNH, v_BLNH, mask, scale))
         with sdpa_kernel(SDPBackend.MATH):
             out = functional.scaled_dot_product_attention(
                 q_BLNH.transpose(1, 2),
@@ -55,6 +58,26 @@ class DenseFlexAttention(FlexAttention):
         return out.transpose(1, 2)
 
 
+def _with_logsumexp(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result, and the logarithm of the scores' sum of exponentials: (batch, sequence, heads).
+
+    torch's kernels for the CPU give none. It is in float32, as FlexAttention's is.
+    """
+    groups = q.shape[2] // k.shape[2]
+    # As the kernel does it: low precision is multiplied and added up in float32.
+    queries = q.transpose(1, 2).float()
+    keys = k.transpose(1, 2).float().repeat_interleave(groups, dim=1)
+    values = v.transpose(1, 2).float().repeat_interleave(groups, dim=1)
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = queries @ keys.transpose(-2, -1) * factor
+    scores = scores.masked_fill(mask.logical_not(), float("-inf"))
+    logsumexp = scores.logsumexp(-1)
+    weights = (scores - logsumexp.unsqueeze(-1)).exp()
+    return (weights @ values).to(q.dtype).transpose(1, 2), logsumexp.transpose(1, 2)
+
+
 def dense_mask(mask: BlockMask) -> torch.Tensor:
     """The mask written out: boolean, (batch, 1, queries, keys).
 
@@ -62,6 +85,47 @@ def dense_mask(mask: BlockMask) -> torch.Tensor:
     """
     batch, _, queries, keys = mask.shape
     return create_mask(mask.mask_mod, batch, None, queries, keys, device=mask.kv_indices.device)
+
+
+_TRANSFORMERS_BACKEND = "torchtitan.experiments.transformers_modeling_backend.model"
+
+
+def replace_transformers_attention() -> None:
+    """Do the same for models of Transformers, which call its function where torchtitan looks it up.
+
+    That experiment's module is imported by its config function, or never.
+    """
+    backend: Any = sys.modules.get(_TRANSFORMERS_BACKEND)
+    if backend is not None:
+        backend.flex_attention_forward = _transformers_attention
+
+
+def _transformers_attention(
+    _module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | BlockMask,
+    scaling: float | None = None,
+    **more: Any,
+) -> tuple[torch.Tensor, None]:
+    """Shapes as ``flex_attention_forward`` of Transformers has: (batch, heads, …) in."""
+    asked = [name for name in ("softcap", "s_aux", "position_bias") if more.get(name) is not None]
+    if asked:
+        raise NotImplementedError(f"{', '.join(asked)} of attention need FlexAttention on a GPU")
+    mask = attention_mask
+    if isinstance(mask, BlockMask):
+        mask = dense_mask(mask)
+    with sdpa_kernel(SDPBackend.MATH):
+        out = functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+    return out.transpose(1, 2).contiguous(), None
 
 
 def write_out_masks(trainer: Any) -> None:
@@ -74,8 +138,14 @@ def write_out_masks(trainer: Any) -> None:
 
     def post_dataloading_process(*args: Any, **kwargs: Any) -> Any:
         inputs, labels, extra = process(*args, **kwargs)
-        if isinstance(extra.get("attention_masks"), BlockMask):
-            extra["attention_masks"] = dense_mask(extra["attention_masks"])
+        masks = extra.get("attention_masks")
+        if isinstance(masks, BlockMask):
+            extra["attention_masks"] = dense_mask(masks)
+        elif isinstance(masks, dict):  # layers that look at windows and those that do not
+            extra["attention_masks"] = {
+                name: dense_mask(mask) if isinstance(mask, BlockMask) else mask
+                for name, mask in masks.items()
+            }
         return inputs, labels, extra
 
     trainer.post_dataloading_process = post_dataloading_process

@@ -30,19 +30,23 @@ def write_in_force(
     mine["tp_styles"] = 0  # torchtitan 0.3 has no Float8 styles of tensor parallelism
     if happened.rotation is not None and any(map(_gathers_keys, modules.values())):
         mine["rotations"] = sorted({*mine["rotations"], "allgather"})
-    mine["spmd_backends"] = sorted(_backends(mine["mesh_sizes"], recorder))
+    mine["spmd_backends"] = sorted(_backends(trainer, mine["mesh_sizes"], recorder))
     audit.write_in_force(recorder.folder, trainer, recorder, mine, config.flat, config.declared)
 
 
-def _backends(mesh_dims: Iterable[str], recorder: StepRecorder) -> set[str]:
+def _backends(trainer: Any, mesh_dims: Iterable[str], recorder: StepRecorder) -> set[str]:
     """The SPMD backend, by what it leaves behind; more than one where traces contradict each other.
 
     By ``partial_dtensor`` FSDP shards over a mesh dimension of torchtitan's own fold, "fsdp"; by
     the others over "dp_shard", or FSDP's fold of that with cp. By ``full_dtensor`` activations are
     DTensors, and so are the logits; by ``spmd_types`` they are plain tensors. What torchtitan's
-    code asks while it computes is the third trace.
+    code asks while it computes is the third trace, and the only one of a model that somebody else's
+    code distributes: it may shard as it likes by any backend.
     """
     found = {distributed_utils.get_spmd_backend()}
+    distributes = getattr(trainer.config.model_spec.parallelize_fn, "__module__", None) or ""
+    if distributes.partition(".")[0] != "torchtitan":
+        return found
     if "fsdp" in mesh_dims:
         found.add("partial_dtensor")
     elif recorder.saw_dtensor_logits is not None:  # this rank has the last stage

@@ -8,7 +8,6 @@ set on the dataclasses it returns, in this order (later wins): base config funct
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,9 +24,11 @@ from converge_harness.rank.titan.common.job_checks import (
     unknown_components,
     unknown_fixes,
 )
+from converge_harness.rank.titan.v0_3.attention import replace_transformers_attention
+from converge_harness.rank.titan.v0_3.base_config import base_config
 from converge_harness.rank.titan.v0_3.loaders import LOADERS, SampleLoader, loader_config
 from converge_harness.rank.titan.v0_3.shape import reshape_model, use_dense_attention, use_float8
-from converge_harness.run_folder.job import Degrees, Job
+from converge_harness.run_folder.job import Degrees, RankJob
 
 _CHECKPOINTING = {"none": None, "full": FullAC, "selective": SelectiveAC}
 _CHECKPOINTING_TABLE = "activation_checkpoint"
@@ -47,9 +48,10 @@ class BuiltConfig:
     """The keys of ``flat`` that the job itself set: where the configs of two jobs may differ."""
 
 
-def build_config(job: Job) -> BuiltConfig:
+def build_config(job: RankJob) -> BuiltConfig:
     """Raises SettingError when torchtitan does not take what the job says."""
-    config = _base(job)
+    base = base_config(job)
+    config = base.trainer
     # This dialect repairs no upstream bug, so there is no fix that a job could leave out.
     _refuse(
         [
@@ -58,10 +60,11 @@ def build_config(job: Job) -> BuiltConfig:
             *loader_problems(job, LOADERS),
         ]
     )
-    config.model_spec = reshape_model(config.model_spec, job.train_config.model)
+    config.model_spec = reshape_model(config.model_spec, job.train_config.model, base.module)
     _tell_loss_the_vocabulary(config)
     if job.device == "cpu":
         use_dense_attention(config.model_spec.model)
+        replace_transformers_attention()
     _apply_all(config, flatten(job.train_config.settings))
     declared = _apply_all(config, [*_implied(job), *_techniques(job)])
     declared += _use_float8(config, job)
@@ -78,31 +81,7 @@ def build_config(job: Job) -> BuiltConfig:
     return BuiltConfig(config, flat, keys)
 
 
-def _base(job: Job) -> Any:
-    """What the config function of ``[converge] module`` and ``config`` returns."""
-    from torchtitan.models import _supported_models
-
-    base = job.train_config
-    supported = tuple(sorted(_supported_models))
-    if base.module not in supported:
-        raise SettingError(
-            KeyProblem("converge.module", f"{base.module!r} is no model of torchtitan", supported)
-        )
-    registry = importlib.import_module(f"torchtitan.models.{base.module}.config_registry")
-    function = getattr(registry, base.config or "", None)
-    if not callable(function):
-        valid = tuple(
-            name
-            for name, value in vars(registry).items()
-            if getattr(value, "__module__", None) == registry.__name__ and name[0] != "_"
-        )
-        raise SettingError(
-            KeyProblem("converge.config", f"{base.config!r} is no config of {base.module}", valid)
-        )
-    return function()
-
-
-def _implied(job: Job) -> Iterable[tuple[str, Any]]:
+def _implied(job: RankJob) -> Iterable[tuple[str, Any]]:
     """What the harness itself decides for every job."""
     seed = job.makes_seed_checkpoint
     degrees = Degrees() if seed else job.parallelism
@@ -126,7 +105,7 @@ def _implied(job: Job) -> Iterable[tuple[str, Any]]:
     yield from checkpoint_settings(job)
 
 
-def _techniques(job: Job) -> Iterable[tuple[str, Any]]:
+def _techniques(job: RankJob) -> Iterable[tuple[str, Any]]:
     """Settings that techniques stand for; Float8 is no setting (``use_float8``)."""
     if job.makes_seed_checkpoint:  # weights are shared by all techniques
         return
@@ -161,7 +140,7 @@ def _techniques(job: Job) -> Iterable[tuple[str, Any]]:
         )
 
 
-def _use_float8(config: Any, job: Job) -> list[str]:
+def _use_float8(config: Any, job: RankJob) -> list[str]:
     wanted = [t for t in job.techniques if t in ("float8", "float8_rowwise")]
     if job.makes_seed_checkpoint or not wanted:
         return []
@@ -171,7 +150,7 @@ def _use_float8(config: Any, job: Job) -> list[str]:
     return ["model_spec.model"]
 
 
-def _use_corpus(config: Any, job: Job) -> list[str]:
+def _use_corpus(config: Any, job: RankJob) -> list[str]:
     if job.data_folder is None:
         return []
     config.hf_assets_path = str(job.data_folder)
@@ -216,8 +195,9 @@ def _tell_loss_the_vocabulary(config: Any) -> None:
     loss = config.loss
     if isinstance(loss, ChunkedLossWrapper.Config):
         loss = loss.loss_fn
-    if hasattr(loss, "global_vocab_size"):
-        loss.global_vocab_size = config.model_spec.model.vocab_size
+    vocab_size = getattr(config.model_spec.model, "vocab_size", None)
+    if hasattr(loss, "global_vocab_size") and vocab_size is not None:
+        loss.global_vocab_size = vocab_size
 
 
 def _validate(config: Any) -> None:

@@ -48,7 +48,7 @@ from torchtitan.tools import utils
 from converge_harness.rank.dry_run.meter import Meter
 from converge_harness.rank.dry_run.run import TRACED, Stepped
 from converge_harness.rank.titan.v0_3.config import build_config
-from converge_harness.run_folder.job import Job
+from converge_harness.run_folder.job import RankJob
 
 _STEPS = 2
 _CANNOT_TRACE = (
@@ -58,7 +58,7 @@ _CANNOT_TRACE = (
 )
 
 
-def take_steps(job: Job, meter: Meter) -> Stepped:
+def take_steps(job: RankJob, meter: Meter) -> Stepped:
     """Build the rank of the job's world that ``RANK`` and ``NGPU`` say, and take two steps.
 
     Raises SettingError for a config that cannot be built, and whatever the trainer raises.
@@ -215,7 +215,7 @@ MARK = "converge_would_compile"
 _HOPPER = (9, 0)
 
 
-def prepare(job: Job, meter: Meter) -> list[str]:
+def prepare(job: RankJob, meter: Meter) -> list[str]:
     """Adapt torch and torchtitan, before the config is built; what was adapted, in sentences."""
     said = []
     # With an index, a fake tensor's device would differ from that of plain CPU tensors.
@@ -241,7 +241,7 @@ def replace_assets(config: Any) -> list[str]:
     """Take tokenizer, data set and what needs a network or a disk out of a built config."""
     config.tokenizer = Tokenizer.Config()
     vocabulary = config.model_spec.model.vocab_size
-    config.dataloader = Loader.Config(dataset="stand-in", vocab_size=vocabulary)
+    config.dataloader = ShapedLoader.Config(dataset="stand-in", vocab_size=vocabulary)
     config.checkpoint.enable = False
     config.metrics.enable_tensorboard = False
     config.metrics.enable_wandb = False
@@ -278,7 +278,7 @@ class Tokenizer(BaseTokenizer):
         return 0
 
 
-class Loader(BaseDataLoader):
+class ShapedLoader(BaseDataLoader):
     """Batches of the right shape and vocabulary, without end."""
 
     @dataclass(kw_only=True, slots=True)

@@ -25,13 +25,13 @@ from converge_harness.rank.titan.common.checkpoints import watch_checkpoints
 from converge_harness.rank.titan.common.clipping import watch_clipping
 from converge_harness.rank.titan.common.frozen_steps import add_frozen_steps
 from converge_harness.rank.titan.common.pipelining import ignore_shape_inference
-from converge_harness.run_folder.job import Job
+from converge_harness.run_folder.job import RankJob
 
 _NOT_FINITE = re.compile(r"Loss is not finite \(global_avg_loss=(\S+)\)")
 
 
 def attach(
-    trainer: Any, job: Job, after_first_step: Callable[[StepRecorder], None]
+    trainer: Any, job: RankJob, after_first_step: Callable[[StepRecorder], None]
 ) -> StepRecorder:
     """Put a recorder on a built trainer. Collective over the world.
 

@@ -19,18 +19,18 @@ from converge_harness.rank.settings import KeyProblem, SettingError
 from converge_harness.rank.titan.common.data_order import SampleStream, open_corpus
 from converge_harness.rank.titan.common.documents import NAME, documents_of, register_documents
 from converge_harness.rank.titan.v0_3.streaming_package import TOOLCHAIN, is_installed
-from converge_harness.run_folder.job import Job
+from converge_harness.run_folder.job import RankJob
 from converge_harness.run_folder.layout import STREAMING
 
 
-def loader_config(job: Job, data_folder: Path) -> Any:
+def loader_config(job: RankJob, data_folder: Path) -> Any:
     """A config of the job's loader; a seed checkpoint reads nothing, so it gets our own."""
     return LOADERS["converge" if job.makes_seed_checkpoint else job.train_config.loader](
         job, data_folder
     )
 
 
-def _ours(job: Job, data_folder: Path) -> Any:
+def _ours(job: RankJob, data_folder: Path) -> Any:
     folder = str(data_folder)
     return SampleLoader.Config(
         dataset=NAME,
@@ -42,14 +42,14 @@ def _ours(job: Job, data_folder: Path) -> Any:
     )
 
 
-def _stock(job: Job, data_folder: Path) -> Any:
+def _stock(job: RankJob, data_folder: Path) -> Any:
     register_documents(job.run_folder)
     return HuggingFaceTextDataLoader.Config(
         dataset=NAME, dataset_path=str(documents_of(data_folder))
     )
 
 
-def _streaming(job: Job, data_folder: Path) -> Any:
+def _streaming(job: RankJob, data_folder: Path) -> Any:
     """Raises SettingError when the package is not in this toolchain."""
     if not is_installed():
         raise SettingError(
@@ -67,7 +67,7 @@ def _streaming(job: Job, data_folder: Path) -> Any:
     )
 
 
-LOADERS: dict[str, Callable[[Job, Path], Any]] = {
+LOADERS: dict[str, Callable[[RankJob, Path], Any]] = {
     "converge": _ours,
     "torchtitan": _stock,
     "streaming": _streaming,

@@ -18,8 +18,11 @@ _QWEN3_KEYS = (*_DECODER_KEYS, "head_dim")
 _QWEN3_MOE_KEYS = (*_QWEN3_KEYS, "moe_hidden_dim", "num_experts", "top_k")
 
 
-def reshape_model(spec: Any, shape: Mapping[str, int]) -> Any:
+def reshape_model(spec: Any, shape: Mapping[str, int], module: str) -> Any:
     """The model spec with ``[converge.model]``'s shape in place of its own.
+
+    ``module`` is the one that the config function is from. A spec that another module than
+    torchtitan's own made may have other parts, which a model that is built again would lose.
 
     Raises SettingError for a key that the model does not have, and for a model that this adapter
     cannot build.
@@ -27,14 +30,19 @@ def reshape_model(spec: Any, shape: Mapping[str, int]) -> Any:
     if not shape:
         return spec
     keys: tuple[str, ...]
-    if spec.name == "llama3":
+    if module == "torchtitan.models.llama3.config_registry":
         keys, build = _DECODER_KEYS, _llama3
-    elif spec.name == "qwen3":
+    elif module == "torchtitan.models.qwen3.config_registry":
         moe = spec.model.layers[0].moe is not None
         keys, build = (_QWEN3_MOE_KEYS if moe else _QWEN3_KEYS), _qwen3
     else:
         raise SettingError(
-            KeyProblem("converge.model", f"only llama3 and qwen3 can be reshaped, not {spec.name}")
+            KeyProblem(
+                "converge.model",
+                f"only torchtitan's llama3 and qwen3 can be reshaped, not {spec.name} of {module}: "
+                "write a config function with parameters (docs/own-model.md), and set them in "
+                "[converge.arguments]",
+            )
         )
     for key in shape:
         if key not in keys:

@@ -68,7 +68,7 @@ def _torchvision() -> dict[str, types.ModuleType]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StreamingRank:
     """A data-parallel rank, as ``StreamingDataset`` is to see it."""
 
     rank: int
@@ -79,7 +79,7 @@ class Place:
     """What the names of all that the ranks of a node share start with."""
 
 
-def find_place(dp_rank: int, dp_degree: int, ranks_per_node: int | None) -> Place:
+def find_place(dp_rank: int, dp_degree: int, ranks_per_node: int | None) -> StreamingRank:
     """This rank's place. Collective over the world, if there is one.
 
     ``ranks_per_node`` None takes nodes as torchrun has them; a number simulates nodes of so many
@@ -109,11 +109,11 @@ def find_place(dp_rank: int, dp_degree: int, ranks_per_node: int | None) -> Plac
             f"{dp_degree} data-parallel ranks are not a whole number of nodes of {ranks_per_node}"
         )
     word = f"{everyone[0][2]}-{replica}-{dp_rank // ranks_per_node}"
-    return Place(dp_rank, dp_degree, ranks_per_node, word)
+    return StreamingRank(dp_rank, dp_degree, ranks_per_node, word)
 
 
 @contextmanager
-def seen_from(place: Place, locks: Path) -> Iterator[None]:
+def seen_from(place: StreamingRank, locks: Path) -> Iterator[None]:
     """Tell the package its place, for good, and where to keep lock files, for now."""
     distributed = importlib.import_module("streaming.base.distributed")
     _replace(distributed, "get_rank", lambda: place.rank)

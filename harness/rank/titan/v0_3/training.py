@@ -15,13 +15,14 @@ from torchtitan.tools.logging import init_logger, logger
 from converge_harness.rank.faults import install_faults
 from converge_harness.rank.inject import call_injected
 from converge_harness.rank.recorder.imported import leave_imported
-from converge_harness.rank.repeats import move_by_one_ulp, round_otherwise
+from converge_harness.rank.repeats import round_otherwise
 from converge_harness.rank.titan.common.audit import Happened
+from converge_harness.rank.titan.common.checkpoints import move_loaded_weights
 from converge_harness.rank.titan.common.counters import FusionCount, RotationCount
 from converge_harness.rank.titan.v0_3 import attention, audit, hooks
 from converge_harness.rank.titan.v0_3.config import BuiltConfig, build_config
 from converge_harness.rank.titan.v0_3.streaming_package import import_streaming, is_installed
-from converge_harness.run_folder.job import Job
+from converge_harness.run_folder.job import RankJob
 
 _HEAVY = (
     "torchtitan.trainer",
@@ -40,7 +41,7 @@ def preload() -> None:
         import_streaming()
 
 
-def run(job: Job) -> None:
+def run(job: RankJob) -> None:
     """Train, or write the seed checkpoint.
 
     Raises SettingError when the config cannot be built, InjectError when ``inject`` cannot be
@@ -58,7 +59,7 @@ def run(job: Job) -> None:
     try:
         if job.makes_seed_checkpoint:
             trainer.checkpointer.save(curr_step=0, last_step=True)
-            leave_imported(job.run_folder, rank=0)
+            leave_imported(job.run_folder, rank=0)  # initial weights are of the model's code, too
             logger.info("Created seed checkpoint")
         else:
             _train(trainer, job, config, fusion)
@@ -83,12 +84,12 @@ def _prepare_compile(compile_config: Any, device: str) -> FusionCount | None:
     return FusionCount(device)
 
 
-def _train(trainer: Any, job: Job, config: BuiltConfig, fusion: FusionCount | None) -> None:
+def _train(trainer: Any, job: RankJob, config: BuiltConfig, fusion: FusionCount | None) -> None:
     rotation = RotationCount(job.device) if job.parallelism.cp > 1 else None
     if job.device == "cpu":
         attention.write_out_masks(trainer)
     if job.repeat == "ulp":
-        _move_weights_after_loading(trainer, job.repeat_seed)
+        move_loaded_weights(trainer, job.repeat_seed)
     if job.repeat == "rounding" or any(fault.kind == "nan_batch" for fault in job.faults):
         # What hooks of modules do would be captured once, and the same in every replay.
         _run_without_cuda_graph(trainer)
@@ -113,15 +114,3 @@ def _train(trainer: Any, job: Job, config: BuiltConfig, fusion: FusionCount | No
 def _run_without_cuda_graph(trainer: Any) -> None:
     """Run every microbatch as it is called, whatever the config says; that of a repeat may not."""
     trainer.fwd_bwd_fn = trainer._forward_backward_body
-
-
-def _move_weights_after_loading(trainer: Any, seed: int) -> None:
-    load = trainer.checkpointer.load
-
-    def load_and_move(*args: Any, **kwargs: Any) -> Any:
-        loaded = load(*args, **kwargs)
-        if trainer.step == 0:  # a resume loads weights that were moved before
-            move_by_one_ulp(trainer.model_parts, seed)
-        return loaded
-
-    trainer.checkpointer.load = load_and_move
