@@ -133,6 +133,7 @@ class SetBuilder:
             waive=tuple(table.waive),
             inject=inject,
             without_fixes=tuple(table.without_fixes),
+            deterministic=self.of_file.deterministic,
             control=control.name if control else None,
             note=table.note,
             trainer=self.of_file.trainer,

@@ -10,13 +10,17 @@ from dataclasses import asdict
 from converge_harness.guide.base import CUDA_GRAPHS, Base, config_setting
 from converge_harness.guide.factor import Factor
 from converge_harness.guide.recommend import KEPT, Recommended
-from converge_harness.model import OwnTechnique, Setting
+from converge_harness.model import ENOUGH_RERUNS, OwnTechnique, Repeat, RepeatKind, Setting
 from converge_harness.plan.rules import RULES
 from converge_harness.trainers import features_of, trainer_of
 
 WIDTH = 100
 FEW_REPEATS = ("rerun", "ulp", "ulp.2")
 """For a config too large to repeat seven times; as in ``experiments/llama3_8b.toml``."""
+_RERUNS = tuple(str(Repeat(RepeatKind.RERUN, number)) for number in range(1, ENOUGH_RERUNS + 1))
+NOISY_REPEATS = (*_RERUNS, "ulp", "ulp.2", "permute")
+"""Where runs differ by themselves: that is what is to be learnt."""
+FEW_NOISY_REPEATS = (*_RERUNS, "ulp")
 
 
 def write_experiment(
@@ -27,6 +31,7 @@ def write_experiment(
     name: str | None,
     train_config: str,
     place: Callable[[str], str] = str,
+    deterministic: bool = True,
 ) -> str:
     """The whole file.
 
@@ -37,19 +42,28 @@ def write_experiment(
         name: of the experiment; None: the file's.
         train_config: path of the base config as written in the file.
         place: from the path of another file to the path as written in this one.
+        deterministic: as ``[trainer]`` says.
     """
     control, *tests = sets
     own = [factor.own for factor in named if factor.own]
     lines = [*_heading(base, named), "schema = 1"]
     if name is not None:
         lines.append(f"name = {_toml(name)}")
-    if not base.control.spec.train_config.own_loader:
+    few = not base.control.spec.train_config.own_loader
+    if few:
         lines.append(
             "# A/A repeats of the control; `converge calibrate` stores the limits learnt from them."
         )
+    if not deterministic:
+        lines.append(
+            "# Reruns show how far two runs of one set lie apart; add more of them freely."
+        )
+        lines.append(f"repeats = {_toml(list(FEW_NOISY_REPEATS if few else NOISY_REPEATS))}")
+    elif few:
         lines.append(f"repeats = {_toml(list(FEW_REPEATS))}")
     lines += ["", "[trainer]", f"train_config = {_toml(train_config)}"]
     lines += [f"toolchain = {_toml(base.control.spec.toolchain)}"]
+    lines += [] if deterministic else ["deterministic = false"]
     common = dict(base.control.spec.overrides)
     lines += _common(base, common, tests)
     for each in own:

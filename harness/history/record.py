@@ -173,6 +173,7 @@ def _meaning(job: Job) -> dict[str, Any]:
         "schedule": spec.pipeline_schedule,
         "rotation": spec.cp_rotation,
         **({"spmd_backend": spec.spmd_backend} if spec.spmd_backend else {}),
+        **({} if spec.deterministic else {"deterministic": False}),
         "train_config": asdict(spec.train_config) | {"path": None},
         "overrides": dict(spec.overrides),
         "inject": spec.inject,

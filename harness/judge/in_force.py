@@ -94,7 +94,7 @@ def _function(target: str | None) -> str:
 
 
 def _other_choices(spec: SetSpec, ran: InForce) -> Iterator[str]:
-    """Schedule, rotation and SPMD backend, where one is named."""
+    """Schedule, rotation and SPMD backend, where one is named, and deterministic algorithms."""
     schedule = ran.get("pipeline_schedule")
     if spec.pipeline_schedule and _plain(schedule) != _plain(spec.pipeline_schedule):
         yield f"schedule {spec.pipeline_schedule} is named, {schedule} is in force"
@@ -104,6 +104,10 @@ def _other_choices(spec: SetSpec, ran: InForce) -> Iterator[str]:
     backend = ran.get("spmd_backend")
     if spec.spmd_backend and backend != spec.spmd_backend:
         yield f"SPMD backend {spec.spmd_backend} is named, {backend} is in force"
+    deterministic = _table(ran, "config").get("debug.deterministic", spec.deterministic)
+    if deterministic != spec.deterministic:
+        named, found = (str(each).lower() for each in (spec.deterministic, deterministic))
+        yield f"deterministic = {named} is named, {found} is in force"
 
 
 def not_named(spec: SetSpec, ran: InForce) -> Iterator[str]:

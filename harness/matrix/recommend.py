@@ -33,11 +33,18 @@ DEFAULT_DP = 2
 
 
 def recommended_file(
-    technique: Sequence[str], dp: int, base: str, *, name: str | None, out: Path | None
+    technique: Sequence[str],
+    dp: int,
+    base: str,
+    *,
+    name: str | None,
+    out: Path | None,
+    deterministic: bool = True,
 ) -> str:
     """The text of the experiment file for techniques, on the train config ``base``.
 
-    ``out`` is where it will lie (None: it is printed), from where its paths lead.
+    ``out`` is where it will lie (None: it is printed), from where its paths lead. Without
+    ``deterministic`` all sets train by the kernels of production.
 
     Raises ConfigError: a word is not known, or a technique cannot run on this base.
     """
@@ -48,7 +55,13 @@ def recommended_file(
 
     def written(train_config: str, place: Callable[[str], str]) -> str:
         return guide.write_experiment(
-            sized, named, sets, name=name, train_config=train_config, place=place
+            sized,
+            named,
+            sets,
+            name=name,
+            train_config=train_config,
+            deterministic=deterministic,
+            place=place,
         )
 
     _require_right(written(str(_found(base)), lambda path: str(_found(path))), out)

@@ -217,6 +217,7 @@ def _meaning(spec: SetSpec) -> tuple[object, ...]:
         dict(spec.overrides),
         spec.inject,
         spec.without_fixes,
+        spec.deterministic,
         spec.segments,
         broken_by(spec.recovery),
     )

@@ -160,6 +160,9 @@ DEFAULT_REPEATS = (
     Repeat(RepeatKind.PERMUTE, 2),
 )
 """Repeats of every control, unless the file names others."""
+ENOUGH_RERUNS = 3
+"""Plain reruns from which the noise of kernels that are not deterministic is learnt: each is held
+against the two others."""
 FROZEN_STEPS = 16
 """Frozen steps of every run that is judged by a reference, by default."""
 FEWEST_DRAWN = 4
@@ -360,6 +363,8 @@ class SetSpec:
     """Names of the rules of the converging guide that this set waives."""
     inject: str | None = None
     """``path/to/file.py:function``, called in every rank with the built trainer."""
+    deterministic: bool = True
+    """Whether torch may use deterministic algorithms only; off: the kernels of production."""
     without_fixes: tuple[str, ...] = ()
     """The CPU shim's fixes of upstream bugs that are left out, to show the bug."""
     control: str | None = None

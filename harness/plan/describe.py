@@ -57,6 +57,8 @@ class PlanRow:
     """Empty where there is no choice."""
     own_techniques: Mapping[str, str] = field(default_factory=dict)
     """By name, what each of the experiment file's own techniques is, as a sentence."""
+    deterministic: bool = True
+    """Whether torch uses deterministic algorithms only."""
     passes: int = 1
     """How many passes the run has if everything goes as planned."""
 
@@ -98,6 +100,7 @@ def _row(job: Job, control: Job) -> PlanRow:
         recovery=spec.recovery,
         trainer=trainer_of(spec).describe(spec),
         spmd_backend=spec.spmd_backend or "",
+        deterministic=spec.deterministic,
         passes=_passes(spec),
     )
 

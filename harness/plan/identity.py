@@ -127,6 +127,8 @@ def _facts(
         "cp_rotation": spec.cp_rotation,
         # Only if there is such a choice.
         **({"spmd_backend": spec.spmd_backend} if spec.spmd_backend else {}),
+        # Only where it is switched off, so that existing runs keep their identities.
+        **({} if spec.deterministic else {"deterministic": False}),
         "without_fixes": sorted(spec.without_fixes),
         "inject": _injected(spec.inject, surroundings),
         "data": None if data is None else surroundings.data[data],

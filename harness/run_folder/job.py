@@ -136,6 +136,8 @@ class JobDocument(TypedDict, total=False):
     repeat_seed: int
     inject: str | None
     without_fixes: list[str]
+    deterministic: bool
+    """Only where it is false."""
     device: str
     code: dict[str, str]
     """Only of a torchtitan that its version does not identify: SHA-256 of its files when the job
@@ -155,6 +157,7 @@ SHAPES: Mapping[str, Shape] = {
     "own_techniques": OBJECTS,
     "overrides": OBJECT,
     "without_fixes": TEXTS,
+    "deterministic": FLAG,
     "pipeline_schedule": TEXT,
     "cp_rotation": TEXT,
     "spmd_backend": TEXT,
@@ -321,6 +324,8 @@ class RankJob:
     inject: str | None = None
     """``/abs/path.py:function``, called with the built trainer."""
     without_fixes: tuple[str, ...] = ()
+    deterministic: bool = True
+    """Whether torch uses deterministic algorithms only."""
     segments: tuple[RankSegment, ...] = ()
     """Of an elastic set, in order."""
     segment: int | None = None
@@ -477,6 +482,7 @@ def _job(raw: JobDocument) -> RankJob:
         repeat_seed=raw.get("repeat_seed") or 1,
         inject=raw.get("inject"),
         without_fixes=tuple(raw.get("without_fixes") or ()),
+        deterministic=raw.get("deterministic", True),
         is_probed=is_probed(raw),
         segments=tuple(
             RankSegment(

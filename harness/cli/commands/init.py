@@ -56,6 +56,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="write it here (default: print it; of an example NAME.toml)",
     )
     parser.add_argument("--name", help="of the experiment (default: the file's)")
+    parser.add_argument(
+        "--not-deterministic",
+        action="store_true",
+        help="train by the kernels of production (deterministic = false), with more reruns of the "
+        "control, from which the noise of a run is learnt",
+    )
     parser.add_argument("--force", action="store_true", help="replace FILE if it is there")
     parser.add_argument(
         "--example",
@@ -79,7 +85,12 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     if out is not None:
         _require_free(out, force=arguments.force)
     text = recommended_file(
-        arguments.technique, arguments.dp, arguments.base, name=arguments.name, out=out
+        arguments.technique,
+        arguments.dp,
+        arguments.base,
+        name=arguments.name,
+        out=out,
+        deterministic=not arguments.not_deterministic,
     )
     if out is None:
         print(text, end="")

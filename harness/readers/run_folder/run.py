@@ -206,6 +206,7 @@ def read_spec(path: Path) -> SetSpec | None:
             overrides=job["overrides"],
             inject=job["inject"],
             without_fixes=tuple(job["without_fixes"]),
+            deterministic=job.get("deterministic", True),
             kind=_kind(job),
             segments=tuple(_segment(entry) for entry in job.get("segments") or ()),
             recovery=_recovery(job),

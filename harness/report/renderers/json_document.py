@@ -83,6 +83,7 @@ def _run(run: RunView) -> dict[str, Any]:
         "own_techniques": dict(run.own_techniques),
         "inject": run.inject or None,
         "toolchain": run.toolchain,
+        "deterministic": run.deterministic,
         "tokens_per_step": run.tokens_per_step,
         "wall_s": _value(run.wall_s),
         "reused": run.reused,

@@ -27,6 +27,8 @@ def _suite(test: TestView) -> TestSuite:
         suite.add_property(f"technique {name}", value)
     if test.run.inject:
         suite.add_property("inject", test.run.inject)
+    if test.run.deterministic is False:
+        suite.add_property("deterministic", "false")
     for name, value in _passes(test).items():
         suite.add_property(name, value)
     for check in test.verdict.checks:

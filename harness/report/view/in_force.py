@@ -33,6 +33,8 @@ def techniques_of(spec: SetSpec, control: SetSpec | None = None) -> tuple[str, .
         named.append(str(spec.spmd_backend))
     if spec.injected:
         named.append(plain(spec.injected))
+    if not spec.deterministic:
+        named.append("not deterministic")
     return tuple(named)
 
 

@@ -79,6 +79,8 @@ class RunView:
     inject: str = ""
     """``file.py:function`` that is injected; empty if none is."""
     toolchain: str = ""
+    deterministic: bool | None = None
+    """Whether torch was held to deterministic algorithms; None where nothing says so."""
     note: str = ""
     repeat: str = ""
     """How an A/A repeat differs from its control; empty for other runs."""

@@ -93,7 +93,7 @@ def _implied(job: RankJob) -> Iterator[tuple[str, Any]]:
         yield "parallelism.context_parallel_rotate_method", job.cp_rotation
     yield "training.steps", job.steps
     yield "debug.seed", job.seed
-    yield "debug.deterministic", True
+    yield "debug.deterministic", job.deterministic
     yield "job.dump_folder", str(job.run_folder)
     yield "metrics.log_freq", 1
     yield "metrics.disable_color_printing", True

@@ -110,7 +110,7 @@ def _implied(job: RankJob) -> Iterable[tuple[str, Any]]:
     if job.device == "cpu" or degrees.pp > 1:
         yield "training.disable_cuda_graphs", True
     yield "debug.seed", job.seed
-    yield "debug.deterministic", True
+    yield "debug.deterministic", job.deterministic
     yield "metrics.log_freq", 1
     yield "dump_folder", str(job.run_folder)
     yield from checkpoint_settings(job)

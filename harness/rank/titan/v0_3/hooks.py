@@ -40,12 +40,14 @@ def attach(
     """
     recorder = StepRecorder(_view(trainer), job)
     _watch_loss(trainer, recorder)
+    _watch_forward_backward(trainer, recorder)
     if trainer.parallel_dims.pp_enabled:
         ignore_shape_inference(trainer.pp_schedule, recorder)
     watch_clipping(distributed_utils, trainer_module, recorder)
     _watch_metrics(trainer, recorder)
     _watch_steps(trainer, recorder, lambda: after_first_step(recorder))
-    add_frozen_steps(trainer, job, recorder)
+    graphs = not trainer.config.training.disable_cuda_graphs
+    add_frozen_steps(trainer, job, recorder, keeps_gradients=graphs)
     if job.resumes:
         watch_checkpoints(trainer, job, recorder)
     return recorder
@@ -127,6 +129,20 @@ def _watch_loss(trainer: Any, recorder: StepRecorder) -> None:
 
     loss.__class__ = Watched
     loss.fn = watched
+
+
+def _watch_forward_backward(trainer: Any, recorder: StepRecorder) -> None:
+    """Frame the part of a microbatch that torchtitan may put into a CUDA graph; none in a pipeline.
+
+    The first call runs it as it is, the second captures it, and that and all later ones replay it.
+    """
+    forward_backward = trainer.fwd_bwd_fn
+
+    def watched(*args: Any) -> Any:
+        with recorder.forward_backward():
+            return forward_backward(*args)
+
+    trainer.fwd_bwd_fn = watched
 
 
 def _watch_metrics(trainer: Any, recorder: StepRecorder) -> None:

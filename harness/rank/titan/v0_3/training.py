@@ -110,6 +110,9 @@ def _train(
         attention.write_out_masks(trainer)
     if job.repeat == "ulp":
         move_loaded_weights(trainer, job.repeat_seed)
+    if job.repeat == "rounding" or any(fault.kind == "nan_batch" for fault in job.faults):
+        # What hooks of modules do would be captured once, and the same in every replay.
+        _run_without_cuda_graph(trainer)
 
     injected: list[str] = []
     happened = Happened(injected, rotation=rotation, fusion=fusion, own=own)
@@ -127,3 +130,8 @@ def _train(
     recorder.close()
     # The rank that serves the process group's store must not leave before the others are done.
     dist.barrier()
+
+
+def _run_without_cuda_graph(trainer: Any) -> None:
+    """Run every microbatch as it is called, whatever the config says; that of a repeat may not."""
+    trainer.fwd_bwd_fn = trainer._forward_backward_body
