@@ -171,7 +171,7 @@ def _unable(job: Job, exit_code: int, log: str) -> str:
     checkout = "CONVERGE_CHECKOUT=FOLDER " if revision else ""
     return (
         f"toolchain {toolchain.name} cannot check configs (exit code {exit_code}):\n{log}\n"
-        f"build it again with: {checkout}nox -s toolchain -- {toolchain.name}"
+        f"build it again with: {checkout}converge toolchain build --fresh {toolchain.name}"
     )
 
 
