@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import hashlib
+import importlib.util
 import os
 import re
 import shutil
-import subprocess
 import sys
-import tomllib
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from types import ModuleType
 
 import nox
 from nox.command import CommandFailed
@@ -25,27 +22,6 @@ nox.options.sessions = ["lint", "tests"]
 ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
 TOOLCHAIN_ROOT = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What a toolchain contains besides torch, which is always installed first, and converge."""
-
-    torchtitan: str | None = None
-    """The release of torchtitan, with its requirements; None: no torchtitan."""
-    instead: Mapping[str, str] = field(default_factory=dict)
-    """Versions that replace those in constraints.txt, by package."""
-    packages: tuple[str, ...] = ()
-    built: tuple[str, ...] = ()
-    """Packages built from source, with what is installed by then."""
-    alone: tuple[str, ...] = ()
-    """Packages installed without their declared dependencies; the needed ones are in `packages`."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables for building packages."""
-    modules: str | None = None
-    """A folder of this repository whose modules the environment can import."""
-
-
 DEFAULT_TOOLCHAIN = "torchtitan-0.3.0"
 OLDER_TORCH_TOOLCHAIN = f"{DEFAULT_TOOLCHAIN}-torch-2.13"
 OLDER_TOOLCHAIN = "torchtitan-0.2.2"
@@ -53,45 +29,6 @@ TOOLCHAINS = (DEFAULT_TOOLCHAIN, OLDER_TORCH_TOOLCHAIN, OLDER_TOOLCHAIN)
 """What the tests need. Every other toolchain is optional: without it, its tests are skipped."""
 UV = ("python", "-m", "uv")
 STREAMING_TOOLCHAIN = f"{DEFAULT_TOOLCHAIN}-streaming"
-OLDER_TORCH = {"torch": "2.13.0", "triton": "3.7.1"}
-"""The older torch, with the triton that its CUDA build pins."""
-RECIPES = {
-    DEFAULT_TOOLCHAIN: Recipe("0.3.0"),
-    OLDER_TORCH_TOOLCHAIN: Recipe("0.3.0", instead=OLDER_TORCH),
-    OLDER_TOOLCHAIN: Recipe("0.2.2", instead=OLDER_TORCH),
-    # What MosaicML Streaming pins (numpy < 2.2, transformers < 5, a torchvision that PyPI has for
-    # CUDA only, clients of six clouds) clashes with torch and torchtitan.
-    STREAMING_TOOLCHAIN: Recipe(
-        "0.3.0",
-        instead=OLDER_TORCH,
-        packages=("cramjam", "transformers"),
-        alone=("mosaicml-streaming", "python-snappy", "brotli", "catalogue", "zstd"),
-    ),
-    # torchtitan is here for its model and its sharding, with which ZeRO is compared. DeepSpeed's
-    # kernels are not built; it falls back to its torch implementations.
-    "deepspeed-0.19.8": Recipe(
-        "0.3.0",
-        instead=OLDER_TORCH,
-        packages=("setuptools", "wheel", "ninja"),
-        built=("deepspeed",),
-        environment={"DS_BUILD_OPS": "0"},
-    ),
-    # Composer pins torch < 2.7.1 and an older numpy. It imports torchvision (see Streaming) and a
-    # cloud client, neither of which is used here: two stub modules replace them.
-    "composer-0.32.1": Recipe(
-        instead=OLDER_TORCH,
-        packages=(
-            *("numpy", "requests", "pyyaml", "tqdm", "psutil", "py-cpuinfo", "packaging"),
-            *("importlib-metadata", "lightning-utilities", "pillow"),
-        ),
-        alone=("mosaicml", "torchmetrics", "coolname"),
-        modules="experiments/trainers/stand_ins",
-    ),
-    "transformers-5.23.0": Recipe(
-        instead=OLDER_TORCH, packages=("numpy", "transformers", "accelerate")
-    ),
-}
-"""Name to recipe; versions are in constraints.txt, and those of the older torch above."""
 FRAMEWORKS = {
     "deepspeed-0.19.8": ("tests/e2e/test_zero.py", "tests/rank/test_probe_deepspeed.py"),
     "composer-0.32.1": ("tests/e2e/test_composer.py",),
@@ -143,119 +80,24 @@ BENCHMARKS = {
 }
 
 
-def train_requirements() -> list[str]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [name for name in project["optional-dependencies"]["train"] if name != "torchtitan"]
-
-
-def constraints_of(text: str, instead: Mapping[str, str | None]) -> str:
-    """constraints.txt with some versions replaced; None removes the line."""
-    for package, version in instead.items():
-        line = f"{package}=={version}" if version else ""
-        text, replaced = re.subn(rf"(?m)^{re.escape(package)}==.*$", line, text)
-        if not replaced:
-            raise ValueError(f"constraints.txt pins no {package}")
-    return text
-
-
-def torchtitan_of(session: nox.Session, version: str, revision: str) -> str:
-    """What pip installs: a release, or a commit of ``$CONVERGE_CHECKOUT`` by its full hash."""
-    if not revision:
-        return f"torchtitan=={version}"
-    checkout = os.environ.get("CONVERGE_CHECKOUT")
-    if not checkout:
-        session.error(
-            f"torchtitan at {revision} of which checkout? set CONVERGE_CHECKOUT=FOLDER, a clone of "
-            "https://github.com/pytorch/torchtitan"
-        )
-    folder = Path(checkout).expanduser().resolve()
-    resolve = ("git", "-C", str(folder), "rev-parse", "--verify", f"{revision}^{{commit}}")
-    # 128: git does not know the folder or revision; our own message below is clearer than git's.
-    found = session.run(*resolve, external=True, silent=True, success_codes=[0, 128]) or ""
-    commit = found.strip()
-    if not re.fullmatch("[0-9a-f]{40,64}", commit) or not (folder / "torchtitan").is_dir():
-        session.error(
-            f"CONVERGE_CHECKOUT={checkout}: not a clone of torchtitan that has {revision} "
-            "(its branches and tags: git branch --all, git tag; git fetch brings new ones)"
-        )
-    return f"git+{folder.as_uri()}@{commit}"
-
-
 class NotBuiltError(Exception):
-    """A toolchain could not be built; the message says why."""
+    """A toolchain could not be built; what said why is in the log of the session."""
 
 
 def make_toolchain(session: nox.Session, name: str) -> Path:
-    """Make ``.toolchains/NAME`` unless it is there and up to date; return its Python.
+    """Bring ``.toolchains/NAME`` up to date, with what tests of rank code need; return its Python.
 
-    ``torchtitan-0.3.0@REVISION`` has that release's packages, but torchtitan from a git checkout.
-    It is rebuilt when the revision has moved.
+    The session has converge installed (``install_light``).
 
     Raises:
-        NotBuiltError: uv could not install it. Then only uv's log is left.
+        NotBuiltError: it could not be built.
     """
-    release, at, revision = name.partition("@")
-    recipe = RECIPES.get(release)
-    if recipe is None or (at and not (revision and release.startswith("torchtitan-"))):
-        session.error(f"unknown toolchain {name!r}; there are: {', '.join(RECIPES)}")
-    titan = (
-        (*train_requirements(), torchtitan_of(session, recipe.torchtitan, revision))
-        if recipe.torchtitan
-        else ()
-    )
-    folder = TOOLCHAIN_ROOT / name
-    python = folder / "bin" / "python"
-    stamp = folder / "converge.stamp"
-    parts = (
-        str(ROOT),
-        "converge-harness",
-        CONSTRAINTS.read_text(),
-        repr(recipe),
-        *titan,
-        *RANK_TEST_PACKAGES,
-    )
-    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    if stamp.is_file() and stamp.read_text() == digest and python.exists():
-        return python
-    session.log(f"building toolchain {name} in {folder} (a minute or two, once)")
-    shutil.rmtree(folder, ignore_errors=True)
-    TOOLCHAIN_ROOT.mkdir(parents=True, exist_ok=True)
-    instead = dict(recipe.instead)
-    if recipe.torchtitan:
-        instead["torchtitan"] = None if revision else recipe.torchtitan
-    constraints = Path(session.create_tmp()) / f"constraints-{name}.txt"
-    constraints.write_text(constraints_of(CONSTRAINTS.read_text(), instead))
-    steps: tuple[tuple[str, ...], ...] = (
-        # torch first and alone: resolved as a dependency, another build of it might be picked.
-        ("torch",),
-        (*titan, *recipe.packages, *RANK_TEST_PACKAGES),
-        ("--no-build-isolation", *recipe.built) if recipe.built else (),
-        ("--no-deps", *recipe.alone) if recipe.alone else (),
-        ("--no-deps", "-e", str(ROOT)),
-    )
-    # uv and not pip: toolchains share files by hard links from its cache, several gigabytes each.
-    options, environment = install_uv(session)
-    environment |= recipe.environment
-    # Compile now, in one process; ranks would all do it at once, and may lack write permission.
-    install = (*UV, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(python))
-    log = TOOLCHAIN_ROOT / f"{name}.log"
+    command = ("converge", "toolchain", "build", name, "--with", *RANK_TEST_PACKAGES)
     try:
-        with log.open("w") as output:
-            to_log = {"stdout": output, "stderr": subprocess.STDOUT, "env": environment}
-            session.run(*UV, "venv", "--quiet", "--python", sys.executable, str(folder), **to_log)
-            for step in filter(None, steps):
-                session.run(*install, *options, "-c", str(constraints), *step, **to_log)
+        session.run(*command, env={"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)})
     except CommandFailed as error:
-        # A half-built environment would be used, and fail with a confusing error.
-        shutil.rmtree(folder, ignore_errors=True)
-        reason = f"{first_error(log.read_text())} (full log of uv: {log})"
-        raise NotBuiltError(reason) from error
-    log.unlink()
-    if recipe.modules:
-        (packages,) = folder.glob("lib/python*/site-packages")
-        (packages / "converge_modules.pth").write_text(f"{ROOT / recipe.modules}\n")
-    stamp.write_text(digest)
-    return python
+        raise NotBuiltError(name) from error
+    return TOOLCHAIN_ROOT / name / "bin" / "python"
 
 
 def install_uv(session: nox.Session) -> tuple[list[str], dict[str, str]]:
@@ -263,77 +105,39 @@ def install_uv(session: nox.Session) -> tuple[list[str], dict[str, str]]:
     session.install("--quiet", "-c", str(CONSTRAINTS), "uv")
     list_settings = ("python", "-m", "pip", "config", "list")
     listed = session.run_install(*list_settings, silent=True, log=False) or ""
-    return uv_settings(pip_settings(listed))
+    found = installer()
+    return found.uv_settings(found.pip_settings(listed))
 
 
-def pip_settings(listed: str) -> dict[str, str]:
-    """The settings of ``pip install`` in the output of ``pip config list``."""
-    found: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
-    for line in listed.splitlines():
-        key, _, value = line.partition("=")
-        section, _, name = key.rpartition(".")
-        if section in found:
-            found[section][name] = str(ast.literal_eval(value))
-    return {**found["global"], **found["install"], **found[":env:"]}  # in pip's order of precedence
-
-
-def uv_settings(pip: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Options and variables that make uv use pip's indexes; uv does not read pip's settings."""
-    options = [
-        f"--{name}={value}"
-        for name in ("index-url", "extra-index-url", "find-links")
-        for value in pip.get(name, "").split()
-    ]
-    # As pip does: the best version on all indexes, not that of the first index with the package.
-    options.append("--index-strategy=unsafe-best-match")
-    if pip.get("no-index", "").lower() in ("1", "true", "yes", "on"):
-        options.append("--no-index")
-    options += [f"--allow-insecure-host={host}" for host in pip.get("trusted-host", "").split()]
-    environment = {}
-    if "cert" in pip:
-        environment["SSL_CERT_FILE"] = pip["cert"]
-    if "proxy" in pip:
-        environment |= {"HTTP_PROXY": pip["proxy"], "HTTPS_PROXY": pip["proxy"]}
-    return options, environment
-
-
-def first_error(log: str) -> str:
-    """uv's first error with its cause, in one line; else the last line of the log."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()] or ["uv said nothing"]
-    for number, line in enumerate(lines):
-        if line.lower().startswith("error:"):
-            cause = next(iter(lines[number + 1 :]), "")
-            return f"{line}: {cause.removeprefix('cause: ')}" if cause[:6] == "cause:" else line
-    return lines[-1]
+def installer() -> ModuleType:
+    """How converge itself reads pip's settings; by its path, since it is not installed yet."""
+    path = ROOT / "harness" / "toolchains" / "installer.py"
+    made = importlib.util.spec_from_file_location("installer", path)
+    module = importlib.util.module_from_spec(made)
+    sys.modules["installer"] = module  # its dataclass looks its own module up
+    made.loader.exec_module(module)
+    return module
 
 
 def build_toolchain(session: nox.Session, name: str) -> Path:
     """Make a toolchain; end the session with an error if it cannot be built."""
     try:
         return make_toolchain(session, name)
-    except NotBuiltError as error:
-        session.error(f"toolchain {name} could not be built: {error}")
+    except NotBuiltError:
+        session.error(f"toolchain {name} could not be built")
 
 
 def build_what_can_be(session: nox.Session, names: Iterable[str]) -> list[str]:
     """Make toolchains; warn about each that cannot be built, and return their names."""
-    missing = {}
+    missing = []
     for name in names:
         try:
             make_toolchain(session, name)
-        except NotBuiltError as error:
-            missing[name] = str(error)
-    for name, why in missing.items():
-        session.warn(f"no toolchain {name}: {why}")
-    return list(missing)
-
-
-def toolchains_of(session: nox.Session, experiment: str) -> list[str]:
-    """Toolchains that an experiment needs. `converge run` itself reports mistakes in the file."""
-    listed = session.run(
-        "converge", "toolchains", experiment, silent=True, log=False, success_codes=[0, 2]
-    )
-    return [name for name in (listed or "").split() if name.partition("@")[0] in RECIPES]
+        except NotBuiltError:
+            missing.append(name)
+    for name in missing:
+        session.warn(f"no toolchain {name}: the reason is above")
+    return missing
 
 
 def install_light(session: nox.Session, *extras: str) -> None:
@@ -352,10 +156,8 @@ def converge(session: nox.Session) -> None:
     arguments = list(session.posargs)
     if not any(argument.endswith(".toml") for argument in arguments):
         arguments.insert(0, DEFAULT_EXPERIMENT)
-    experiment = next(argument for argument in arguments if argument.endswith(".toml"))
-    for name in toolchains_of(session, experiment):
-        build_toolchain(session, name)
-    session.run("converge", "run", *arguments, env={"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)})
+    env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
+    session.run("converge", "run", *arguments, "--build", env=env)
 
 
 @nox.session
@@ -440,9 +242,21 @@ def tests_naming(folder: Path, words: re.Pattern[str]) -> list[str]:
 @nox.session
 def streaming(session: nox.Session) -> None:
     """The tests of MosaicML Streaming, in a toolchain of its own."""
+    install_light(session)
     python = build_toolchain(session, STREAMING_TOOLCHAIN)
     path = "tests/rank/test_streaming_loader.py"
     session.run(str(python), "-m", "pytest", path, *session.posargs, external=True)
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """The suite for one GPU, at most 8 minutes: ``nox -s gpu``; skipped where there is none."""
+    install_light(session, "test")
+    build_toolchain(session, DEFAULT_TOOLCHAIN)
+    env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
+    # 5: no test was run, as on a machine without a GPU.
+    command = ("python", "-m", "pytest", "tests/gpu", "-rPs", *session.posargs)
+    session.run(*command, env=env, success_codes=[0, 5])
 
 
 @nox.session
@@ -476,6 +290,7 @@ def gitlab_pipeline(page: str) -> str:
 @nox.session
 def toolchain(session: nox.Session) -> None:
     """Build toolchains: ``nox -s toolchain -- NAME …``; without names, those of the tests."""
+    install_light(session)
     for name in session.posargs or TOOLCHAINS:
         build_toolchain(session, name)
 
@@ -483,7 +298,9 @@ def toolchain(session: nox.Session) -> None:
 @nox.session
 def toolchains(session: nox.Session) -> None:
     """Build every toolchain; only those of the tests must succeed, others give a warning."""
-    missing = build_what_can_be(session, RECIPES)
+    install_light(session)
+    listed = session.run("converge", "toolchain", "list", "--names", silent=True, log=False)
+    missing = build_what_can_be(session, (listed or "").split())
     if needed := [name for name in missing if name in TOOLCHAINS]:
         session.error(f"the tests need {' and '.join(needed)}")
 

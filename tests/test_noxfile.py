@@ -1,148 +1,35 @@
-"""What the noxfile makes of pip's settings, of uv's words and of constraints.txt."""
+"""What sessions of the noxfile run."""
 
 import importlib.util
 import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from converge_harness.toolchains.recipes import RECIPES
+
 ROOT = Path(__file__).parents[1]
-CONSTRAINTS = (ROOT / "constraints.txt").read_text()
 
 
 @pytest.fixture(scope="module")
 def noxfile():
     made = importlib.util.spec_from_file_location("noxfile", ROOT / "noxfile.py")
     module = importlib.util.module_from_spec(made)
-    sys.modules["noxfile"] = module  # its dataclass looks its own module up
     made.loader.exec_module(module)
     return module
 
 
-TOLD = """:env:.find-links='/wheels/of env'
-:env:.timeout='180'
-global.cert='/etc/ca.crt'
-global.extra-index-url='https://one.example/simple https://two.example/simple'
-global.find-links='/wheels/of/file'
-install.extra-index-url='https://three.example/simple'
-download.find-links='/of/another/command'
-"""
-
-
-def test_pips_environment_counts_more_than_its_files_and_install_more_than_global(noxfile):
-    assert noxfile.pip_settings(TOLD) == {
-        "cert": "/etc/ca.crt",
-        "extra-index-url": "https://three.example/simple",
-        "find-links": "/wheels/of env",
-        "timeout": "180",
-    }
-    assert noxfile.pip_settings("") == {}
-
-
-def test_uv_looks_where_pip_looks(noxfile):
-    options, environment = noxfile.uv_settings(
-        {
-            "index-url": "https://main.example/simple",
-            "extra-index-url": "https://one.example/simple\nhttps://two.example/simple",
-            "find-links": "/wheels",
-            "no-index": "true",
-            "trusted-host": "one.example",
-            "cert": "/etc/ca.crt",
-            "proxy": "http://proxy.example:3128",
-        }
-    )
-    assert options == [
-        "--index-url=https://main.example/simple",
-        "--extra-index-url=https://one.example/simple",
-        "--extra-index-url=https://two.example/simple",
-        "--find-links=/wheels",
-        "--index-strategy=unsafe-best-match",
-        "--no-index",
-        "--allow-insecure-host=one.example",
-    ]
-    assert environment == {
-        "SSL_CERT_FILE": "/etc/ca.crt",
-        "HTTP_PROXY": "http://proxy.example:3128",
-        "HTTPS_PROXY": "http://proxy.example:3128",
-    }
-
-
-def test_without_settings_of_pips_uv_has_its_own(noxfile):
-    assert noxfile.uv_settings({}) == (["--index-strategy=unsafe-best-match"], {})
-    assert "--no-index" not in noxfile.uv_settings({"no-index": "false"})[0]
-
-
-NO_VERSION = """
-error: No solution found when resolving dependencies
-  cause: Because there is no version of torch==9.9.9 and you require torch==9.9.9, we can conclude \
-that your requirements are unsatisfiable.
-""".replace("\\\n", "")
-OF_PIP = "Collecting x\nERROR: No matching distribution found for x\nWARNING: more\n"
-
-
-@pytest.mark.parametrize(
-    ("log", "told"),
-    [
-        (
-            NO_VERSION,
-            NO_VERSION.strip().replace("\n  cause:", ":"),
-        ),
-        (
-            "warning: x\nerror: Request failed after 3 retries\n",
-            "error: Request failed after 3 retries",
-        ),
-        (OF_PIP, "ERROR: No matching distribution found for x"),
-        ("building\nkilled\n\n", "killed"),
-        ("", "uv said nothing"),
-    ],
-)
-def test_the_reason_of_a_build_that_failed_is_one_line(noxfile, log, told):
-    assert noxfile.first_error(log) == told
-
-
-def test_uvs_own_words_are_understood(noxfile, tmp_path):
-    """What uv says of a package that is nowhere, asked without any index."""
-    uv = (sys.executable, "-m", "uv")
-    made = [*uv, "venv", "--quiet", "--python", sys.executable, str(tmp_path / "v")]
-    subprocess.run(made, check=True, timeout=60)
-    python = str(tmp_path / "v" / "bin" / "python")
-    asked = [*uv, "pip", "install", "--quiet", "--no-index", "--python", python, "no-such-package"]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode
-    told = noxfile.first_error(done.stdout + done.stderr)
-    assert told.startswith("error: No solution found")
-    assert "no-such-package was not found" in told
-
-
-def pins(text):
-    return dict(re.findall(r"(?m)^([a-z0-9-]+)==(.*)$", text))
-
-
-def test_every_recipe_has_one_version_of_all_that_constraints_pin(noxfile):
-    for name, recipe in noxfile.RECIPES.items():
-        instead = {**recipe.instead, "torchtitan": recipe.torchtitan}
-        found = pins(noxfile.constraints_of(CONSTRAINTS, instead))
-        expected = pins(CONSTRAINTS) | {key: each for key, each in instead.items() if each}
-        if not recipe.torchtitan:
-            del expected["torchtitan"]
-        assert found == expected, name
-
-
-def test_a_package_that_constraints_do_not_pin_is_not_replaced(noxfile):
-    with pytest.raises(ValueError, match="pins no tourch"):
-        noxfile.constraints_of(CONSTRAINTS, {"tourch": "2.13.0"})
-
-
 def test_the_tests_toolchains_are_two_torches_and_two_torchtitans(noxfile):
     """The default is the newest of both; each other one differs from another in one of them."""
+    text = (ROOT / "constraints.txt").read_text()
+    pins = dict(re.findall(r"(?m)^([a-z0-9-]+)==(.*)$", text))
     found = {
-        name: ({**pins(CONSTRAINTS), **recipe.instead}["torch"], recipe.torchtitan)
+        name: ({**pins, **recipe.instead}["torch"], recipe.torchtitan)
         for name in noxfile.TOOLCHAINS
-        if (recipe := noxfile.RECIPES[name])
+        if (recipe := RECIPES[name])
     }
     assert found == {
         "torchtitan-0.3.0": ("2.15.0", "0.3.0"),

@@ -281,7 +281,7 @@ def _at(experiment: Experiment, fork: Fork, folder: Path) -> tuple[Experiment, d
         return folder / name if name is not None and in_git else path
 
     def of_set(spec: SetSpec) -> SetSpec:
-        changed = {name: _each_path(value, moved) for name, value in _code(spec)}
+        changed = {name: changed_paths(value, moved) for name, value in _code(spec)}
         return replace(spec, **changed, train_config=_config(spec, moved))
 
     missing = {
@@ -336,29 +336,42 @@ def _own_paths(spec: SetSpec) -> tuple[Path, ...]:
         return path
 
     for _, value in _code(spec):
-        _each_path(value, note)
+        changed_paths(value, note)
     _config(spec, note)
     return tuple(dict.fromkeys(found))
 
 
-def _each_path(value: Any, change: Callable[[Path], Path]) -> Any:
-    """A value with every absolute path in it changed, including ``/path/to/file.py:function``.
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError:  # a text that is too long for a path
+        return False
 
-    A value without paths is returned unchanged.
+
+def changed_paths(value: Any, change: Callable[[Path], Path]) -> Any:
+    """A value with every absolute path in it changed, also that of ``/path/to/file.py:function``.
+
+    What holds none is returned as it is: some fields do not count when values are compared.
     """
     made = value
-    match value:
-        case Path():
-            made = change(value) if value.is_absolute() else value
-        case str() if value.startswith("/"):
-            path, colon, function = value.partition(":")
-            made = f"{change(Path(path))}{colon}{function}" if Path(path).exists() else value
-        case tuple():
-            made = tuple(_each_path(each, change) for each in value)
-        case Mapping():
-            made = {key: _each_path(each, change) for key, each in value.items()}
-        case _ if is_dataclass(value) and not isinstance(value, type):
-            parts = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
-            changed = {name: _each_path(part, change) for name, part in parts.items()}
-            made = value if changed == parts else replace(value, **changed)
-    return value if made == value else made
+    if isinstance(value, Path) and value.is_absolute():
+        made = change(value)
+    elif isinstance(value, str) and value.startswith("/"):
+        path, colon, function = value.partition(":")
+        made = f"{change(Path(path))}{colon}{function}" if _exists(path) else value
+    elif isinstance(value, tuple):
+        parts = dict(enumerate(value))
+        made = tuple(_changed_parts(parts, change).values()) or value
+    elif isinstance(value, Mapping):
+        made = _changed_parts(value, change) or value
+    elif is_dataclass(value) and not isinstance(value, type):
+        made_of = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
+        changed = _changed_parts(made_of, change)
+        made = replace(value, **changed) if changed else value
+    return made
+
+
+def _changed_parts(parts: Mapping[Any, Any], change: Callable[[Path], Path]) -> dict[Any, Any]:
+    """Parts of a value with paths in them changed; empty where none has one."""
+    made = {key: changed_paths(each, change) for key, each in parts.items()}
+    return made if any(made[key] is not parts[key] for key in made) else {}

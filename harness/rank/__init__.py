@@ -12,5 +12,7 @@ Of the rest of ``harness`` it imports only the file formats (``converge_harness.
     faults.py     the faults of a job's script
     repeats.py    the perturbations of A/A repeats, no larger than rounding
     inject.py     calls a test set's ``inject`` function
+    own_techniques.py  applies the experiment file's own techniques, and sees what they changed
+    marks.py      whether a config, a model or a trainer was changed by a call
     settings.py   dotted keys applied to nested dataclasses, with errors that list valid keys
 """

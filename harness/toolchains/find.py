@@ -1,10 +1,11 @@
 """Finds toolchains on disk and reads their versions without starting them.
 
-A toolchain is a virtual environment ``<root>/<name>`` with one torchtitan in it, made by ``nox -s
-toolchain -- NAME``. A suffix of the name says what else is in it (``torchtitan-0.3.0-streaming``).
-With ``@REVISION`` torchtitan is that commit of a git checkout (``torchtitan-0.3.0@main``): it is
-driven like that release, and the commit is part of its version. The root is
-``$CONVERGE_TOOLCHAINS``, else ``.toolchains`` in the current directory.
+A toolchain is a virtual environment ``<root>/<name>`` with one torchtitan in it, made by ``converge
+toolchain build NAME``. A suffix of the name says what else is in it
+(``torchtitan-0.3.0-streaming``). With ``@REVISION`` torchtitan is that commit of a git checkout
+(``torchtitan-0.3.0@main``): it is driven like that release, and the commit is part of its version.
+The root is ``$CONVERGE_TOOLCHAINS``, else ``.toolchains`` in the current directory if it is there,
+else a folder in the user's cache.
 
 Other trainers need no torchtitan, and may use any Python by its path; it is started once to ask
 what is installed. Each trainer says itself what its toolchain needs (``harness/trainers``).
@@ -17,19 +18,23 @@ import json
 import math
 import os
 import re
-import shlex
 from collections.abc import Iterable
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
-from converge_harness import DISTRIBUTION, __version__
+from platformdirs import user_cache_path
+
+from converge_harness import DISTRIBUTION
 from converge_harness.errors import ToolchainError
 from converge_harness.model import Toolchain
+from converge_harness.toolchains.own import is_imported_by_path, own_code
 from converge_harness.toolchains.own_python import ask
+from converge_harness.toolchains.recipes import has_recipe
 
 ROOT_VARIABLE = "CONVERGE_TOOLCHAINS"
-DEFAULT_ROOT = ".toolchains"
+LOCAL_ROOT = ".toolchains"
+STAMP = "converge.stamp"
+"""In a toolchain that converge built: what of (``build.Stamp``)."""
 DISTRIBUTIONS = (
     *("torch", "torchtitan", "torchao", "triton", "numpy"),
     *("accelerate", "causal-conv1d", "datasets", "deepspeed", "flash-attn", "flashinfer-python"),
@@ -48,31 +53,48 @@ _INSTALLING_S = 2.0
 
 def toolchain_root() -> Path:
     """The folder that holds toolchains."""
-    return Path(os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT).absolute()
+    if named := os.environ.get(ROOT_VARIABLE):
+        return Path(named).absolute()
+    here = Path(LOCAL_ROOT).absolute()
+    return here if here.is_dir() else user_cache_path("converge") / "toolchains"
 
 
 def available_toolchains(root: Path | None = None) -> tuple[str, ...]:
-    """Names of the environments under the root, sorted."""
+    """Names of the finished environments under the root, sorted."""
     folder = root or toolchain_root()
-    return tuple(sorted(python.parent.parent.name for python in folder.glob("*/bin/python")))
+    names = (python.parent.parent.name for python in folder.glob("*/bin/python"))
+    return tuple(sorted(name for name in names if not unfinished(folder / name).exists()))
+
+
+def unfinished(folder: Path) -> Path:
+    """A file that is there while a toolchain is built, and stays if its builder is killed."""
+    return folder.with_name(f".{folder.name}.building")
 
 
 def python_of(name: str, folder: Path) -> Path:
     """The Python of a toolchain; raises ToolchainError where there is none that can be started."""
     python = folder / "bin" / "python"
+    if unfinished(folder).exists():
+        raise ToolchainError(
+            f"toolchain {name!r} in {folder.parent} is half built: it is being built right now, or "
+            f"that was interrupted; {build_hint(name)}"
+        )
     if not os.access(python, os.X_OK):
         there = ", ".join(available_toolchains(folder.parent)) or "none"
         raise ToolchainError(
-            f"no toolchain {name!r} in {folder.parent} (there: {there}); {build_hint(name)}, or "
-            "say with CONVERGE_TOOLCHAINS=FOLDER where toolchains are"
+            f"no toolchain {name!r} in {folder.parent} (there: {there}); {build_hint(name)} "
+            "(`converge run --build` does so first), or say with CONVERGE_TOOLCHAINS=FOLDER where "
+            "toolchains are"
         )
     return python
 
 
 def build_hint(name: str) -> str:
     """The command that builds a toolchain; one of a revision needs a clone that has it."""
+    if not has_recipe(name):
+        return "see those that converge can build with: converge toolchain list"
     checkout = "CONVERGE_CHECKOUT=FOLDER " if "@" in name else ""
-    return f"build it with: {checkout}nox -s toolchain -- {name}"
+    return f"build it with: {checkout}converge toolchain build {name}"
 
 
 def find_environment(
@@ -90,9 +112,26 @@ def find_environment(
     else:
         folder = (root or toolchain_root()) / name
         python, paths, sources = python_of(name, folder), site_packages(folder), ()
+        require_own_code(name, folder)
         found = versions(paths, DISTRIBUTIONS)
     found[PACKAGES] = all_packages(paths)
     return Toolchain(name, python, dialect, found, first, sources)
+
+
+def require_own_code(name: str, folder: Path) -> None:
+    """Raise ToolchainError where ranks would import another converge than plans their runs.
+
+    Of an environment that converge did not build, nobody knows.
+    """
+    try:
+        built = json.loads((folder / STAMP).read_text())["converge"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if built != own_code() and not is_imported_by_path():
+        raise ToolchainError(
+            f"toolchain {name!r} in {folder.parent} has another converge in it ({built}) than this "
+            f"one ({own_code()}); bring it up to date with: converge toolchain build {name}"
+        )
 
 
 def assume_environment(name: str, root: Path | None, dialect: str) -> Toolchain:
@@ -101,29 +140,6 @@ def assume_environment(name: str, root: Path | None, dialect: str) -> Toolchain:
     if folder.exists():  # or a Python by its path
         return find_environment(name, root, dialect)
     return Toolchain(name, folder / "bin" / "python", dialect, {})
-
-
-def own_source() -> str:
-    """What pip has to install to get this package: this checkout, or its original source.
-
-    pip records the source in ``direct_url.json`` (PEP 610), except for a package index. By name
-    alone it could be a stranger's package, so then a person has to say.
-    """
-    packages = Path(__file__).parents[2]
-    checkout = packages.parent  # which has a link in src/
-    if (checkout / "pyproject.toml").is_file():
-        return f"-e {shlex.quote(str(checkout))}"
-    for distribution in distributions(name=DISTRIBUTION, path=[str(packages)]):
-        told = json.loads(distribution.read_text("direct_url.json") or "{}")
-        url = told.get("url", "")
-        if url.startswith("file://") and "dir_info" in told:
-            return shlex.quote(unquote(urlsplit(url).path))
-        if "vcs_info" in told:
-            vcs = told["vcs_info"]
-            return shlex.quote(f"{vcs['vcs']}+{url}@{vcs['commit_id']}")
-        if url:
-            return shlex.quote(url)
-    return f"WHERE_CONVERGE_{__version__}_CAME_FROM"
 
 
 def site_packages(environment: Path) -> list[str]:

@@ -44,10 +44,10 @@ def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> Non
     ],
     ids=["empty", "binary", "deep table", "deep array", "typo", "no toml"],
 )
-@pytest.mark.parametrize("command", ["run", "plan", "toolchains"])
+@pytest.mark.parametrize("command", ["run", "plan", "toolchain list", "toolchain build --for"])
 def test_bad_experiment_files(tmp_path, command, content, word):
     (tmp_path / "e.toml").write_bytes(content)
-    assert_refused(converge(command, "e.toml", cwd=tmp_path), "e.toml", word)
+    assert_refused(converge(*command.split(), "e.toml", cwd=tmp_path), "e.toml", word)
 
 
 def test_a_large_file_is_read_quickly_and_refused(tmp_path):
@@ -73,7 +73,7 @@ def test_a_missing_toolchain_names_the_command(tmp_path):
     result = converge(
         "run", str(ROOT / "experiments/smoke.toml"), cwd=ROOT, CONVERGE_TOOLCHAINS=str(tmp_path)
     )
-    assert_refused(result, "nox -s toolchain -- torchtitan-0.3.0")
+    assert_refused(result, "converge toolchain build torchtitan-0.3.0")
 
 
 def test_plan_needs_no_toolchain(tmp_path):

@@ -117,4 +117,4 @@ def test_gpu_hours_follow_from_tokens_and_the_stated_throughput(plan):
 def test_a_dry_run_needs_the_toolchain_and_says_how_to_build_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CONVERGE_TOOLCHAINS", str(tmp_path / "none"))
     assert main(["plan", str(LLAMA), "--dry-run", "--store", str(tmp_path)]) == 2
-    assert "nox -s toolchain -- torchtitan-0.3.0" in capsys.readouterr().err
+    assert "converge toolchain build torchtitan-0.3.0" in capsys.readouterr().err

@@ -16,7 +16,7 @@ TOOLCHAINS = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
 def need(toolchain: str) -> None:
     """Skips where the toolchain was not built, or could not be."""
     if not (TOOLCHAINS / toolchain / "converge.stamp").is_file():
-        pytest.skip(f"needs toolchain {toolchain}: nox -s toolchain -- {toolchain}")
+        pytest.skip(f"needs toolchain {toolchain}: converge toolchain build {toolchain}")
 
 
 def run_some(folder: Path, name: str, *only: str) -> dict[str, dict]:

@@ -69,8 +69,8 @@ def test_the_commands_of_the_page_do_what_it_says(tmp_path):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "CONVERGE_TOOLCHAINS": str(TOOLCHAINS)}
     install, build, *rest = commands()
-    assert install == "python3 -m pip install nox ."
-    assert build == "nox -s toolchain -- torchtitan-0.3.0"
+    assert install == "python3 -m pip install ."
+    assert build == "converge toolchain build torchtitan-0.3.0"
     said = {}
     for command in rest:
         done = subprocess.run(

@@ -2,8 +2,8 @@
 
 Each case takes a file of ``experiments/``, changes it (a text in the place of a number, a misspelt
 key, NaN, a name that turns the direction of text, a table within a table within a table, bytes
-that are no text, a key twice …), and has ``converge plan`` and ``converge toolchains`` read it. The
-properties are those of ``fuzzing.py`` with the exit codes 0 and 2, and:
+that are no text, a key twice …), and has ``converge plan`` and ``converge toolchain list`` read it.
+The properties are those of ``fuzzing.py`` with the exit codes 0 and 2, and:
 
 - what certainly makes a file wrong is refused: text that is no TOML, a key that nobody knows in a
   table of fixed keys, a degree that is no whole number from 1 on, two test sets of one name, a
@@ -60,7 +60,7 @@ def run(case, _base):
     (case.folder / FILE).write_bytes(content)
     with within(case.folder), environment(CONVERGE_TOOLCHAINS=case.folder / "none"):
         planned = called(case, ("plan", FILE, *_options(case, expected)), PLAN_CODES)
-        called(case, ("toolchains", FILE), PLAN_CODES)
+        called(case, ("toolchain", "list", FILE, "--names"), PLAN_CODES)
         if expected == "same":
             (case.folder / FILE).write_text(text)
             whole = called(case, ("plan", FILE), PLAN_CODES)

@@ -15,7 +15,8 @@ import pytest
 
 import converge_harness
 from converge_harness.errors import ToolchainError
-from converge_harness.toolchains.find import available_toolchains, toolchain_root
+from converge_harness.toolchains.find import available_toolchains, toolchain_root, unfinished
+from converge_harness.toolchains.own import own_code
 from converge_harness.trainers import assume_toolchain, find_toolchain
 from converge_harness.trainers.command import trained_by
 from converge_harness.trainers.command.settings import Command
@@ -62,12 +63,12 @@ def test_a_missing_toolchain_names_those_there_and_the_command(tmp_path):
         find_toolchain("torchtitan-0.3.0", tmp_path)
     message = str(caught.value)
     assert "(there: other, torchtitan-0.2.2)" in message
-    assert "nox -s toolchain -- torchtitan-0.3.0" in message
+    assert "converge toolchain build torchtitan-0.3.0" in message
 
 
 def test_an_environment_without_torchtitan_is_refused(tmp_path):
     build(tmp_path, "half", torch="2.13.0")
-    with pytest.raises(ToolchainError, match="has no torchtitan; rebuild it with: nox"):
+    with pytest.raises(ToolchainError, match="has no torchtitan; see those that converge can"):
         find_toolchain("half", tmp_path)
 
 
@@ -83,11 +84,22 @@ def test_a_python_that_cannot_be_run_is_no_toolchain(tmp_path):
         find_toolchain("mine", tmp_path)
 
 
-def test_the_root_is_the_variable_or_below_the_current_directory(tmp_path, monkeypatch):
+def test_a_half_built_toolchain_is_not_used(tmp_path):
+    build(tmp_path, "torchtitan-0.3.0", torch="2.15.0", torchtitan="0.3.0")
+    unfinished(tmp_path / "torchtitan-0.3.0").touch()
+    assert available_toolchains(tmp_path) == ()
+    with pytest.raises(ToolchainError, match=r"is half built.*: converge toolchain build torchti"):
+        find_toolchain("torchtitan-0.3.0", tmp_path)
+
+
+def test_the_root_is_the_variable_or_here_or_in_the_users_cache(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CONVERGE_TOOLCHAINS", raising=False)
-    assert toolchain_root() == tmp_path / ".toolchains"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert toolchain_root() == tmp_path / "cache" / "converge" / "toolchains"
     assert available_toolchains() == ()
+    (tmp_path / ".toolchains").mkdir()
+    assert toolchain_root() == tmp_path / ".toolchains"
     build(tmp_path / "elsewhere", "b")
     build(tmp_path / "elsewhere", "a")
     monkeypatch.setenv("CONVERGE_TOOLCHAINS", "elsewhere")
@@ -104,7 +116,7 @@ def test_a_plan_may_assume_a_toolchain_that_is_not_built_yet(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["torchtitan-9.9.9", "mine", "torchtitan"])
 def test_only_a_known_release_is_assumed(tmp_path, name):
-    with pytest.raises(ToolchainError, match="nox -s toolchain"):
+    with pytest.raises(ToolchainError, match=r"converge toolchain (build|list)"):
         assume_toolchain(name, tmp_path)
 
 
@@ -138,7 +150,7 @@ def test_a_commit_that_is_not_built_yet_is_assumed_of_its_release(tmp_path):
 
 
 def test_a_commit_that_is_not_built_is_built_from_a_checkout(tmp_path):
-    command = "CONVERGE_CHECKOUT=FOLDER nox -s toolchain -- torchtitan-0.3.0@main"
+    command = "CONVERGE_CHECKOUT=FOLDER converge toolchain build torchtitan-0.3.0@main"
     with pytest.raises(ToolchainError, match=command):
         find_toolchain("torchtitan-0.3.0@main", tmp_path)
 
@@ -175,6 +187,25 @@ def test_a_package_that_was_edited_where_it_lies_is_not_the_released_one(tmp_pat
 PROGRAM = Command(argv=("train.py",), folder=Path("/x"))
 PROBED = trained_by(PROGRAM)
 CURVES = trained_by(replace(PROGRAM, probed=False, curves="{output}/loss.csv"))
+
+
+@pytest.mark.parametrize("trainer", [None, CURVES])
+def test_a_toolchain_with_another_converge_is_refused_unless_ranks_import_this_one(
+    tmp_path, monkeypatch, trainer
+):
+    build(tmp_path, "torchtitan-0.3.0", torch="2.15.0", torchtitan="0.3.0")
+    stamp = tmp_path / "torchtitan-0.3.0" / "converge.stamp"
+    stamp.write_text(json.dumps({"converge": "0.0.9 abc"}))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with pytest.raises(ToolchainError, match=r"has another converge in it \(0.0.9 abc\)") as caught:
+        find_toolchain("torchtitan-0.3.0", tmp_path, trainer)
+    assert str(caught.value).endswith("with: converge toolchain build torchtitan-0.3.0")
+    monkeypatch.setenv("PYTHONPATH", str(Path(converge_harness.__file__).parents[1]))
+    assert find_toolchain("torchtitan-0.3.0", tmp_path, trainer).versions["torch"] == "2.15.0"
+    monkeypatch.delenv("PYTHONPATH")
+    for content in (json.dumps({"converge": own_code()}), "a stamp of an older converge"):
+        stamp.write_text(content)
+        assert find_toolchain("torchtitan-0.3.0", tmp_path, trainer).versions["torch"] == "2.15.0"
 
 
 def test_a_program_needs_no_torchtitan(tmp_path):
@@ -261,7 +292,7 @@ def test_an_installed_harness_names_what_it_came_from(tmp_path, recorded, named)
     )
     if recorded is not None:
         (info / "direct_url.json").write_text(recorded)
-    code = "from converge_harness.toolchains.find import own_source; print(own_source())"
+    code = "from converge_harness.toolchains.own import own_source; print(own_source())"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-c", code]
     said = subprocess.run(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from converge_harness.matrix.against import BaseRevision
     from converge_harness.matrix.judge import Judged
+    from converge_harness.matrix.load import Finder
     from converge_harness.matrix.run import Ran
     from converge_harness.model import Plan, Verdict
     from converge_harness.store import Store
@@ -70,6 +71,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_cluster(parser)
     add_calibration(parser)
     add_running(parser)
+    parser.add_argument(
+        "--build",
+        action="store_true",
+        help="build the toolchains that are missing or out of date first (`converge toolchain "
+        "build`)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
@@ -83,7 +90,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         from converge_harness.store import require_writable
     console = make_console()
     begun = time.monotonic()
-    plan = plan_of(arguments)
+    plan = plan_of(arguments, find=_building(console) if arguments.build else None)
     given = read_given(plan)
     store = store_of(arguments)
     store.require_writable()
@@ -143,6 +150,12 @@ def _conclude_base(base: BaseRevision, ran: Ran, folder: Path, store: Store) -> 
     judged = conclude(base.plan, ran, folder, store=store, given=None, only=None, begun=None)
     write_reports(judged.view, folder)
     return judged
+
+
+def _building(console: Console) -> Finder:
+    from converge_harness.cli.building import building
+
+    return building(console)
 
 
 def _explain(

@@ -22,7 +22,8 @@ from converge_harness.model import (
 from converge_harness.run_folder.job import moved_with
 from converge_harness.run_folder.layout import AGENT_LOG, JOB, PROGRAM_LOG
 from converge_harness.toml import Where
-from converge_harness.toolchains.find import assume_environment, find_environment, own_source
+from converge_harness.toolchains.find import assume_environment, find_environment
+from converge_harness.toolchains.own import own_source
 from converge_harness.trainers.base import (
     CurveFile,
     SourceFile,

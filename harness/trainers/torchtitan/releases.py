@@ -19,6 +19,7 @@ from converge_harness.toolchains.find import (
     DISTRIBUTIONS,
     build_hint,
     python_of,
+    require_own_code,
     site_packages,
     toolchain_root,
     versions,
@@ -159,11 +160,12 @@ def find_toolchain(name: str, root: Path | None) -> Toolchain:
         return own_toolchain(name)
     folder = (root or toolchain_root()) / name
     python = python_of(name, folder)
+    require_own_code(name, folder)
     build = build_hint(name)
     found = versions(site_packages(folder), DISTRIBUTIONS)
     missing = [needed for needed in ("torch", "torchtitan") if needed not in found]
     if missing:
-        raise ToolchainError(f"toolchain {folder} has no {' and no '.join(missing)}; re{build}")
+        raise ToolchainError(f"toolchain {folder} has no {' and no '.join(missing)}; {build}")
     # A commit before or after a release may have the same version: the name says which is meant.
     named = name.removeprefix("torchtitan-") if "@" in name else found["torchtitan"]
     series = ".".join(named.split(".")[:2])

@@ -1,0 +1,102 @@
+"""Files that come with converge beside its code: pinned versions, experiments, train configs.
+
+In a checkout they lie at its root. A wheel has them in the package, in ``shipped/`` (``force-
+include`` in pyproject.toml). Everything in ``experiments/`` can be written into a folder of one's
+own as an example, with the files that it names.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from converge_harness.errors import ConfigError, Problem, suggest
+
+CONSTRAINTS = "constraints.txt"
+EXPERIMENTS = "experiments"
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def shipped(name: str) -> Path:
+    """A file or folder that comes with converge, by its path in a checkout."""
+    installed = _PACKAGE / "shipped" / name
+    return installed if installed.exists() else _PACKAGE.parent / name
+
+
+def examples() -> Mapping[str, str]:
+    """Every example's name, and the first sentence of its file."""
+    folder = shipped(EXPERIMENTS)
+    found = {
+        str(path.relative_to(folder).with_suffix("")): _first_sentence(path.read_text())
+        for path in folder.rglob("*.toml")
+    }
+    return dict(sorted(found.items()))
+
+
+def write_example(name: str, out: Path, *, force: bool = False) -> tuple[Path, ...]:
+    """Write an example to ``out``, and beside it the files that it names; return their paths.
+
+    A file that is there with the same content stays.
+
+    Raises:
+        ConfigError: there is no such example, or another file is in the way (unless ``force``).
+    """
+    if name not in examples():
+        raise ConfigError(
+            Problem(
+                f"--example {name}",
+                "is no example",
+                f"{suggest(name, list(examples()))}; --example list tells what each is",
+            )
+        )
+    source = shipped(EXPERIMENTS) / f"{name}.toml"
+    wanted = {out: source.read_bytes()}
+    for named, path in _named_files(source):
+        wanted[out.parent / named] = path.read_bytes()
+    in_the_way = [
+        Problem(str(path), "is there already, with other content", "name another --out, or --force")
+        for path, content in wanted.items()
+        if path.exists() and (path.is_dir() or (not force and path.read_bytes() != content))
+    ]
+    if in_the_way:
+        raise ConfigError(in_the_way)
+    for path, content in wanted.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return tuple(wanted)
+
+
+def _first_sentence(text: str) -> str:
+    """Of the comment that a file begins with."""
+    comment = " ".join(
+        line[2:] for line in takewhile(lambda line: line[:2] == "# ", text.splitlines())
+    )
+    return re.split(r"(?<=[^\s.])[.?](?:\s|$)", comment)[0]
+
+
+def _named_files(experiment: Path) -> Iterator[tuple[str, Path]]:
+    """Files that an experiment names, by those names.
+
+    They are found beside it or, as from the root of a checkout, beside ``experiments/``.
+    """
+    places = (experiment.parent, shipped(EXPERIMENTS).parent)
+    for text in dict.fromkeys(_texts(tomllib.loads(experiment.read_text()))):
+        name = text.partition(":")[0]
+        if not name.endswith((".py", ".toml")):
+            continue
+        for place in places:
+            if (place / name).is_file():
+                yield name, place / name
+                break
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts(each)

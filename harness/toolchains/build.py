@@ -1,0 +1,431 @@
+"""Builds, checks and removes toolchains, and says which are up to date.
+
+Environments cannot be moved, so one is built in its place. A file beside it says so meanwhile
+(``find.unfinished``), and nothing uses a toolchain that has one. The environment that it replaces
+is kept until the new one is finished, and comes back if that fails. A lock keeps a second builder
+waiting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from filelock import FileLock, Timeout
+
+from converge_harness.errors import ToolchainError
+from converge_harness.shipped import CONSTRAINTS, shipped
+from converge_harness.toolchains import own
+from converge_harness.toolchains.find import (
+    STAMP,
+    available_toolchains,
+    build_hint,
+    python_of,
+    toolchain_root,
+    unfinished,
+)
+from converge_harness.toolchains.installer import (
+    Installer,
+    find_installer,
+    first_error,
+    run_logged,
+)
+from converge_harness.toolchains.recipes import (
+    CHECKOUT_VARIABLE,
+    RECIPES,
+    TRAIN,
+    constraints_of,
+    has_recipe,
+    recipe_of,
+    torchtitan_of,
+)
+
+_IMPORTS = """
+import importlib, json, sys
+found = {}
+for name in sys.argv[1:]:
+    module = importlib.import_module(name)
+    found[name] = str(getattr(module, "__version__", ""))
+print("\\n" + json.dumps(found))
+"""
+_IMPORT_TIMEOUT_S = 300.0
+
+
+class State(StrEnum):
+    """What a toolchain under the root is."""
+
+    READY = "ready"
+    STALE = "stale"
+    """It can be used, but is not what `build` would make now."""
+    HALF_BUILT = "half built"
+    MISSING = "not built"
+    FOREIGN = "not by converge"
+    """An environment that somebody made without `build`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A toolchain, as it is on disk."""
+
+    name: str
+    folder: Path
+    state: State
+    why: str = ""
+    """What is out of date in a stale one."""
+
+
+class Doing(NamedTuple):
+    """What a builder begins to do."""
+
+    name: str
+    step: int
+    steps: int
+    """Both 0 while it waits for another builder."""
+    says: str
+
+
+Observer = Callable[[Doing], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What a toolchain was built of."""
+
+    recipe: str
+    """A digest of all versions and of the recipe."""
+    torchtitan: str
+    """What was installed as torchtitan; empty if none was."""
+    extra: tuple[str, ...]
+    """Packages that were asked for besides."""
+    converge: str
+    """``own.own_code``."""
+
+
+class _Step(NamedTuple):
+    says: str
+    what: tuple[str, ...]
+    """Options and packages for the installer."""
+
+
+# ------------------------------------------------------------------ what is there
+
+
+def conditions(root: Path | None = None) -> tuple[Condition, ...]:
+    """Every toolchain that has a recipe or is there."""
+    folder = root or toolchain_root()
+    marks = folder.glob(unfinished(folder / "*").name)
+    halves = (path.name[1:].removesuffix(".building") for path in marks)
+    others = sorted({*available_toolchains(folder), *halves} - RECIPES.keys())
+    return tuple(condition(name, folder) for name in (*RECIPES, *others))
+
+
+def condition(name: str, root: Path | None = None) -> Condition:
+    """What a toolchain is; nothing is started."""
+    folder = (root or toolchain_root()) / name
+    if Path(name).is_absolute():  # somebody's Python
+        return Condition(name, folder, State.FOREIGN if folder.exists() else State.MISSING)
+    if unfinished(folder).exists():
+        return Condition(name, folder, State.HALF_BUILT)
+    if not os.access(folder / "bin" / "python", os.X_OK):
+        return Condition(name, folder, State.MISSING)
+    if not (folder / STAMP).is_file():
+        return Condition(name, folder, State.FOREIGN)
+    why = _out_of_date(name, folder)
+    return Condition(name, folder, State.STALE if why else State.READY, why)
+
+
+def _out_of_date(name: str, folder: Path) -> str:
+    """What in a toolchain is not as `build` would make it now; empty if all is."""
+    found = _read_stamp(folder)
+    if found is None:
+        return "an older converge built it"
+    if not has_recipe(name):
+        return "this converge has no recipe for it"
+    wanted = _stamp(name, found.extra, asked_before=found.torchtitan)
+    reasons = {
+        "its recipe or pinned versions are others now": wanted.recipe != found.recipe,
+        f"it has another converge ({found.converge})": wanted.converge != found.converge,
+    }
+    return "; ".join(words for words, differs in reasons.items() if differs)
+
+
+def disk_use(folder: Path) -> int:
+    """Bytes of a toolchain's files, a file with several names once."""
+    sizes: dict[tuple[int, int], int] = {}
+    for place, _, names in os.walk(folder):
+        for name in names:
+            found = os.lstat(f"{place}/{name}")
+            sizes[found.st_dev, found.st_ino] = found.st_blocks * 512
+    return sum(sizes.values())
+
+
+def _read_stamp(folder: Path) -> Stamp | None:
+    try:
+        document: Mapping[str, Any] = json.loads((folder / STAMP).read_text())
+        return Stamp(**{**document, "extra": tuple(document["extra"])})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _stamp(name: str, extra: Sequence[str], *, asked_before: str = "") -> Stamp:
+    """What `build` would make now.
+
+    Without a checkout named, a toolchain of a revision counts as that of which it was built.
+    """
+    recipe, revision = recipe_of(name)
+    checkout = os.environ.get(CHECKOUT_VARIABLE)
+    titan = ""
+    if recipe.torchtitan:
+        known = revision and not checkout and asked_before
+        titan = asked_before if known else torchtitan_of(recipe.torchtitan, revision, checkout)
+    parts = [repr(recipe), _constraints(name), *(TRAIN if titan else ()), titan]
+    if recipe.modules:
+        parts += [path.read_text() for path in _modules(recipe.modules)]
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return Stamp(digest, titan, tuple(sorted(set(extra))), own.own_code())
+
+
+def _constraints(name: str) -> str:
+    recipe, revision = recipe_of(name)
+    instead: dict[str, str | None] = dict(recipe.instead)
+    if recipe.torchtitan:
+        instead["torchtitan"] = None if revision else recipe.torchtitan
+    return constraints_of(shipped(CONSTRAINTS).read_text(), instead)
+
+
+def _modules(folder: str) -> list[Path]:
+    return sorted(shipped(folder).glob("*.py"))
+
+
+# ------------------------------------------------------------------ building
+
+
+def build(
+    name: str,
+    root: Path | None = None,
+    *,
+    extra: Sequence[str] = (),
+    fresh: bool = False,
+    observer: Observer = lambda _: None,
+) -> bool:
+    """Make a toolchain, or bring it up to date; return False if there was nothing to do.
+
+    Args:
+        name: of a recipe; ``torchtitan-0.3.0@REVISION`` has that release's packages, but
+            torchtitan from a git checkout, and is built again when the revision has moved.
+        root: the folder of toolchains.
+        extra: more packages to install, by names that pip understands.
+        fresh: build it anew, even if it is up to date.
+        observer: is told of every step.
+
+    Raises:
+        ToolchainError: there is no such recipe, no installer, or it could not install something;
+            what was there before still is.
+    """
+    folder = (root or toolchain_root()) / name
+    recipe_of(name)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder, name, observer):
+        found = None if unfinished(folder).exists() or fresh else _read_stamp(folder)
+        if not os.access(folder / "bin" / "python", os.X_OK):
+            found = None
+        kept = found.extra if found else ()
+        wanted = _stamp(name, (*extra, *kept))
+        if found == wanted:
+            return False
+        if condition(name, root).state is State.FOREIGN:
+            raise ToolchainError(
+                f"{folder} is an environment that converge did not build, and is left alone: "
+                "remove it or rename it first"
+            )
+        installer = find_installer()
+        if installer is None:
+            raise ToolchainError(
+                f"there is neither uv nor pip in {sys.executable} to build toolchains with: "
+                "install uv, https://docs.astral.sh/uv"
+            )
+        again = found is not None and found.recipe == wanted.recipe
+        _build(folder, wanted, installer, observer, refill=again)
+    return True
+
+
+def _build(
+    folder: Path, wanted: Stamp, installer: Installer, observer: Observer, *, refill: bool
+) -> None:
+    """Fill a toolchain; ``refill``: only what may differ though its recipe is the same."""
+    name = folder.name
+    recipe, _ = recipe_of(name)
+    log = folder.with_name(f"{name}.log")
+    wheels = folder.with_name(f".{name}.wheel")
+    log.write_text("")
+    with _replacing(folder, keep=refill):
+        constraints = wheels / "constraints.txt"
+        wheels.mkdir(exist_ok=True)
+        constraints.write_text(_constraints(name))
+        steps = _steps(name, wanted, own.requirement(wheels), refill=refill)
+        total = len(steps) + (not refill)
+        environment = {**installer.environment, **recipe.environment}
+        try:
+            if not refill:
+                observer(Doing(name, 1, total, "making an empty environment"))
+                _run(name, installer.venv(folder), log, environment)
+            python = folder / "bin" / "python"
+            for number, step in enumerate(steps, 1 + (not refill)):
+                observer(Doing(name, number, total, step.says))
+                what = ("-c", str(constraints), *step.what)
+                _run(name, installer.install(python, *what), log, environment)
+            if recipe.modules:
+                (packages,) = folder.glob("lib/python*/site-packages")
+                for module in _modules(recipe.modules):
+                    shutil.copy(module, packages)
+        finally:
+            shutil.rmtree(wheels, ignore_errors=True)
+        (folder / STAMP).write_text(json.dumps(asdict(wanted)))
+    log.unlink()
+
+
+def _steps(name: str, wanted: Stamp, converge: Sequence[str], *, refill: bool) -> tuple[_Step, ...]:
+    """What is installed, in this order."""
+    recipe, _ = recipe_of(name)
+    titan = (*TRAIN, wanted.torchtitan) if wanted.torchtitan else ()
+    release = f"torchtitan {recipe.torchtitan}" if titan else ""
+    contents = ", ".join(filter(None, (release, *recipe.packages)))
+    steps = (
+        # torch first and alone: resolved as a dependency, another build of it might be picked.
+        _Step("installing torch", ("torch",)),
+        _Step(f"installing {contents}", (*titan, *recipe.packages)),
+        _Step(
+            f"building {', '.join(recipe.built)}",
+            ("--no-build-isolation", *recipe.built) if recipe.built else (),
+        ),
+        _Step(
+            f"installing {', '.join(recipe.alone)}",
+            ("--no-deps", *recipe.alone) if recipe.alone else (),
+        ),
+    )
+    last = (
+        _Step(f"installing {', '.join(wanted.extra)}", wanted.extra),
+        # Always anew: its version stays while its code changes.
+        _Step("installing converge", ("--no-deps", "--force-reinstall", *converge)),
+    )
+    return tuple(step for step in (*(() if refill else steps), *last) if step.what)
+
+
+def _run(name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    try:
+        status = run_logged(command, log, environment)
+    except OSError as error:
+        raise ToolchainError(f"toolchain {name} could not be built: {error}") from None
+    if status:
+        raise ToolchainError(
+            f"toolchain {name} could not be built: {first_error(log.read_text())} (full log: {log})"
+        )
+
+
+@contextmanager
+def _replacing(folder: Path, *, keep: bool) -> Iterator[None]:
+    """Mark a toolchain as unfinished until the block ends; ``keep``: it is changed in its place.
+
+    An environment that is replaced comes back if the block fails. One that was changed in its place
+    stays marked then: what is missing in it, nobody knows.
+    """
+    marker, before = unfinished(folder), folder.with_name(f".{folder.name}.before")
+    if marker.exists():  # a builder was killed
+        shutil.rmtree(folder, ignore_errors=True)
+    marker.touch()
+    if not keep and folder.exists():
+        shutil.rmtree(before, ignore_errors=True)
+        folder.rename(before)
+    try:
+        yield
+    except BaseException:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+            if before.exists():
+                before.rename(folder)
+            marker.unlink()
+        raise
+    shutil.rmtree(before, ignore_errors=True)
+    marker.unlink()
+
+
+@contextmanager
+def _locked(folder: Path, name: str, observer: Observer) -> Iterator[None]:
+    """Keep other builders of a toolchain waiting; the lock of one that was killed is free."""
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        observer(Doing(name, 0, 0, "waiting for another process that builds or removes it"))
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+# ------------------------------------------------------------------ looking and removing
+
+
+def imported(name: str, root: Path | None = None) -> dict[str, str]:
+    """Import what a toolchain is for in its Python; return versions, by module.
+
+    Raises ToolchainError with the reason when something cannot be imported.
+    """
+    folder = (root or toolchain_root()) / name
+    python = python_of(name, folder)
+    recipe = recipe_of(name).recipe if has_recipe(name) else None
+    titan = ("torchtitan",) if recipe is None or recipe.torchtitan else ()
+    modules = ("torch", *titan, *(recipe.imports if recipe else ()), "converge_harness")
+    try:
+        asked = subprocess.run(
+            [python, "-c", _IMPORTS, *modules],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_IMPORT_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ToolchainError(f"toolchain {name} does not start: {error}") from None
+    if asked.returncode:
+        last = asked.stderr.strip().rpartition("\n")[2] or f"exit code {asked.returncode}"
+        again = f"; {build_hint(name)} --fresh" if recipe else ""
+        raise ToolchainError(f"toolchain {name} cannot import what it is for: {last}{again}")
+    found: dict[str, str] = json.loads(asked.stdout.strip().rpartition("\n")[2])
+    return found
+
+
+def remove(name: str, root: Path | None = None, observer: Observer = lambda _: None) -> None:
+    """Remove a toolchain, finished or not.
+
+    Raises ToolchainError where there is none of that name, or converge did not build it.
+    """
+    root = root or toolchain_root()
+    there = {each.name: each for each in conditions(root) if each.state is not State.MISSING}
+    if name not in there:
+        listed = ", ".join(there) or "none"
+        raise ToolchainError(f"there is no toolchain {name!r} in {root} (there: {listed})")
+    folder = there[name].folder
+    if there[name].state is State.FOREIGN:
+        raise ToolchainError(
+            f"{folder} is an environment that converge did not build, and is left alone: remove it "
+            "yourself if it is not needed"
+        )
+    with _locked(folder, name, observer):
+        unfinished(folder).touch()  # nothing starts to use it
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder.with_name(f".{folder.name}.before"), ignore_errors=True)
+        folder.with_name(f"{folder.name}.log").unlink(missing_ok=True)
+        if folder.exists():
+            raise ToolchainError(f"{folder} could not be removed as a whole: who owns its files?")
+        unfinished(folder).unlink()

@@ -1,0 +1,158 @@
+"""What each toolchain contains. Versions are in ``constraints.txt``, and nowhere else but here."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from converge_harness.errors import ToolchainError, suggest
+
+CHECKOUT_VARIABLE = "CONVERGE_CHECKOUT"
+"""Names a clone of torchtitan, for toolchains of one of its revisions."""
+TRAIN = (
+    *("datasets<4.8", "numpy>=2.0", "tensorboard", "tokenizers>=0.20", "torch", "torchao"),
+    "triton; sys_platform == 'linux'",
+)
+"""What torchtitan needs here besides itself: the extra ``train`` of pyproject.toml."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a toolchain contains besides torch, which is always installed first, and converge."""
+
+    what: str
+    """One line for people."""
+    torchtitan: str | None = None
+    """The release of torchtitan, with its requirements; None: no torchtitan."""
+    instead: Mapping[str, str] = field(default_factory=dict)
+    """Versions that replace those in constraints.txt, by package."""
+    packages: tuple[str, ...] = ()
+    built: tuple[str, ...] = ()
+    """Packages built from source, with what is installed by then."""
+    alone: tuple[str, ...] = ()
+    """Packages installed without their declared dependencies; the needed ones are in `packages`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables for building packages."""
+    modules: str | None = None
+    """A folder of this repository whose modules are copied into the environment."""
+    imports: tuple[str, ...] = ()
+    """What must be importable in it besides torch and torchtitan."""
+
+
+OLDER_TORCH = {"torch": "2.13.0", "triton": "3.7.1"}
+"""The older torch, with the triton that its CUDA build pins."""
+RECIPES = {
+    "torchtitan-0.3.0": Recipe("torchtitan 0.3.0 on torch 2.15", "0.3.0"),
+    "torchtitan-0.3.0-torch-2.13": Recipe(
+        "torchtitan 0.3.0 on torch 2.13", "0.3.0", instead=OLDER_TORCH
+    ),
+    "torchtitan-0.2.2": Recipe("torchtitan 0.2.2 on torch 2.13", "0.2.2", instead=OLDER_TORCH),
+    # What MosaicML Streaming pins (numpy < 2.2, transformers < 5, a torchvision that PyPI has for
+    # CUDA only, clients of six clouds) clashes with torch and torchtitan.
+    "torchtitan-0.3.0-streaming": Recipe(
+        "torchtitan 0.3.0 with MosaicML Streaming",
+        "0.3.0",
+        instead=OLDER_TORCH,
+        packages=("cramjam", "transformers"),
+        alone=("mosaicml-streaming", "python-snappy", "brotli", "catalogue", "zstd"),
+    ),
+    # torchtitan is here for its model and its sharding, with which ZeRO is compared. DeepSpeed's
+    # kernels are not built; it falls back to its torch implementations.
+    "deepspeed-0.19.8": Recipe(
+        "DeepSpeed, and torchtitan 0.3.0 to compare it with",
+        "0.3.0",
+        instead=OLDER_TORCH,
+        packages=("setuptools", "wheel", "ninja"),
+        built=("deepspeed",),
+        environment={"DS_BUILD_OPS": "0"},
+        imports=("deepspeed",),
+    ),
+    # Composer pins torch < 2.7.1 and an older numpy. It imports torchvision (see Streaming) and a
+    # cloud client, neither of which is used here: two stub modules replace them.
+    "composer-0.32.1": Recipe(
+        "MosaicML Composer",
+        instead=OLDER_TORCH,
+        packages=(
+            *("numpy", "requests", "pyyaml", "tqdm", "psutil", "py-cpuinfo", "packaging"),
+            *("importlib-metadata", "lightning-utilities", "pillow"),
+        ),
+        alone=("mosaicml", "torchmetrics", "coolname"),
+        modules="experiments/trainers/stand_ins",
+        imports=("composer",),
+    ),
+    "transformers-5.23.0": Recipe(
+        "Hugging Face transformers and accelerate",
+        instead=OLDER_TORCH,
+        packages=("numpy", "transformers", "accelerate"),
+        imports=("transformers", "accelerate"),
+    ),
+}
+"""Name to recipe; versions are in constraints.txt, and those of the older torch above."""
+
+
+class Wanted(NamedTuple):
+    """A toolchain by its name: the recipe, and the revision of torchtitan after an ``@``."""
+
+    recipe: Recipe
+    revision: str
+
+
+def has_recipe(name: str) -> bool:
+    """Whether converge knows how to build a toolchain of that name."""
+    release, at, revision = name.partition("@")
+    if not at:
+        return release in RECIPES
+    of_titan = release in RECIPES and release.startswith("torchtitan-")
+    return of_titan and bool(revision) and "/" not in revision
+
+
+def recipe_of(name: str) -> Wanted:
+    """What a toolchain of that name is made of; raises ToolchainError where nobody knows."""
+    release, _, revision = name.partition("@")
+    if not has_recipe(name):
+        raise ToolchainError(
+            f"there is no recipe for a toolchain {name!r}; {suggest(release, list(RECIPES))}; for "
+            "a revision of torchtitan, torchtitan-RELEASE@REVISION"
+        )
+    return Wanted(RECIPES[release], revision)
+
+
+def constraints_of(text: str, instead: Mapping[str, str | None]) -> str:
+    """constraints.txt with some versions replaced; None removes the line."""
+    for package, version in instead.items():
+        line = f"{package}=={version}" if version else ""
+        text, replaced = re.subn(rf"(?m)^{re.escape(package)}==.*$", line, text)
+        if not replaced:
+            raise ValueError(f"constraints.txt pins no {package}")
+    return text
+
+
+def torchtitan_of(release: str, revision: str, checkout: str | None) -> str:
+    """What an installer is given: a release, or a commit of a checkout by its full hash.
+
+    Raises ToolchainError where the checkout is none, or lacks the revision.
+    """
+    if not revision:
+        return f"torchtitan=={release}"
+    if not checkout:
+        raise ToolchainError(
+            f"torchtitan at {revision} of which checkout? set {CHECKOUT_VARIABLE}=FOLDER, a clone "
+            "of https://github.com/pytorch/torchtitan"
+        )
+    folder = Path(checkout).expanduser().resolve()
+    resolve = ("git", "-C", str(folder), "rev-parse", "--verify", f"{revision}^{{commit}}")
+    try:
+        asked = subprocess.run(resolve, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise ToolchainError(f"there is no git on the PATH, to find {revision}") from None
+    commit = asked.stdout.strip()
+    if not re.fullmatch("[0-9a-f]{40,64}", commit) or not (folder / "torchtitan").is_dir():
+        raise ToolchainError(
+            f"{CHECKOUT_VARIABLE}={checkout}: not a clone of torchtitan that has {revision} "
+            "(its branches and tags: git branch --all, git tag; git fetch brings new ones)"
+        )
+    return f"git+{folder.as_uri()}@{commit}"

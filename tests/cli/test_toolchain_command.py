@@ -1,0 +1,116 @@
+"""``converge toolchain`` and ``init --example``, as people call them."""
+
+import pytest
+from light_toolchain import light_environment
+from rich.console import Console
+
+from converge_harness.cli import building, main
+from converge_harness.toolchains.build import Doing
+from converge_harness.toolchains.find import unfinished
+from converge_harness.toolchains.recipes import RECIPES
+
+NAME = "torchtitan-0.3.0"
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CONVERGE_TOOLCHAINS", str(tmp_path / "chains"))
+    return tmp_path / "chains"
+
+
+@pytest.fixture
+def built(root, monkeypatch):
+    """A builder that makes a toolchain without torch; returns the names that it was given."""
+    names = []
+
+    def build(name, *, extra=(), fresh=False, observer):
+        observer(Doing(name, 1, 2, "installing torch"))
+        names.append(name)
+        light_environment(root, name)
+        return True
+
+    monkeypatch.setattr(building, "build", build)
+    return names
+
+
+def test_the_list_says_what_there_is_and_the_next_command(root, capsys):
+    assert main(["toolchain", "list"]) == 0
+    said = capsys.readouterr().out
+    assert str(root) in said
+    assert all(name in said for name in RECIPES)
+    assert said.splitlines()[-1] == f"build one with: converge toolchain build {NAME}"
+    light_environment(root, "mine")
+    unfinished(root / NAME).touch()
+    assert main(["toolchain", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("mine ") and "not by converge" in line for line in lines)
+    assert any(line.startswith(f"{NAME} ") and "half built" in line for line in lines)
+    assert lines[-1] == f"bring up to date with: converge toolchain build {NAME}"
+
+
+def test_names_are_those_of_an_experiment_or_of_all_recipes(root, capsys):
+    assert main(["init", "--example", "elastic"]) == 0
+    capsys.readouterr()
+    assert main(["toolchain", "list", "elastic.toml", "--names"]) == 0
+    assert capsys.readouterr().out.split() == [NAME, "torchtitan-0.2.2"]
+    assert main(["toolchain", "list", "--names"]) == 0
+    assert capsys.readouterr().out.split() == list(RECIPES)
+
+
+def test_what_an_experiment_needs_is_built_with_a_line_for_every_step(built, capsys):
+    assert main(["init", "--example", "elastic"]) == 0
+    assert main(["toolchain", "build", "--for", "elastic.toml"]) == 0
+    assert built == [NAME, "torchtitan-0.2.2"]
+    said = capsys.readouterr().out
+    assert f"{NAME} 1/2: installing torch\n" in said
+    assert f"{NAME} built in 0 s: " in said
+
+
+def test_a_run_builds_first_what_is_missing_where_it_is_told_to(built):
+    find = building.building(Console(quiet=True))
+    assert find(NAME).dialect == "titan_0_3"
+    assert built == [NAME]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["build"], "names no toolchain"),
+        (["build", NAME, "mine"], "there is no recipe for a toolchain 'mine'"),
+        (["check", NAME], f"build it with: converge toolchain build {NAME}"),
+        (["check", "mine"], "see those that converge can build with: converge toolchain list"),
+        (["remove", "mine"], "there is no toolchain 'mine'"),
+        (["remove", ".."], "there is no toolchain '..'"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_nothing_is_built(built, capsys, arguments, words):
+    assert main(["toolchain", *arguments]) == 2
+    said = capsys.readouterr()
+    assert words in said.err
+    assert "Traceback" not in said.err
+    assert built == []
+
+
+def test_an_example_is_written_with_what_it_names_and_the_next_command(root, capsys):
+    assert main(["init", "--example", "smoke"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "wrote smoke.toml",
+        "wrote train_configs/llama3_debug.toml",
+        "run it: converge run smoke.toml --build",
+    ]
+    assert main(["init", "--example", "list"]) == 0
+    assert "smoke: The main job: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--example", "smok"], "did you mean 'smoke'?"),
+        (["--example", "smoke", "--dp", "2"], "is written as it is, without --dp"),
+        (["--dp", "2"], "needs --technique, --base (or --example NAME"),
+    ],
+)
+def test_what_init_cannot_do_it_says(root, capsys, arguments, words):
+    assert main(["init", *arguments]) == 2
+    assert words in capsys.readouterr().err
