@@ -1,7 +1,25 @@
 """converge: a loss-convergence verification harness for distributed training.
 
+An experiment becomes a plan, runs, evidence, verdicts and a report (docs/architecture.md)::
+
+    cli/ matrix/             the command line; the application behind it
+    experiment/ plan/ guide/ experiment files; their jobs; which sets to run for a technique
+    trainers/ launch/        how each trainer is called; runs jobs on this machine or under Slurm
+    rank/ probe/             code inside ranks: torchtitan's, and the library for other programs
+    run_folder/ readers/     the files of a run; evidence from them and from other tools' curves
+    judge/ references/       evidence to verdicts; stored calibrations and goldens
+    report/ history/         reports; results over nights
+    model/                   the values that all of these exchange
+    corpus/ toolchains/      the synthetic corpus; the Python environments of ranks
+    store.py seal.py         converge's own files; digests of a run's evidence and sources
+    checkout.py surroundings.py   git checkouts; what outside the experiment file changes numbers
+    toml.py errors.py shipped.py  strict TOML tables; exceptions; files shipped beside the code
+    notebook.py export.py    results as pandas frames; curves for TensorBoard and W&B
+    night.py pytest_plugin.py     the message about a night; ``pytest --converge``
+    __main__.py              ``python -m converge_harness``
+
 Importing this package imports nothing else, because every rank pays for it: ``load`` and
-``compare``, the interface for notebooks (docs/notebook.md), are imported when they are asked for.
+``compare``, the interface for notebooks (docs/notebook.md), are imported on first use.
 """
 
 TYPE_CHECKING = False  # as typing's, which would be an import

@@ -8,6 +8,7 @@
     options.py     options that several commands take, and what their values mean
     exit_codes.py  verdicts to an exit code
     console.py     consoles, and printing a line to them
+    building.py    what a user sees while a toolchain is built
     progress.py    what a user sees while jobs run
     verdicts.py    … and once they are judged
     plan_table.py, dry_run.py, cover.py    what `converge plan` shows, and with --dry-run, --cover

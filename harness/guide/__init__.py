@@ -1,10 +1,16 @@
-"""Help with planning: which sets to run for given techniques.
+"""Helps with planning: which sets to run for given techniques. Pure.
 
-``recommend`` lists the sets that torchtitan's converging guide (its ``docs/converging.md``) asks
-for, ``write_experiment`` is their experiment file, and ``cover_pairs`` finds the fewest jobs in
-which every pair of techniques meets. All of it is pure: which techniques may run together follows
-from ``harness/plan/rules`` and from the trainer's list of its release's limitations, each with its
-source.
+::
+
+    recommend.py        the sets that torchtitan's converging guide asks for
+    experiment_file.py  those sets as the text of an experiment file
+    cover.py            the fewest jobs in which every pair of techniques meets
+    fit.py              which techniques can run in one job
+    factor.py           a technique under test, as in ``--technique``
+    base.py             the control of the proposed sets, and its batch sizes
+
+Which techniques may run together follows from ``harness/plan/rules`` and from the trainer's list
+of its release's limitations, each with its source.
 """
 
 from converge_harness.guide.base import Base, control_of, nominal_base, sized_base

@@ -7,7 +7,7 @@
     query.py      what is asked of it, and what it answers
     trend.py      a test set's deviations over the nights, and their step changes
     overview.py   the latest nights of every experiment
-    page.py       all of it as one HTML page
+    page.py       all of it as one HTML page; templates/: its template, script and styles
 """
 
 from converge_harness.history.database import History

@@ -1,7 +1,7 @@
 """Folders outside the store that only this user can enter, for sockets and rendezvous files.
 
 They are in the folder for temporary files, because a socket's path may have at most 107 bytes. Each
-has a lock file that is locked while its converge process lives; the kernel frees it however the
+has a lock file that is locked while its converge process runs; the kernel frees it however the
 process ends. So the next one knows, in whatever container it runs, what a killed one left behind.
 """
 

@@ -123,7 +123,7 @@ class Trainer(ABC):
     """``[trainer] kind``."""
     own_rank_code: ClassVar[bool] = False
     """Its ranks are ``rank``: they end with the harness, and print their stacks for
-    SIGUSR1; what of their evidence cannot be read is our mistake, and no program's."""
+    SIGUSR1; what of their evidence cannot be read is a bug of ours, not of a program."""
     stack_signal: ClassVar[Signals] = SIGABRT
     """Signal that makes a hanging rank print its stack."""
 

@@ -50,14 +50,14 @@ def _installed() -> Mapping[str, str]:
 
 
 def _module_of(kind: str) -> str | None:
-    """The module of a kind; one that is ours or registered is not declared anew by others."""
+    """The module of a kind; ours and registered ones take precedence over installed ones."""
     return _MODULES.get(kind) or _installed().get(kind)
 
 
 def register(kind: str, module: str) -> None:
-    """Have ``[trainer] kind`` stand for the ``TRAINER`` of a module.
+    """Register the ``TRAINER`` of a module as ``[trainer] kind``.
 
-    Raises ValueError where it stands for another already.
+    Raises ValueError if the kind is already taken by another module.
     """
     if _MODULES.setdefault(kind, module) != module:
         raise ValueError(f"trainer {kind!r} is already {_MODULES[kind]}")
@@ -84,7 +84,7 @@ def trainer_of(spec: SetSpec) -> Trainer:
 
 
 def trainer_of_document(job: Mapping[str, Any]) -> Trainer:
-    """The trainer of a ``job.json``; those of torchtitan and of commands do not name it.
+    """The trainer of a ``job.json``, which names neither torchtitan nor commands.
 
     Raises KeyError for one that nobody has registered.
     """
@@ -108,9 +108,9 @@ class _KindOnly(Table):
 
 
 def read_trainer(table: dict[str, Any], where: Where, problems: list[Problem]) -> TrainerTable:
-    """``[trainer]`` as the table of its kind, or what of it is right.
+    """``[trainer]`` as the table of its kind; invalid keys are left out.
 
-    So the sets can be looked at all the same; what is wrong is added to ``problems``.
+    So the sets can be checked all the same; problems are added to ``problems``.
     """
     only = validate(_KindOnly, table, where, problems)
     if only is None:
@@ -140,7 +140,7 @@ def keys_of(kind: str) -> frozenset[str]:
 
 
 def _owner(key: str, kind: str) -> str | None:
-    """The first registered kind that has a key, if the kind itself has it not."""
+    """The first registered kind that has a key that the kind itself lacks."""
     if key in keys_of(kind):
         return None
     return next((other for other in _MODULES if key in keys_of(other)), None)

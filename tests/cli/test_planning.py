@@ -49,7 +49,7 @@ def printed(tmp_path, monkeypatch, capsys):
 def test_a_toolchain_that_is_not_built_is_told_with_the_command_that_builds_it(printed):
     (line,) = (line for line in printed.splitlines() if line.startswith("toolchain "))
     assert line.endswith(
-        " is not there yet; build it with: converge toolchain build torchtitan-0.3.0"
+        " is not built yet; build it with: converge toolchain build torchtitan-0.3.0"
     )
 
 

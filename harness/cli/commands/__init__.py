@@ -1,5 +1,13 @@
-"""A module for every command: its line in the help, its arguments, and its run.
+"""One module per command: its line in the help, its arguments, and its run.
 
-``converge_harness.cli.parser.CommandModule`` says what such a module holds; a new one is named in
+::
+
+    init.py plan.py toolchain.py toolchains.py     before anything runs
+    run.py calibrate.py bless.py                   run jobs and judge
+    submit.py status.py collect.py cancel.py       the same for Slurm jobs, without waiting
+    compare.py report.py                           judge finished runs or curves
+    history.py notify.py export.py                 results over nights, messages, other tools
+
+``converge_harness.cli.parser.CommandModule`` says what such a module has; a new one is named in
 ``COMMANDS`` there.
 """

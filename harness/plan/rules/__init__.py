@@ -8,6 +8,12 @@ Guide rules come from torchtitan's converging guide (``docs/converging.md`` upst
 a good reason to break one, so a set may waive it by name, and the report then says so. Necessities
 are arithmetic or upstream requirements: without them the run would crash or not be what the file
 says, so they cannot be waived.
+
+::
+
+    rule.py         Rule, the registry, and how rules are applied
+    guide.py        rules of the converging guide
+    necessities.py  necessities
 """
 
 from converge_harness.plan.rules import guide, necessities

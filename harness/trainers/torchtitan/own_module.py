@@ -1,8 +1,7 @@
-"""A model module of one's own, found beside the experiment file and read without importing it.
+"""A user's own model module, found beside the experiment file and read without importing it.
 
-``[converge] module`` means what torchtitan's ``--module`` means, and the ranks import it. What can
-be seen in its source is told before any rank starts: that the config function is there, and takes
-the arguments.
+``[converge] module`` means what torchtitan's ``--module`` means, and the ranks import it. Whether
+the config function exists and takes the arguments is read from the source, before any rank starts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A Python that has a torchtitan of the user's own, often a fork that is installed editable.
 
-No name or version tells what it is: the Python itself is asked what it would import, and the
-source is looked at. Where a version does not identify the source, the source counts to the
-identity, so that an edit makes another run.
+Its name or version does not show what it is, so the Python is asked what it would import, and the
+source is read. If the version does not identify the source, the source's digest is part of the
+identity, so that an edited source means a new run.
 """
 
 from __future__ import annotations

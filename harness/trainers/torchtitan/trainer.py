@@ -229,7 +229,7 @@ def torchrun_arguments(
 def torchrun_node_arguments(
     job: Job, folder: Path, call: Call, meeting: Rendezvous, rank_module: str = RANK_MODULE
 ) -> tuple[str, ...]:
-    """The same for ``rank.start.node``, which adds what nodes and lives of a job differ in.
+    """The same for ``rank.start.node``, which adds what differs between nodes and starts of a job.
 
     That is the rendezvous id, the log folder, and whether the node has the rendezvous store (for
     one node: the file of the rendezvous).
