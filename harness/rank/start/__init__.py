@@ -1,9 +1,9 @@
-"""How a rank, and whatever starts it, comes to life, and ends.
+"""Starts ranks and their agents, and ends them.
 
 ::
 
     entry.py      preload (for a warm-start fork server), run, check; dialects by name
-    agent.py      torchrun's agent, tied to the life of the harness
+    agent.py      torchrun's agent, which ends with the harness
     node.py       one node of a Slurm job, which then is an agent
     warm.py       the fork server; stub.py: how torchrun reaches it
     loopback.py   stores of ranks on one machine; on_loopback/: the same for any program

@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _renew_store() -> None:
-    """Give ranks that are started again a store of their own, as torch means to.
+    """Give restarted ranks a new store, as torch intends.
 
     torch (to 2.15 at least) makes one at the first rendezvous and keeps it. A rank that is quicker
     than rank 0 then finds where rank 0 listened before it was started again, cannot connect, and
@@ -80,7 +80,7 @@ def _quicken_rendezvous() -> None:
 
 
 def _wait_for_others() -> None:
-    """Come to the rendezvous with the others, however far apart the imports end.
+    """Enter the rendezvous together with the other agents, whenever their imports end.
 
     torchrun's own last call would have to outlast that, and be waited out after every loss. The
     harness ends an agent that waits for one that has ended, or until the start-up timeout.

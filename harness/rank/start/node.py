@@ -27,14 +27,14 @@ _FOREIGN = re.compile(
 )
 """Variables of a torchrun around the shell that sbatch was called in; sbatch hands them on."""
 _KEEP_ALIVE_S, _KEEP_ALIVES = 5, 12
-"""A node that gives no sign of life for their product is taken for lost. torchrun's own 15 s are
+"""A node without a keep-alive for their product counts as lost. torchrun's own 15 s are
 short for an agent on a network file system; Slurm sees a dead node by itself."""
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="converge_harness.rank.start.node")
     parser.add_argument("--logs", type=Path, required=True, help="folder of all calls' logs")
-    parser.add_argument("--call", type=int, required=True, help="of the first life of the job")
+    parser.add_argument("--call", type=int, required=True, help="of the first start of the job")
     parser.add_argument("torchrun", nargs="+", help="arguments of torchrun, after --")
     asked = parser.parse_args(arguments)
     call = asked.call + _number("SLURM_RESTART_COUNT")
@@ -53,12 +53,12 @@ def main(arguments: list[str]) -> int:
 
 
 def node_arguments(slurm: Mapping[str, str], logs: Path, call: int) -> list[str]:
-    """What torchrun is told on this node, in this life of the job; ``slurm`` is the environment.
+    """Arguments of torchrun on this node, in this start of the job; ``slurm`` is the environment.
 
     They go before the others: of two of a kind, the later counts.
     """
     arguments = [
-        # No agent of an earlier life, or of a job before this one, must come to this rendezvous.
+        # No agent of an earlier start, or of a job before this one, may join this rendezvous.
         f"--rdzv-id={slurm.get('SLURM_JOB_ID', 'job')}.{call}",
         f"--log-dir={logs}",
     ]

@@ -8,7 +8,8 @@ import signal
 import sys
 
 PARENT_VARIABLE = "CONVERGE_PARENT"
-"""Process id of whoever starts a process of ours: tells it when that one has already ended."""
+"""Process id of whoever starts a process of ours: by it a process notices that its parent has
+already ended."""
 
 _PR_SET_PDEATHSIG = 1
 """``prctl(2)``: the signal this process gets when its parent dies. Cleared by fork."""

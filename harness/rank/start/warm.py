@@ -4,7 +4,7 @@ Importing torch and torchtitan takes seconds of CPU per rank. This server import
 forks: every request of a ``stub.py`` becomes a child that runs one module (torchrun's agent, or a
 rank) with the stub's standard streams, environment and working directory.
 
-Who dies with whom: the server with the harness, every child with the server (both by the kernel's
+What ends with what: the server with the harness, every child with the server (both by the kernel's
 parent-death signal), a child with its stub (the server sees the connection close), and a stub with
 the agent that started it.
 
@@ -93,13 +93,13 @@ def require_forkable() -> None:
 
 
 class Server:
-    """Forks a child per connection and tells each its child's exit code."""
+    """Forks a child per connection and sends each its child's exit code."""
 
     def __init__(self, address: Path, set_by_imports: Mapping[str, str]) -> None:
         self._set_by_imports = set_by_imports
         self._selector = selectors.DefaultSelector()
         self._stubs: dict[int, socket.socket] = {}
-        """Process id of a living child to the connection of its stub."""
+        """By process id of a running child, the connection of its stub."""
         self._wakeup, self._wakeup_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, _notice)
         signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
@@ -143,7 +143,7 @@ class Server:
         self._selector.register(stub, selectors.EVENT_READ, child)
 
     def _reap(self) -> None:
-        """Tell the stubs of children that ended."""
+        """Send exit codes to the stubs of children that ended."""
         os.read(self._wakeup, 4096)
         while True:
             try:

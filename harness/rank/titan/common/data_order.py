@@ -7,8 +7,8 @@ a new order every epoch. The global batch of a step is a run of consecutive numb
 data-parallel rank takes its contiguous part: nothing but the seed, the step and the position in
 the global batch decides what is read.
 
-``repeat = "permute"`` deals the same samples of each global batch out in another order: other
-ranks and batches get them, gradients are summed in another order, and the mathematics is the same.
+``repeat = "permute"`` assigns the samples of each global batch to ranks and microbatches in another
+order: gradients are summed in another order, and the mathematics is the same.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def place_in_order(number: int, count: int, seed: int) -> int:
 
 
 def place_in_batch(place: int, size: int, step: int, seed: int, order_seed: int) -> int:
-    """Which sample of a global batch of ``size`` is dealt to a place, when it is permuted.
+    """The sample of a global batch of ``size`` at a position, when the batch is permuted.
 
     Decided by the step (counted from 0) and the two seeds: the same on all ranks, for every
     data-parallel degree, and after a resume.
@@ -146,7 +146,7 @@ class SampleStream:
     dp_rank: int
     dp_degree: int
     order_seed: int | None = None
-    """Deals each global batch out in an order that this decides; None: in that of its numbers."""
+    """Seed for the order of samples in each global batch; None: the usual order."""
     consumed: int = 0
     """Samples that all ranks together have been given: the same on every rank."""
 

@@ -1,7 +1,7 @@
 """Frozen steps: forward and backward passes at the initial weights, before training begins.
 
-Two right runs part after their first update, and what is then compared is drift as much as error.
-At frozen weights nothing drifts: every batch shows again what the first step shows, on other
+Two correct runs diverge after their first update, so later differences are drift as much as error.
+At frozen weights nothing drifts: every batch repeats the comparison of the first step, on other
 samples. No optimizer steps, and all that a pass changes (gradients, buffers, random numbers, the
 loader's place, counters, weights that something else than an optimizer moves) is put back, so that
 training goes on as if there had been none.

@@ -1,4 +1,4 @@
-"""What has to be done to torch and torchtitan before a config can run, and run right.
+"""Prepares torch and torchtitan so that a config runs, and runs correctly.
 
 Everything here follows from the built config and the device, never from the environment, and
 happens when a job starts: a warm process may be forked for any job.

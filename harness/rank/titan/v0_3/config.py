@@ -93,7 +93,7 @@ def flat_config(config: Any) -> dict[str, Any]:
 
 
 def _implied(job: RankJob) -> Iterable[tuple[str, Any]]:
-    """What the harness itself decides for every job."""
+    """The settings that the harness decides for every job."""
     seed = job.makes_seed_checkpoint
     degrees = Degrees() if seed else job.parallelism
     yield "parallelism.data_parallel_replicate_degree", degrees.dp_replicate

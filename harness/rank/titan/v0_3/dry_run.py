@@ -4,9 +4,9 @@ The device of all tensors is a fake CPU (a torch without CUDA refuses even fake 
 its autograd), but the config is that of the job's device: FlexAttention, bf16 and real Float8
 stay what they are on a GPU. Stand-ins take the place of what is not on this machine.
 
-Before the first step, pipeline stages tell each other the shapes of what they will send. On a fake
-process group nobody answers, so ``Neighbours`` does: all stages of a decoder pass on hidden states
-of one shape, and the gradient of an output has the output's shape.
+Before the first step, pipeline stages exchange the shapes of the tensors that they will send. On a
+fake process group nobody answers, so ``Neighbours`` does: all stages of a decoder pass on hidden
+states of one shape, and the gradient of an output has the output's shape.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _by_formula(trainer: Any, error: Exception) -> tuple[int, str]:
 
 
 _DYNAMIC = types.SimpleNamespace(item=lambda: 0)
-"""The vote of a stage that wants to be told shapes."""
+"""The vote of a stage that asks for shapes."""
 
 
 class Neighbours:
@@ -172,7 +172,7 @@ class Neighbours:
         )
 
     def _hear(self, stage: Any, meta: Any, target: int) -> None:
-        """Raises RuntimeError when a stage sends other hidden states than the next is told of."""
+        """Raises RuntimeError when a stage sends other hidden states than the next expects."""
         if target < stage.stage_index:
             return
         expected = (extract_tensor_meta(self._hidden()),)
@@ -259,7 +259,7 @@ def replace_assets(config: Any) -> list[str]:
 
 
 class Tokenizer(BaseTokenizer):
-    """Stands where a tokenizer is wanted; the loader needs none."""
+    """Replaces the tokenizer; the loader needs none."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseTokenizer.Config):

@@ -1,4 +1,4 @@
-"""Which of torchtitan 0.3's dataloaders reads the corpus, by the job's word for it.
+"""Which of torchtitan 0.3's dataloaders reads the corpus, by the loader's name in the job.
 
 ``SampleLoader`` is ours: the project's data order
 (``converge_harness.rank.titan.common.data_order``).

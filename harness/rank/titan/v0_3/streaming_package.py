@@ -11,8 +11,8 @@ What the package takes for granted, and what is done about it (streaming 0.13.0)
   ranks that read the same to be neighbours, which torchtitan's pipeline stages are not.)
 - Names in ``/dev/shm`` start with the first number that is free (``streaming/base/shared/
   prefix.py``), which two jobs that start at once may both take, and which a killed job keeps. Here
-  they start with a word of the job's own, so that jobs, lives of a job, and nodes that are only
-  simulated share nothing.
+  they start with a prefix unique to the job, so that jobs, starts of a job, and simulated nodes
+  share nothing.
 """
 
 from __future__ import annotations
