@@ -200,7 +200,7 @@ def ending(job: Job, record: RunRecord) -> str:
     line = f"{job.name}: {record.status}"
     if record.status not in (RunStatus.SKIPPED, RunStatus.REFUSED):
         line += f" in {record.wall_s:.0f} s"
-        line += f"in its last start ({requeued(record.requeues)})" if record.requeues else ""
+        line += f", in its last start ({requeued(record.requeues)})" if record.requeues else ""
     if record.error is not None:
         line += f": {record.error.message}"
     if record.status in (RunStatus.CRASHED, RunStatus.HUNG, RunStatus.TIMED_OUT):

@@ -158,4 +158,6 @@ def test_code_outside_of_any_checkout_has_no_revisions(checkout):
     (checkout / ".git").rename(checkout / "gone")
     ended = converge(checkout, "--against", "HEAD")
     assert ended.returncode == 2
-    assert "nothing that e.toml trains with is in a git checkout" in " ".join(ended.stderr.split())
+    assert "none of the code that e.toml trains with is in a git checkout" in " ".join(
+        ended.stderr.split()
+    )

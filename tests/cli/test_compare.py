@@ -82,7 +82,7 @@ def test_a_repeat_that_is_what_it_judges_is_refused(control, tmp_path, capsys):
     test = write(tmp_path / "t.jsonl", {step: 1.004 * loss(step) for step in range(1, STEPS + 1)})
     for repeat, what in ((test, "TEST"), (control, "CONTROL")):
         assert main(["compare", str(control), str(test), "--repeat", str(repeat)]) == 2
-        assert f"is {what}" in " ".join(capsys.readouterr().err.split())
+        assert f"is also {what}" in " ".join(capsys.readouterr().err.split())
     repeat = str(write(tmp_path / "r.jsonl", {step: loss(step) for step in range(1, STEPS + 1)}))
     assert main(["compare", str(control), str(test), "--repeat", repeat, "--repeat", repeat]) == 2
     assert "is given twice" in " ".join(capsys.readouterr().err.split())
@@ -176,7 +176,7 @@ def test_columns_are_found_by_the_names_that_the_user_gives(tmp_path, capsys):
     for wrong, word in (
         ("loss", "SIGNAL=COLUMN"),
         ("loss=", "SIGNAL=COLUMN"),
-        ("los=x", "no signal"),
+        ("los=x", "not a signal"),
         ("loss=nope", "nope"),
     ):
         assert judged(*paths, "--columns", "step=it", wrong) == 2

@@ -113,9 +113,9 @@ def test_what_is_open_says_what_would_settle_it(sides, capsys):
         (["--seeds", "--control", "C0", "C1", "--test", "C0", "T1"], "is given twice"),
         (
             ["--seeds", "--control", "C0", "C1", "--test", "T0", "T1", "--repeat", "T2"],
-            "--repeat: changes nothing",
+            "--repeat: has no effect",
         ),
-        (["C0", "T0", "--ask", "no worse", "--tolerance", "loss=1"], "changes nothing"),
+        (["C0", "T0", "--ask", "no worse", "--tolerance", "loss=1"], "has no effect"),
     ],
 )
 def test_a_mixture_of_forms_is_refused_with_the_command_that_would_do(

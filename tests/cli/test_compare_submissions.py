@@ -77,9 +77,9 @@ def test_three_logs_of_ten_are_no_submission(table, tmp_path, capsys):
     ("words", "said"),
     [
         ((), "is given without --test"),
-        (("--seeds", "--test", "a"), "--seeds: changes nothing"),
+        (("--seeds", "--test", "a"), "--seeds: has no effect"),
         (("--test", "a", "--control", "b"), "b: is not a --test"),
-        (("--test", "a", "--tolerance", "loss=1"), "--tolerance: changes nothing"),
+        (("--test", "a", "--tolerance", "loss=1"), "--tolerance: has no effect"),
     ],
 )
 def test_a_mixture_of_forms_is_a_usage_error(table, capsys, words, said):

@@ -149,7 +149,7 @@ def test_another_launcher_or_hardware_is_another_identity(plan, tmp_path):
     [
         (("--launcher", "slurm"), "cluster.ranks_per_node: is missing"),
         (("--launcher", "slurm", "--cluster", "no.toml"), "no.toml: there is no such file"),
-        (("--cluster", "no.toml"), "--cluster no.toml: says nothing"),
+        (("--cluster", "no.toml"), "--cluster no.toml: has no effect"),
         (("--script", "tp"), "jobs on this machine have no script (add --launcher slurm)"),
         (("--throughput", "5000"), "--throughput: needs --dry-run"),
         (("--gpu-memory", "80"), "--gpu-memory: needs --dry-run"),

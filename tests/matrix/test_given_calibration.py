@@ -134,7 +134,7 @@ def test_a_stale_one_is_refused_with_what_changed_and_the_command_that_renews_it
     assert fsdp2.startswith(f"{calibrated}: control 'fsdp2': ")
     assert "seed is 7, was 42" in fsdp2
     assert "overrides.training.max_norm is 2, was not there" in fsdp2
-    assert f"(renew it: converge calibrate {experiment} --out {calibrated})" in fsdp2
+    assert f"(renew it with: converge calibrate {experiment} --out {calibrated})" in fsdp2
     assert "control 'float8'" in float8
 
 
@@ -226,7 +226,7 @@ def test_a_run_of_ours_is_judged_by_its_own_calibration_only(tmp_path):
 def test_curves_from_elsewhere_are_taken_on_trust_and_the_user_is_told(tmp_path):
     found, note = for_curves(tmp_path, calibration("main", None), curve(None))
     assert found.control == "main"
-    assert "that 'c' is such a run cannot be checked" in note
+    assert "whether 'c' is such a run cannot be checked" in note
     with pytest.raises(ConfigError, match="limits of one precision do not hold for another"):
         for_curves(tmp_path, calibration("main", None), curve(None, Precision.BF16))
 
@@ -245,6 +245,6 @@ def test_a_plan_shows_the_anchor_the_samples_and_where_tolerances_come_from(
     assert main(["plan", str(experiment), "--calibration", str(calibrated)]) == 0
     shown = capsys.readouterr().out
     assert "anchor: the control is itself judged against one rank" in shown
-    assert f"tolerances from the calibration: {calibrated}" in shown
+    assert f"tolerances from the calibration {calibrated}" in shown
     assert "per-tensor evidence: at steps 0, 1, 2, 4, 8, 16" in shown
     assert "fsdp2.ulp" not in shown

@@ -221,7 +221,7 @@ def test_a_night_is_told_of_when_the_history_is_damaged(nightly, word):
     nightly.night("pass")
     nightly.history.path.write_bytes(b"no database at all" * 100)
     message = nightly.night(word, is_remembered=False)
-    assert "were reported before" in message
+    assert "reported before: " in message
     assert "damaged" in message
 
 

@@ -227,7 +227,7 @@ def test_what_a_job_says_of_segments_faults_and_loader(tmp_path):
 
 def test_metrics_beside_passes_are_refused(killed):
     file(killed, "metrics.jsonl", "")
-    with pytest.raises(EvidenceError, match=r"holds metrics\.jsonl and passes/, so two runs"):
+    with pytest.raises(EvidenceError, match=r"has metrics\.jsonl and passes/, so two runs"):
         read_run(killed)
 
 

@@ -151,8 +151,8 @@ def test_the_samples_of_a_run_in_the_order_of_its_steps(tmp_path):
         ),
         ({"gradients_norm": np.ones(2)}, r"gradients_norm: has shape \(2,\), must have .* 3 rows"),
         ({"gradients_norm": None}, "gradients_norm: is missing"),
-        ({"gradients_zeros": np.array([0, 65, 0])}, "zeros: a count that is negative or larger"),
-        ({"gradients_not_finite": np.array([-1, 0, 0])}, "not_finite: a count that is negative"),
+        ({"gradients_zeros": np.array([0, 65, 0])}, "gradients_zeros: a count that is negative"),
+        ({"gradients_not_finite": np.array([-1, 0, 0])}, "gradients_not_finite: a count that is"),
     ],
 )
 def test_a_sample_that_is_not_as_agreed_is_named(tmp_path, changes, words):

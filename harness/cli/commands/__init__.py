@@ -2,7 +2,7 @@
 
 ::
 
-    init.py plan.py toolchain.py toolchains.py     before anything runs
+    init.py plan.py toolchain.py                   before anything runs
     run.py calibrate.py bless.py                   run jobs and judge
     submit.py status.py collect.py cancel.py       the same for Slurm jobs, without waiting
     compare.py report.py                           judge finished runs or curves
