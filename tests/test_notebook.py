@@ -283,8 +283,8 @@ def test_a_margin_a_tolerance_and_a_first_step_are_used():
     [
         ({"loss": [1.0, 2.0]}, "have different lengths: step 3, loss 2"),
         ({"step": [1, 2.5, 3]}, "row 1: step is 2.5, not a step"),
-        ({"step": [1, -2, 3]}, "row 1: step is -2, and a step"),
-        ({"step": [1, None, 3]}, "row 1: step is None, and a step"),
+        ({"step": [1, -2, 3]}, "row 1: step is -2, not a step"),
+        ({"step": [1, None, 3]}, "row 1: step is None, not a step"),
         ({"loss": [1.0, "7", 2.0]}, "row 1: loss is '7', which is not a number"),
         ({"loss": [1.0, True, 2.0]}, "row 1: loss is True, which is not a number"),
         ({"loss": [1.0, [], 2.0]}, r"row 1: loss is \[\], which is not a number"),

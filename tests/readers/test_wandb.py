@@ -126,7 +126,7 @@ def test_a_damaged_run_file_is_named(run_file):
 
 def test_a_record_that_is_no_message_is_named(tmp_path):
     content = HEADER.pack(*MAGIC) + b"".join(framed([b"\xff\xff"]))
-    with pytest.raises(EvidenceError, match="record 1: no record of Weights & Biases"):
+    with pytest.raises(EvidenceError, match="record 1: not a record of Weights & Biases"):
         read_curves(file(tmp_path, "run-a.wandb", content))
 
 
