@@ -9,7 +9,7 @@ import converge_harness
 from converge_harness.errors import ToolchainError
 from converge_harness.toolchains.own_python import (
     OWN_PACKAGE,
-    Answer,
+    PythonAnswer,
     ask,
     digest_of,
     digests_of,
@@ -53,7 +53,7 @@ def test_folders_that_come_first_win(tmp_path, monkeypatch):
 def test_a_virtual_environment_hides_packages_of_the_python_that_it_was_made_from(tmp_path):
     own, base = package(tmp_path / "own"), package(tmp_path / "base")
     paths = (str(own.parent), str(base.parent))
-    answer = Answer(PYTHON, "3.12.1", paths, (str(base.parent),), (), {"fork": own})
+    answer = PythonAnswer(PYTHON, "3.12.1", paths, (str(base.parent),), (), {"fork": own})
     assert places_of(answer, "fork") == (own,)
 
 
