@@ -249,6 +249,17 @@ def streaming(session: nox.Session) -> None:
 
 
 @nox.session
+def gpu(session: nox.Session) -> None:
+    """The suite for one GPU, at most 8 minutes: ``nox -s gpu``; skipped where there is none."""
+    install_light(session, "test")
+    build_toolchain(session, DEFAULT_TOOLCHAIN)
+    env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
+    # 5: no test was run, as on a machine without a GPU.
+    command = ("python", "-m", "pytest", "tests/gpu", "-rPs", *session.posargs)
+    session.run(*command, env=env, success_codes=[0, 5])
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Ruff (lint and format) and mypy --strict."""
     install_light(session, "lint")

@@ -42,7 +42,7 @@ def read_surroundings(
     anchors = (experiment.anchor,) if experiment.anchor else ()
     specs = (*experiment.controls, *anchors, *experiment.tests)
     corpora = dict.fromkeys(spec.train_config.data for spec in specs)
-    injected = dict.fromkeys(spec.inject for spec in specs)
+    injected = dict(_functions(specs))
     cluster = experiment.cluster
     _require_own_name(experiment, specs)
     return Surroundings(
@@ -50,7 +50,7 @@ def read_surroundings(
         software=cluster_software(cluster) if cluster else local_software(os.environ),
         rank_code=rank_code_digest(),
         data={data: data_digest(data) for data in corpora if data is not None},
-        injected={each: _injected_digest(experiment, each) for each in injected if each},
+        injected={each: _injected_digest(experiment, each, key) for each, key in injected.items()},
         sources=dict(_source_digests(experiment, specs)),
         seed_checkpoint=_checkpoint_digest(experiment),
     )
@@ -170,13 +170,22 @@ def _cpu_model(information: Path = CPU_INFORMATION) -> str:
     return model[1] if model else platform.processor()
 
 
-def _injected_digest(experiment: Experiment, inject: str) -> str:
-    path = Path(inject.rpartition(":")[0])
+def _functions(specs: Sequence[SetSpec]) -> Iterator[tuple[str, str]]:
+    """Functions of the user that ranks call, and the key that names each."""
+    for spec in specs:
+        if spec.inject:
+            yield spec.inject, "inject"
+        for own in spec.own_techniques:
+            yield from ((each, f"technique.{own.name}") for each in own.functions)
+
+
+def _injected_digest(experiment: Experiment, function: str, key: str) -> str:
+    path = Path(function.rpartition(":")[0])
     try:
         return _digest_of(path, (path.parent,))
     except OSError as error:
         raise ConfigError(
-            Problem(f"{experiment.path}: inject", f"{path} cannot be read: {error.strerror}")
+            Problem(f"{experiment.path}: {key}", f"{path} cannot be read: {error.strerror}")
         ) from None
 
 

@@ -10,6 +10,7 @@ import pytest
 MEANT = (
     "needs torchtitan 0.",  # rank tests run in every toolchain, each its own part
     "needs toolchain ",  # an optional one: sessions `streaming` and `e2e` build theirs
+    "needs a GPU",  # session `gpu` runs those tests where there is one
     "root writes everywhere",
 )
 """How the reasons start of skips that say "not here", and not "something is missing"."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from converge_harness.run_folder import layout
+from converge_harness.toolchains.recipes import RECIPES
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "harness"
@@ -194,8 +195,10 @@ def asks_which_trainer(path: Path) -> set[str]:
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_only_trainers_ask_which_trainer_it_is(path):
-    # The model names the default trainer, and toolchains lists the packages whose versions count.
+    # The model names the default trainer. Toolchains lists the packages whose versions count, and
+    # has a recipe for each environment.
     allowed = {"torchtitan"} if layer_of(path) in ("model", "toolchains") else set()
+    allowed |= RECIPES.keys() if path.name == "recipes.py" else set()
     assert asks_which_trainer(path) <= allowed
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from rich.console import Console
 from rich.table import Table
@@ -40,7 +40,10 @@ def cover(arguments: argparse.Namespace) -> ExitCode:
     elif arguments.toml:
         print(
             "\n".join(
-                [*_beside(made.base, made.common), *guide.write_tests(made.sets, made.common)]
+                [
+                    *_beside(made.base, made.common, (each.spec for each in made.sets)),
+                    *guide.write_tests(made.sets, made.common),
+                ]
             )
         )
     else:
@@ -48,12 +51,16 @@ def cover(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.PASS
 
 
-def _beside(base: guide.Base, common: Mapping[str, Setting]) -> Iterator[str]:
+def _beside(
+    base: guide.Base, common: Mapping[str, Setting], sets: Iterable[SetSpec]
+) -> Iterator[str]:
     """What the file into which the entries are pasted must have."""
     yield f"# For a file whose control is {base.control.spec.parallelism}"
     if common:
         settings = ", ".join(f'"{key}" = {json.dumps(value)}' for key, value in common.items())
         yield f"# and whose [trainer.set] has {settings}"
+    for name in dict.fromkeys(each.name for spec in sets for each in spec.own_techniques):
+        yield f"# and which has a table [technique.{name}]"
 
 
 def _require_sense(arguments: argparse.Namespace) -> None:
@@ -109,7 +116,7 @@ def _print(console: Console, made: Proposal, gpus: int) -> None:
 
 def _techniques(spec: SetSpec) -> str:
     extras = (spec.pipeline_schedule, spec.cp_rotation)
-    return ", ".join([*map(str, spec.techniques), *(each for each in extras if each)]) or "none"
+    return ", ".join([*spec.technique_names, *(each for each in extras if each)]) or "none"
 
 
 def _first(job: ProposedJob) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console
 from rich.markup import escape
@@ -60,6 +60,18 @@ def show_dry_run(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.UNDECIDED if unsupported else ExitCode.PASS
 
 
+def _not_called(plan: Plan) -> Iterator[str]:
+    """Functions of the user's that only a real run calls."""
+    for job in plan.jobs:
+        if job.role in BUILT_AS_ANOTHER:
+            continue
+        if job.spec.inject:
+            yield f"{job.name}: its inject function is not called"
+        names = ", ".join(own.name for own in job.spec.own_techniques if own.functions)
+        if names:
+            yield f"{job.name}: the functions of {names} are not called"
+
+
 def _print(console: Console, made: DryRun) -> None:
     plan, rows = made.plan, made.rows
     if rows:
@@ -69,9 +81,8 @@ def _print(console: Console, made: DryRun) -> None:
         say(console, line)
     for sentence in _stand_ins(rows):
         say(console, f"stands in: {sentence}")
-    for job in plan.jobs:
-        if job.spec.inject and job.role not in BUILT_AS_ANOTHER:
-            console.print(f"{job.name}: its inject function is not called", markup=False)
+    for sentence in _not_called(plan):
+        console.print(sentence, markup=False)
     for answer in made.answers:
         if answer.unsupported:
             say(

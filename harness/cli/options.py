@@ -25,7 +25,8 @@ sets' names up to an underscore, means all of them"""
 TECHNIQUE = """\
 what is under test, comma-separated: parallelisms with a degree (tp=2, cp=4, pp=2, ep=2, hsdp=2 for
 2 replicas), ddp, and compile, async_tp, float8, float8_rowwise, float8_tp, bf16; a pipeline
-schedule or a rotation follows its degree (pp=2:Interleaved1F1B, cp=2:alltoall)"""
+schedule or a rotation follows its degree (pp=2:Interleaved1F1B, cp=2:alltoall); one of your own is
+NAME=file.py:function"""
 
 HISTORY_FILE = "history.sqlite"
 HISTORY_VARIABLE = "CONVERGE_HISTORY"

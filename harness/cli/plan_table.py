@@ -15,10 +15,13 @@ from converge_harness.cli.console import say
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.model import (
     CHECKOUT,
+    ENOUGH_RERUNS,
     Fault,
     FaultKind,
     Launcher,
     Plan,
+    Repeat,
+    RepeatKind,
     RestartOwner,
     Role,
     Torn,
@@ -68,7 +71,7 @@ def print_besides(console: Console, made: Plan) -> None:
     say(console, f"\nbesides, for initial weights and tolerances: {', '.join(besides)}")
     if others := [job.name for job in made.jobs if job.role is Role.OTHER_SEED]:
         say(console, f"by other seeds: {', '.join(others)}")
-    for line in _low_precision(made):
+    for line in (*_low_precision(made), *_noise(made)):
         say(console, line)
     if made.experiment.launcher is Launcher.SLURM:
         say(
@@ -111,6 +114,19 @@ def _low_precision(made: Plan) -> Iterator[str]:
             f"frozen steps before training: {frozen[0].frozen}, in {len(frozen)} of "
             f"{len(made.jobs)} jobs"
         )
+
+
+def _noise(made: Plan) -> Iterator[str]:
+    """Whether repeats show what kernels that are not deterministic do by themselves."""
+    if all(job.spec.deterministic for job in made.jobs) or made.experiment.calibration:
+        return
+    reruns = [each for each in made.experiment.repeats if each.kind is RepeatKind.RERUN]
+    yield f"deterministic = false: the noise of a run is learnt from its reruns, {len(reruns)} here"
+    if len(reruns) < ENOUGH_RERUNS and made.experiment.baseline is None:
+        names = ", ".join(
+            f'"{Repeat(RepeatKind.RERUN, number)}"' for number in range(1, ENOUGH_RERUNS + 1)
+        )
+        yield f"  {ENOUGH_RERUNS} or more can be held against each other: repeats = [{names}, …]"
 
 
 def _sampled(made: Plan) -> str:
@@ -205,8 +221,11 @@ def _set_lines(row: PlanRow, command: str, where: str) -> Iterator[tuple[str | T
     yield "", ""
     yield Text.assemble((row.name, "bold"), "  ", row.serves), ""
     backend = f" by {row.spmd_backend}" if row.spmd_backend else ""
-    on = f"{_ranks(row.world_size)} ({where}), {row.toolchain}{backend}"
+    kernels = "" if row.deterministic else ", not deterministic"
+    on = f"{_ranks(row.world_size)} ({where}), {row.toolchain}{backend}{kernels}"
     yield f"  {row.trainer or ', '.join(row.techniques) or 'no technique'}; {on}", ""
+    for name, what in row.own_techniques.items():
+        yield f"  {name}: {what}", ""
     for line in _kind_lines(row):
         yield f"  {line}", ""
     # `converge init` has notes begin with the rule, which stands above.

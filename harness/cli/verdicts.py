@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -74,12 +74,23 @@ def show_verdicts(console: Console, view: ReportView, folder: Path | None) -> No
         if test.verdict.next_command:
             say(console, f"next: {test.verdict.next_command}")
     console.print(f"\n{escape(view.headline)}", style="bold")
-    if view.without_evidence:
-        say(console, f"No evidence of: {', '.join(subjects(view.without_evidence))}.", "dim")
-    for note in view.notes:
-        say(console, note, "dim")
+    for line in _besides(view):
+        say(console, line, "dim")
     if paths:
         say(console, f"report: {paths[0]}")
+
+
+def _besides(view: ReportView) -> Iterator[str]:
+    """Lines under the headline: what is no evidence, notes, and whose code ran in the sets."""
+    if view.without_evidence:
+        yield f"No evidence of: {', '.join(subjects(view.without_evidence))}."
+    yield from view.notes
+    runs = [*view.controls, *(test.run for test in view.by_severity)]
+    sentences = dict.fromkeys(each for run in runs for each in run.own_sentences)
+    yield from (f"Technique {each}" for each in sentences)
+    for run in runs:
+        if run.inject:
+            yield f"{run.name} has inject: {run.inject}"
 
 
 def _show_against(console: Console, against: Against | None) -> None:

@@ -14,6 +14,7 @@ from pydantic import Field
 from converge_harness.errors import ConfigError, Problem, suggest
 from converge_harness.experiment import matrix, space_time
 from converge_harness.experiment.cluster import PlacedCluster, check_cluster, cluster_of
+from converge_harness.experiment.own_techniques import read_own_techniques
 from converge_harness.experiment.sets import SetBuilder
 from converge_harness.experiment.tables import (
     LARGEST_SEED,
@@ -94,6 +95,12 @@ def load_experiment(
         path, data, launcher if can.several_nodes else Launcher.LOCAL, cluster, problems
     )
     builder.cluster = placed
+    techniques = _tables_of(data, "technique")
+    builder.technique_names = tuple(techniques)
+    builder.own_techniques = read_own_techniques(
+        techniques, builder.folders, _place(path, "technique"), problems, builder.overrides_of
+    )
+    problems += _unknown_techniques(path, data, builder)
     control_specs, test_specs = _build(builder, controls, tests, _control_names(data))
     anchor_spec = _build_anchor(builder, anchor, control_specs)
     if top is not None:
@@ -239,6 +246,18 @@ def _tests(path: Path, data: dict[str, Any], problems: list[Problem]) -> Iterato
     if isinstance(data.get("matrix"), dict):
         for test in matrix.expand(data["matrix"], _place(path, "matrix"), problems):
             yield PlacedTest(test, _place(path, "matrix", test.name))
+
+
+def _unknown_techniques(path: Path, data: dict[str, Any], builder: SetBuilder) -> Iterator[Problem]:
+    """Names of techniques that no set may have, also in tables that are invalid otherwise."""
+    tests = data.get("test", [])
+    numbered = enumerate(tests if isinstance(tests, list) else [])
+    tables = {**_control_tables(data), "anchor": data.get("anchor")}
+    tables |= {f"test[{index}]": table for index, table in numbered}
+    for prefix, table in tables.items():
+        names = table.get("techniques") if isinstance(table, dict) else None
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):
+            yield from builder.unknown_techniques(names, _place(path, prefix, table.get("name")))
 
 
 # ------------------------------------------------- checks across tables

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from converge_harness.errors import ConfigError, Problem
+from converge_harness.errors import ConfigError, Problem, suggest
 from converge_harness.experiment.cluster import PlacedCluster
+from converge_harness.experiment.own_techniques import function_path
 from converge_harness.experiment.recovery import recovery_of
 from converge_harness.experiment.space_time import hold_global_batch
 from converge_harness.experiment.tables import (
@@ -24,6 +25,7 @@ from converge_harness.model import (
     LOCAL_BATCH,
     Ask,
     Kind,
+    OwnTechnique,
     Parallelism,
     Recovery,
     RestartOwner,
@@ -33,7 +35,7 @@ from converge_harness.model import (
     Technique,
     TrainConfig,
 )
-from converge_harness.toml import Where, find_file, flatten, show
+from converge_harness.toml import Where, flatten, show
 from converge_harness.trainers import (
     InlineTable,
     Trainer,
@@ -63,6 +65,10 @@ class SetBuilder:
     """Where relative paths are resolved; the first match wins."""
     problems: list[Problem]
     cluster: PlacedCluster | None = None
+    own_techniques: Mapping[str, OwnTechnique] = field(default_factory=dict)
+    """``[technique.NAME]``, by name."""
+    technique_names: Collection[str] = ()
+    """Of all of them, also of those with a problem, which was already reported."""
     common: dict[str, Setting] = field(init=False)
     """``[trainer.set]``, dotted."""
     train_configs: dict[str, TrainConfig | None] = field(default_factory=dict)
@@ -75,7 +81,7 @@ class SetBuilder:
 
     def __post_init__(self) -> None:
         self.trainer = trainer_of_kind(self.table.kind)
-        self.common = self._overrides(self.table.overrides, self.where_trainer)
+        self.common = self.overrides_of(self.table.overrides, self.where_trainer)
         if self.table.train_config is not None:
             self._read(self.table.train_config, self.where_trainer)
         self.of_file = self.trainer.of_file(
@@ -96,8 +102,11 @@ class SetBuilder:
 
         A test set takes its train config and toolchain from its control unless it names its own.
         """
-        own = self._overrides(table.overrides, where)
-        overrides = self.common | own
+        own = self.overrides_of(table.overrides, where)
+        techniques, own_techniques = self._techniques(table.techniques, own, where)
+        # A key of a technique replaces the file's own for all sets.
+        of_techniques = {k: v for each in own_techniques for k, v in each.overrides.items()}
+        overrides = self.common | of_techniques | own
         inject = self._inject(table.inject, where)
         train_config = self._train_config(table, where, control)
         if train_config is None:
@@ -111,7 +120,8 @@ class SetBuilder:
             parallelism=parallelism,
             train_config=train_config,
             toolchain=toolchain,
-            techniques=tuple(Technique(technique) for technique in table.techniques),
+            techniques=techniques,
+            own_techniques=own_techniques,
             pipeline_schedule=schedule_of(table.pipeline_schedule, parallelism),
             cp_rotation=table.cp_rotation,
             spmd_backend=table.spmd_backend or self._backend(toolchain, control),
@@ -123,6 +133,7 @@ class SetBuilder:
             waive=tuple(table.waive),
             inject=inject,
             without_fixes=tuple(table.without_fixes),
+            deterministic=self.of_file.deterministic,
             control=control.name if control else None,
             note=table.note,
             trainer=self.of_file.trainer,
@@ -225,7 +236,8 @@ class SetBuilder:
             self.train_configs[written] = found
         return self.train_configs[written]
 
-    def _overrides(self, table: dict[str, Any], where: Where) -> dict[str, Setting]:
+    def overrides_of(self, table: dict[str, Any], where: Where) -> dict[str, Setting]:
+        """A table ``set`` by dotted keys."""
         overrides: dict[str, Setting] = {}
         for key, value in flatten(table):
             place = where(f"set.{key}")
@@ -241,24 +253,44 @@ class SetBuilder:
         self.problems += self.trainer.override_problems(overrides, where)
         return overrides
 
+    def unknown_techniques(self, names: Iterable[str], where: Where) -> Iterator[Problem]:
+        """Names of techniques that are neither built in nor the file's own."""
+        known = [*map(str, Technique), *self.technique_names]
+        for index, name in enumerate(names):
+            if name not in known:
+                place = where(f"techniques[{index}]")
+                yield Problem(place, f"{show(name)} is not known", suggest(name, known))
+
+    def _techniques(
+        self, names: Sequence[str], own: Mapping[str, Setting], where: Where
+    ) -> tuple[tuple[Technique, ...], tuple[OwnTechnique, ...]]:
+        """The built-in techniques that a set names, and the file's own.
+
+        ``own`` are the keys of the set itself, which may not contradict those of a technique.
+        """
+        self.problems += self.unknown_techniques(names, where)
+        found = tuple(self.own_techniques[name] for name in names if name in self.own_techniques)
+        setters: dict[str, str] = dict.fromkeys(own, "the set itself")
+        for each in found:
+            for key in each.overrides:
+                if key in setters:
+                    self.problems.append(
+                        Problem(
+                            where(f"set.{key}"),
+                            f"is set by technique {each.name} and by {setters[key]}",
+                            "leave out one",
+                        )
+                    )
+                setters[key] = f"technique {each.name}"
+        built_in = tuple(Technique(name) for name in names if name in set(Technique))
+        return built_in, found
+
     def _inject(self, written: str | None, where: Where) -> str | None:
         """``path:function`` with an absolute path, because ranks start in another folder."""
         if written is None:
             return None
-        file, _, function = written.rpartition(":")
-        if not file or not function.isidentifier():
-            self.problems.append(
-                Problem(where("inject"), f"{show(written)} is not written path/to/file.py:function")
-            )
-            return None
-        path = find_file(file, self.folders)
-        if path is None:
-            looked = ", ".join(str(folder) for folder in self.folders)
-            self.problems.append(
-                Problem(where("inject"), f"there is no file {file!r}", f"looked in: {looked}")
-            )
-            return None
-        return f"{path.resolve()}:{function}"
+        path = function_path(written, self.folders, where("inject"), self.problems)
+        return f"{path}:{written.rpartition(':')[2]}" if path else None
 
 
 def _refused(table: SetTable | ElasticTable, spec: SetSpec, where: Where) -> Iterator[Problem]:

@@ -66,7 +66,6 @@ from converge_harness.model import (
     Repeat,
     RepeatKind,
     RestartOwner,
-    Technique,
     Torn,
 )
 from converge_harness.toml import (
@@ -169,7 +168,8 @@ Repeats = Annotated[
 Schedule = Annotated[str, one_of(PIPELINE_SCHEDULES)]
 Rotation = Annotated[str, one_of(CP_ROTATIONS)]
 SpmdBackend = Annotated[str, one_of(SPMD_BACKENDS)]
-Techniques = Annotated[list[Annotated[str, one_of(Technique)]], AfterValidator(no_repetition)]
+Techniques = Annotated[list[str], AfterValidator(no_repetition)]
+"""Whether each is known depends on the file's own: see ``sets.py``."""
 KindWord = Annotated[str, one_of(Kind)]
 AskWord = Annotated[str, one_of(Ask)]
 # --------------------------------------------------------------------- tables
@@ -254,6 +254,7 @@ class FileTable(Table):
     cluster: dict[str, Any] = Field(default={})
     probe: dict[str, Any] = Field(default={})
     trainer: dict[str, Any] = Field(default={})
+    technique: dict[str, dict[str, Any]] = Field(default={})
     anchor: dict[str, Any] | None = None
     control: dict[str, Any]
     controls: dict[str, dict[str, Any]] = Field(default={})

@@ -62,11 +62,17 @@ class Base:
         axes = {slot: by_slot[slot].degree for slot in ("tp", "cp", "pp", "ep") if slot in by_slot}
         pipeline, ring = by_slot.get("pp"), by_slot.get("cp")
         control = self.control.spec
+        own = tuple(factor.own for factor in factors if factor.own)
+        overrides = dict(control.overrides)
+        for technique in own:
+            overrides |= technique.overrides
         spec = replace(
             control,
             name=name,
             parallelism=Parallelism(**_data_degrees(by_slot.get(DATA), self.dp), **axes),
             techniques=tuple(each for factor in factors if (each := factor.technique)),
+            own_techniques=own,
+            overrides=overrides,
             pipeline_schedule=(pipeline.variant or DEFAULT_SCHEDULE) if pipeline else None,
             cp_rotation=(ring.variant or None) if ring else None,
             control=control.name,

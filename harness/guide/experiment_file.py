@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from converge_harness.guide.base import CUDA_GRAPHS, Base, config_setting
 from converge_harness.guide.factor import Factor
 from converge_harness.guide.recommend import KEPT, Recommended
-from converge_harness.model import Setting
+from converge_harness.model import ENOUGH_RERUNS, OwnTechnique, Repeat, RepeatKind, Setting
 from converge_harness.plan.rules import RULES
 from converge_harness.trainers import features_of, trainer_of
 
 WIDTH = 100
 FEW_REPEATS = ("rerun", "ulp", "ulp.2")
 """For a config too large to repeat seven times; as in ``experiments/llama3_8b.toml``."""
+_RERUNS = tuple(str(Repeat(RepeatKind.RERUN, number)) for number in range(1, ENOUGH_RERUNS + 1))
+NOISY_REPEATS = (*_RERUNS, "ulp", "ulp.2", "permute")
+"""Where runs differ by themselves: that is what is to be learnt."""
+FEW_NOISY_REPEATS = (*_RERUNS, "ulp")
 
 
 def write_experiment(
@@ -26,6 +30,8 @@ def write_experiment(
     *,
     name: str | None,
     train_config: str,
+    place: Callable[[str], str] = str,
+    deterministic: bool = True,
 ) -> str:
     """The whole file.
 
@@ -35,22 +41,46 @@ def write_experiment(
         sets: the control first, then the tests.
         name: of the experiment; None: the file's.
         train_config: path of the base config as written in the file.
+        place: from the path of another file to the path as written in this one.
+        deterministic: as ``[trainer]`` says.
     """
     control, *tests = sets
+    own = [factor.own for factor in named if factor.own]
     lines = [*_heading(base, named), "schema = 1"]
     if name is not None:
         lines.append(f"name = {_toml(name)}")
-    if not base.control.spec.train_config.own_loader:
+    few = not base.control.spec.train_config.own_loader
+    if few:
         lines.append(
             "# A/A repeats of the control; `converge calibrate` stores the limits learnt from them."
         )
+    if not deterministic:
+        lines.append(
+            "# Reruns show how far two runs of one set lie apart; add more of them freely."
+        )
+        lines.append(f"repeats = {_toml(list(FEW_NOISY_REPEATS if few else NOISY_REPEATS))}")
+    elif few:
         lines.append(f"repeats = {_toml(list(FEW_REPEATS))}")
     lines += ["", "[trainer]", f"train_config = {_toml(train_config)}"]
     lines += [f"toolchain = {_toml(base.control.spec.toolchain)}"]
+    lines += [] if deterministic else ["deterministic = false"]
     common = dict(base.control.spec.overrides)
     lines += _common(base, common, tests)
+    for each in own:
+        lines += ["", *_own_technique(each, place)]
     lines += ["", "[control]", *_entry(control, common)]
     return "\n".join([*lines, "", *write_tests(tests, common)]) + "\n"
+
+
+def _own_technique(own: OwnTechnique, place: Callable[[str], str]) -> Iterator[str]:
+    """``[technique.NAME]`` of a technique that ``--technique NAME=file.py:function`` named."""
+    file, _, function = (own.apply or "").rpartition(":")
+    yield f"[technique.{own.name}]"
+    yield "# Say here what it is, in a sentence that reports can show."
+    yield f"what = {_toml(own.what)}"
+    yield f"apply = {_toml(f'{place(file)}:{function}')}"
+    yield '# in_force = "file.py:function": a count that a run must have, 0 is INVALID. Without it'
+    yield "# converge itself looks whether anything changed."
 
 
 def write_tests(tests: Iterable[Recommended], common: Mapping[str, Setting]) -> list[str]:
@@ -130,9 +160,14 @@ def _entry(written: Recommended, common: Mapping[str, Setting]) -> Iterator[str]
         yield f"pipeline_schedule = {_toml(spec.pipeline_schedule)}"
     if spec.cp_rotation:
         yield f"cp_rotation = {_toml(spec.cp_rotation)}"
-    if spec.techniques:
-        yield f"techniques = {_toml([each.value for each in spec.techniques])}"
-    own = {key: value for key, value in spec.overrides.items() if common.get(key) != value}
+    if spec.technique_names:
+        yield f"techniques = {_toml(list(spec.technique_names))}"
+    of_techniques = {key for each in spec.own_techniques for key in each.overrides}
+    own = {
+        key: value
+        for key, value in spec.overrides.items()
+        if common.get(key) != value and key not in of_techniques
+    }
     if own:
         yield f"set = {_toml(own)}"
     yield f"note = {_toml(spec.note)}"

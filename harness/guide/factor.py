@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from converge_harness.errors import ConfigError, Problem, suggest
-from converge_harness.model import Kind, SetSpec, Technique
+from converge_harness.model import Kind, OwnTechnique, SetSpec, Technique
 
 AXES = ("tp", "cp", "pp", "ep")
 """Parallelisms that multiply the ranks of data parallelism, or reuse them (``ep``)."""
@@ -29,11 +29,13 @@ class Factor:
     """One thing under test: a parallelism with its degree, or another technique."""
 
     slot: str
-    """One of ``SLOTS``."""
+    """One of ``SLOTS``, or the name of a technique of one's own."""
     degree: int = 1
     """1 for ``ddp`` and for a technique that is not a parallelism."""
     variant: str = ""
     """Pipeline schedule or CP rotation if named; ``hsdp`` or ``ddp`` in slot ``dp``."""
+    own: OwnTechnique | None = None
+    """The technique of one's own that it is."""
 
     @property
     def is_parallelism(self) -> bool:
@@ -41,7 +43,7 @@ class Factor:
 
     @property
     def technique(self) -> Technique | None:
-        return None if self.is_parallelism else Technique(self.slot)
+        return None if self.is_parallelism or self.own else Technique(self.slot)
 
     def __str__(self) -> str:
         """As in ``--technique``."""
@@ -53,10 +55,13 @@ class Factor:
 
 
 def ordered(factors: Iterable[Factor]) -> tuple[Factor, ...]:
-    """Parallelisms first, as in names and tables."""
-    return tuple(
-        sorted(factors, key=lambda each: (SLOTS.index(each.slot), each.degree, each.variant))
-    )
+    """Parallelisms first and techniques of one's own last, as in names and tables."""
+
+    def place(each: Factor) -> tuple[int, str, int, str]:
+        index = len(SLOTS) if each.own else SLOTS.index(each.slot)
+        return index, each.slot, each.degree, each.variant
+
+    return tuple(sorted(factors, key=place))
 
 
 def parse_factors(
@@ -74,12 +79,25 @@ def parse_factors(
     """
     words = [word for text in texts for word in (part.strip() for part in text.split(",")) if word]
     problems: list[Problem] = []
-    found = [_parse(word, variants, where, problems) for word in words]
+    found = [_own(word) or _parse(word, variants, where, problems) for word in words]
     if not words:
         problems.append(Problem(where, "names no technique", f"valid: {', '.join(WORDS)}"))
     if problems:
         raise ConfigError(problems)
     return tuple(dict.fromkeys(factor for factor in found if factor is not None))
+
+
+def _own(word: str) -> Factor | None:
+    """``fused_norm=my_norm.py:use_fused_norm``: a technique of one's own.
+
+    Whether its name and its function are right is found when the file is loaded.
+    """
+    name, _, rest = word.partition("=")
+    file, _, function = rest.rpartition(":")
+    if not name or not file.endswith(".py"):
+        return None
+    what = f"{name}, by {function} of {file}"
+    return Factor(name, own=OwnTechnique(name, what, apply=rest))
 
 
 def _parse(
@@ -89,7 +107,11 @@ def _parse(
     name = ALIASES.get(name, name)
     place = f"{where} {word}"
     if name not in WORDS:
-        problems.append(Problem(place, f"{name!r} is not known", suggest(name, WORDS)))
+        hint = suggest(name, WORDS)
+        own = f"one of your own: {name}=my_file.py:my_function"
+        problems.append(
+            Problem(place, f"{name!r} is not known", "; ".join(filter(None, (hint, own))))
+        )
         return None
     if name not in (*AXES, HSDP):
         if equals:
@@ -132,3 +154,4 @@ def _factors(spec: SetSpec) -> Iterable[Factor]:
         if degree > 1:
             yield Factor(axis, degree, named.get(axis, ""))
     yield from (Factor(technique.value) for technique in spec.techniques)
+    yield from (Factor(own.name, own=own) for own in spec.own_techniques)

@@ -106,7 +106,8 @@ def feasible(
     Raises:
         ConfigError: there would be more than ``MOST_COMBINATIONS``.
     """
-    choices = [[None, *(each for each in factors if each.slot == slot)] for slot in SLOTS]
+    slots = dict.fromkeys((*SLOTS, *(each.slot for each in factors)))
+    choices = [[None, *(each for each in factors if each.slot == slot)] for slot in slots]
     count = 1
     for choice in choices:
         count *= len(choice)

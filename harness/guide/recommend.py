@@ -138,6 +138,8 @@ def _why(base: Base, spec: SetSpec, factor: Factor) -> Iterator[str]:
         if factor.slot == "pp" and factor.variant:
             yield f"A pipeline schedule is tested on FSDP + PP: here {spec.pipeline_schedule}."
     else:
+        if factor.own:
+            yield f"{factor.own.what}: a technique of your own ([technique.{factor.slot}])."
         yield from _why_technique(base, spec, factor.slot)
 
 

@@ -180,7 +180,7 @@ class History:
         """
         with self._read() as connection:
             rows = connection.execute(
-                "SELECT r.night_id, r.verdict, r.definition, n.finished, c.facts "
+                "SELECT r.night_id, r.verdict, r.definition, r.techniques, n.finished, c.facts "
                 "FROM results r JOIN nights n ON n.id = r.night_id "
                 "JOIN circumstances c ON c.id = n.circumstances_id "
                 "WHERE r.experiment = ? AND r.test_set = ? ORDER BY r.night_id DESC LIMIT ?",
@@ -194,6 +194,7 @@ class History:
                     verdict=Judgement(row["verdict"]),
                     circumstances=facts[row["facts"]],
                     definition=row["definition"],
+                    techniques=row["techniques"],
                 )
                 for row in reversed(rows)
             )
@@ -269,6 +270,7 @@ def _entry(row: sqlite3.Row, circumstances: Mapping[str, str]) -> Entry:
         reused=bool(row["reused"]),
         circumstances=circumstances,
         report=row["report"],
+        techniques=row["techniques"],
     )
 
 
@@ -303,14 +305,15 @@ def insert(connection: sqlite3.Connection, night: Night) -> None:
     for result in night.results:
         connection.execute(
             "INSERT INTO results (night_id, experiment, test_set, control, verdict, cause_class, "
-            "cause, onset, wall_s, reused, definition) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "cause, onset, wall_s, reused, definition, techniques) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(number, text_of(night.experiment)),
                 *(text_of(result.test_set), text_of(result.control)),
                 result.verdict.value,
                 result.cause_class and result.cause_class.value,
                 *(text_of(result.cause), result.onset, result.wall_s, result.reused),
-                result.definition,
+                *(result.definition, text_of(result.techniques)),
             ),
         )
         _insert_measurements(connection, number, night.experiment, result)
@@ -524,6 +527,7 @@ MIGRATIONS: tuple[Migration, ...] = (
             PRIMARY KEY (series_id, night_id)
         ) WITHOUT ROWID""",
     ),
+    ("ALTER TABLE results ADD COLUMN techniques TEXT NOT NULL DEFAULT ''",),
 )
 
 

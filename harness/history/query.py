@@ -63,6 +63,8 @@ class Entry:
     reused: bool
     circumstances: Mapping[str, str]
     report: str
+    techniques: str = ""
+    """See :class:`converge_harness.history.Result`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,8 @@ class SetNight:
     verdict: Judgement
     circumstances: Mapping[str, str]
     definition: str
+    """See :class:`converge_harness.history.Result`."""
+    techniques: str = ""
     """See :class:`converge_harness.history.Result`."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -56,6 +56,10 @@ class Result:
     """
     measurements: tuple[Measurement, ...]
     """Checks that were not skipped."""
+    techniques: str = field(default="", repr=False)
+    """Names of its techniques, and what is injected; comma-separated. Not in the content of a
+    night, which was made without it in older releases.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,7 @@ def _result(verdict: Verdict, record: RunRecord, test: Job, control: Job) -> Res
         wall_s=None if skipped else record.wall_s,
         reused=record.reused,
         definition=_digest([_meaning(test), _meaning(control)]),
+        techniques=", ".join(filter(None, (*test.spec.technique_names, test.spec.injected))),
         measurements=tuple(
             _measurement(check) for check in verdict.checks if check.outcome is not Outcome.SKIPPED
         ),
@@ -160,9 +165,15 @@ def _meaning(job: Job) -> dict[str, Any]:
         "toolchain": spec.toolchain,
         "parallelism": asdict(spec.parallelism),
         "techniques": sorted(spec.techniques),
+        **(
+            {"own_techniques": [each.meaning for each in spec.own_techniques]}
+            if spec.own_techniques
+            else {}
+        ),
         "schedule": spec.pipeline_schedule,
         "rotation": spec.cp_rotation,
         **({"spmd_backend": spec.spmd_backend} if spec.spmd_backend else {}),
+        **({} if spec.deterministic else {"deterministic": False}),
         "train_config": asdict(spec.train_config) | {"path": None},
         "overrides": dict(spec.overrides),
         "inject": spec.inject,

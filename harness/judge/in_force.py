@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from converge_harness.judge.degrees import ranks
 from converge_harness.judge.programs import not_as_called
-from converge_harness.model import SetSpec, Technique
+from converge_harness.model import OwnTechnique, SetSpec, Technique
 
 InForce: TypeAlias = Mapping[str, Any]
 """The content of ``in_force.json`` (docs/architecture.md)."""
@@ -41,6 +41,7 @@ def _not_in_force(spec: SetSpec, ran: InForce) -> Iterator[str]:
         missing = _TECHNIQUES[technique](ran)
         if missing:
             yield f"{technique.value} is named but not in force: {missing}"
+    yield from _own_not_in_force(spec, ran)
     degrees = _table(ran, "degrees")
     for dimension, degree in asdict(spec.parallelism).items():
         if degrees.get(dimension) != degree:
@@ -61,8 +62,39 @@ def _not_in_force(spec: SetSpec, ran: InForce) -> Iterator[str]:
     yield from _overrides(spec, ran)
 
 
+def _own_not_in_force(spec: SetSpec, ran: InForce) -> Iterator[str]:
+    """The experiment file's own techniques: by its function ``in_force``, else by what we saw."""
+    seen = {each["name"]: each for each in ran.get("own_techniques") or ()}
+    for own in spec.own_techniques:
+        found = seen.get(own.name)
+        if found is None or not found["called"]:
+            yield f"{own.name} is named but {_function(own.apply)} was not called"
+        elif own.in_force is not None and not found["count"]:
+            yield (
+                f"{own.name} is named but changed nothing: {_function(own.in_force)} returned 0 on "
+                "all ranks"
+            )
+        elif own.in_force is None and not found["changed"]:
+            yield f"{own.name} is named but changed nothing{_unseen(own)}"
+
+
+def _unseen(own: OwnTechnique) -> str:
+    if own.apply is None:
+        return ": its keys have the values that they had without it"
+    what = {"config": "the config", "trainer": "the trainer"}.get(own.place or "", "the model")
+    return (
+        f": {what} was the same after {_function(own.apply)}. What it replaces elsewhere cannot be "
+        "seen: count it in a function, and name that as in_force"
+    )
+
+
+def _function(target: str | None) -> str:
+    """``file.py:function``, without the folder."""
+    return (target or "").rpartition("/")[2]
+
+
 def _other_choices(spec: SetSpec, ran: InForce) -> Iterator[str]:
-    """Schedule, rotation and SPMD backend, where one is named."""
+    """Schedule, rotation and SPMD backend, where one is named, and deterministic algorithms."""
     schedule = ran.get("pipeline_schedule")
     if spec.pipeline_schedule and _plain(schedule) != _plain(spec.pipeline_schedule):
         yield f"schedule {spec.pipeline_schedule} is named, {schedule} is in force"
@@ -72,6 +104,10 @@ def _other_choices(spec: SetSpec, ran: InForce) -> Iterator[str]:
     backend = ran.get("spmd_backend")
     if spec.spmd_backend and backend != spec.spmd_backend:
         yield f"SPMD backend {spec.spmd_backend} is named, {backend} is in force"
+    deterministic = _table(ran, "config").get("debug.deterministic", spec.deterministic)
+    if deterministic != spec.deterministic:
+        named, found = (str(each).lower() for each in (spec.deterministic, deterministic))
+        yield f"deterministic = {named} is named, {found} is in force"
 
 
 def not_named(spec: SetSpec, ran: InForce) -> Iterator[str]:

@@ -93,7 +93,14 @@ def check_jobs(
             if job.identity not in refused:
                 write_json(store.checked_file(job.identity), {"name": job.name})
         by_identity = {job.identity: job for job in check.jobs}
-        problems += [_problem(by_identity[Path(entry["job"]).stem], entry) for entry in found]
+        told: dict[str, list[tuple[Job, Mapping[str, Any]]]] = {}
+        for entry in found:
+            same = json.dumps({key: entry[key] for key in ("key", "message", "valid")})
+            told.setdefault(same, []).append((by_identity[Path(entry["job"]).stem], entry))
+        # A wrong module is wrong in every job that names it: said once.
+        problems += [
+            _problem([job for job, _ in entries], entries[0][1]) for entries in told.values()
+        ]
     if problems:
         raise ConfigError(problems)
 
@@ -177,7 +184,7 @@ def _pause(stop: Interruption) -> None:
     time.sleep(_POLL_S)
 
 
-def _problem(job: Job, entry: Mapping[str, Any]) -> Problem:
+def _problem(jobs: Sequence[Job], entry: Mapping[str, Any]) -> Problem:
     key, valid = entry["key"], list(entry["valid"])
     near = difflib.get_close_matches(key, valid, n=1)
     if near:
@@ -187,5 +194,6 @@ def _problem(job: Job, entry: Mapping[str, Any]) -> Problem:
         hint = f"valid: {', '.join(valid[:_SHOWN_KEYS])}{more}"
     else:
         hint = ""
-    where = f"{job.name}: {key}" if key else job.name
-    return Problem(where, f"{entry['message']} [{job.toolchain.name}]", hint)
+    name = jobs[0].name if len(jobs) == 1 else f"{jobs[0].name} and {len(jobs) - 1} more"
+    where = f"{name}: {key}" if key else name
+    return Problem(where, f"{entry['message']} [{jobs[0].toolchain.name}]", hint)

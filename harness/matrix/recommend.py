@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,11 +33,18 @@ DEFAULT_DP = 2
 
 
 def recommended_file(
-    technique: Sequence[str], dp: int, base: str, *, name: str | None, out: Path | None
+    technique: Sequence[str],
+    dp: int,
+    base: str,
+    *,
+    name: str | None,
+    out: Path | None,
+    deterministic: bool = True,
 ) -> str:
     """The text of the experiment file for techniques, on the train config ``base``.
 
-    ``out`` is where it will lie (None: it is printed), from where its paths lead.
+    ``out`` is where it will lie (None: it is printed), from where its paths lead. Without
+    ``deterministic`` all sets train by the kernels of production.
 
     Raises ConfigError: a word is not known, or a technique cannot run on this base.
     """
@@ -46,11 +53,19 @@ def recommended_file(
     sized = guide.sized_base(config, toolchain_for(config), dp, named)
     sets = guide.recommend(sized, named)
 
-    def written(train_config: str) -> str:
-        return guide.write_experiment(sized, named, sets, name=name, train_config=train_config)
+    def written(train_config: str, place: Callable[[str], str]) -> str:
+        return guide.write_experiment(
+            sized,
+            named,
+            sets,
+            name=name,
+            train_config=train_config,
+            deterministic=deterministic,
+            place=place,
+        )
 
-    _require_right(written(str(_found(base))), out)
-    return written(_as_written(base, out))
+    _require_right(written(str(_found(base)), lambda path: str(_found(path))), out)
+    return written(_as_written(base, out), lambda path: _as_written(path, out))
 
 
 def read_base(written: str) -> TrainConfig:
@@ -82,15 +97,15 @@ def _found(base: str) -> Path:
     return Path(base).expanduser().absolute()
 
 
-def _as_written(base: str, out: Path | None) -> str:
-    """The base config's path for the file: as given where it leads there from the file's folder."""
-    path = Path(base)
-    if out is None or _found(base) == path.expanduser():
-        return base
+def _as_written(written: str, out: Path | None) -> str:
+    """A path for the file: as given where it leads there from the file's folder."""
+    path = Path(written)
+    if out is None or _found(written) == path.expanduser():
+        return written
     folder = out.resolve().parent
     near = [each / path for each in (folder, folder.parent)]
     first = next((each for each in near if each.is_file()), None)
-    return base if first is not None and first.samefile(path) else str(_found(base))
+    return written if first is not None and first.samefile(path) else str(_found(written))
 
 
 def _require_right(text: str, out: Path | None) -> None:

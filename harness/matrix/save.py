@@ -211,11 +211,13 @@ def _meaning(spec: SetSpec) -> tuple[object, ...]:
         (config.module, config.config, dict(config.model), dict(config.settings)),
         config.loader,
         spec.techniques,
+        [each.meaning for each in spec.own_techniques],
         spec.pipeline_schedule,
         spec.cp_rotation,
         dict(spec.overrides),
         spec.inject,
         spec.without_fixes,
+        spec.deterministic,
         spec.segments,
         broken_by(spec.recovery),
     )

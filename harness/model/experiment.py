@@ -160,6 +160,9 @@ DEFAULT_REPEATS = (
     Repeat(RepeatKind.PERMUTE, 2),
 )
 """Repeats of every control, unless the file names others."""
+ENOUGH_RERUNS = 3
+"""Plain reruns from which the noise of kernels that are not deterministic is learnt: each is held
+against the two others."""
 FROZEN_STEPS = 16
 """Frozen steps of every run that is judged by a reference, by default."""
 FEWEST_DRAWN = 4
@@ -194,6 +197,39 @@ class Technique(StrEnum):
     """Float8 all-gathers in tensor parallelism (Float8 TP styles), in addition to ``float8``."""
     BF16 = "bf16"
     """Parameters, gradients and optimizer state in bfloat16."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTechnique:
+    """``[technique.NAME]``: a technique that the experiment file defines."""
+
+    name: str
+    what: str
+    """One sentence that says what it is, for reports."""
+    overrides: Mapping[str, Setting] = field(default_factory=dict, hash=False)
+    """Its ``set``: keys of the train config, which every set that names it gets."""
+    apply: str | None = None
+    """``/abs/file.py:function``, called where ``place`` says."""
+    place: str | None = None
+    """Where ``apply`` is called, by the name of its parameter: ``config``, ``model``,
+    ``parallel_model`` or ``trainer``.
+    """
+    in_force: str | None = None
+    """``/abs/file.py:function``, called after the first step: a count or a bool; None: converge
+    looks itself whether ``apply`` changed anything.
+    """
+    folder: str = field(default="", compare=False)
+    """The experiment file's, from which modules that ``set`` names can be imported."""
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Functions of the user that ranks call for it, as ``file:function``."""
+        return tuple(each for each in (self.apply, self.in_force) if each)
+
+    @property
+    def meaning(self) -> tuple[object, ...]:
+        """What of it ranks are told: not the sentence."""
+        return self.name, dict(self.overrides), self.apply, self.in_force
 
 
 class Precision(StrEnum):
@@ -297,6 +333,10 @@ class SetSpec:
     be the absolute path of a Python.
     """
     techniques: tuple[Technique, ...] = ()
+    own_techniques: tuple[OwnTechnique, ...] = ()
+    """Techniques of the experiment file's ``[technique.NAME]`` tables, in the order in which they
+    are named and applied. Their keys are in ``overrides``.
+    """
     pipeline_schedule: str | None = None
     """``1F1B``, ``Interleaved1F1B``, …; None when pp is 1."""
     cp_rotation: str | None = None
@@ -323,6 +363,8 @@ class SetSpec:
     """Names of the rules of the converging guide that this set waives."""
     inject: str | None = None
     """``path/to/file.py:function``, called in every rank with the built trainer."""
+    deterministic: bool = True
+    """Whether torch may use deterministic algorithms only; off: the kernels of production."""
     without_fixes: tuple[str, ...] = ()
     """The CPU shim's fixes of upstream bugs that are left out, to show the bug."""
     control: str | None = None
@@ -340,6 +382,16 @@ class SetSpec:
     def resumes(self) -> bool:
         """Whether the run consists of several passes, joined by checkpoints."""
         return bool(self.segments) or self.recovery is not None
+
+    @property
+    def technique_names(self) -> tuple[str, ...]:
+        """Names of all techniques, the trainer's and those of the experiment file."""
+        return (*map(str, self.techniques), *(each.name for each in self.own_techniques))
+
+    @property
+    def injected(self) -> str:
+        """``inject: file.py:function``, without the folder; empty if nothing is injected."""
+        return f"inject: {self.inject.rpartition('/')[2]}" if self.inject else ""
 
     def setting(self, key: str, default: Setting = None) -> Setting:
         """The value of a dotted train-config key: from ``set``, else from the train config."""

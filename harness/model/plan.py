@@ -54,7 +54,9 @@ class Surroundings:
     data: Mapping[SyntheticData, str] = field(default_factory=dict)
     """Hex digest of every synthetic corpus that the experiment uses."""
     injected: Mapping[str, str] = field(default_factory=dict)
-    """Hex digest of the file of every ``inject``, by ``inject`` as the set has it."""
+    """Hex digest of the file of every ``inject`` and every function of a ``[technique.NAME]``, by
+    ``file:function`` as the set has it.
+    """
     sources: Mapping[Path, str] = field(default_factory=dict)
     """Hex digest of every file of ``Command.sources``, with the local files that it imports."""
     seed_checkpoint: str | None = None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from converge_harness.model import (
     GLOBAL_BATCH,
@@ -31,7 +31,7 @@ class PlanRow:
     control: str | None
     parallelism: Parallelism
     techniques: tuple[str, ...]
-    """Techniques, then pipeline schedule and CP rotation if any."""
+    """Techniques, then pipeline schedule, CP rotation and what is injected, if any."""
     world_size: int
     """Ranks; on GPUs also the number of GPUs."""
     local_batch_size: int
@@ -55,6 +55,10 @@ class PlanRow:
     """For a set trained by another program than torchtitan: which, and what it leaves."""
     spmd_backend: str = ""
     """Empty where there is no choice."""
+    own_techniques: Mapping[str, str] = field(default_factory=dict)
+    """By name, what each of the experiment file's own techniques is, as a sentence."""
+    deterministic: bool = True
+    """Whether torch uses deterministic algorithms only."""
     passes: int = 1
     """How many passes the run has if everything goes as planned."""
 
@@ -71,13 +75,14 @@ def describe(plan: Plan) -> tuple[PlanRow, ...]:
 
 def _row(job: Job, control: Job) -> PlanRow:
     spec = job.spec
-    extras = (spec.pipeline_schedule, spec.cp_rotation)
+    extras = (spec.pipeline_schedule, spec.cp_rotation, spec.injected)
     return PlanRow(
         name=job.name,
         role=job.role,
         control=spec.control,
         parallelism=spec.parallelism,
-        techniques=(*map(str, spec.techniques), *(extra for extra in extras if extra)),
+        techniques=(*spec.technique_names, *(extra for extra in extras if extra)),
+        own_techniques={each.name: each.what for each in spec.own_techniques},
         world_size=job.world_size,
         local_batch_size=job.local_batch_size,
         global_batch_size=job.global_batch_size,
@@ -95,6 +100,7 @@ def _row(job: Job, control: Job) -> PlanRow:
         recovery=spec.recovery,
         trainer=trainer_of(spec).describe(spec),
         spmd_backend=spec.spmd_backend or "",
+        deterministic=spec.deterministic,
         passes=_passes(spec),
     )
 
@@ -124,7 +130,8 @@ def _serves_parallel(job: Job, control: Job) -> str:
     ours, theirs = job.spec.spmd_backend, control.spec.spmd_backend
     if ours and ours != theirs and job.spec.parallelism == control.spec.parallelism:
         return f"SPMD backend {ours} against {theirs or 'none'}: {_names(job.spec.parallelism)}"
-    new = [each for each in job.spec.techniques if each not in control.spec.techniques]
+    theirs_too = control.spec.technique_names
+    new = [each for each in job.spec.technique_names if each not in theirs_too]
     if new:
         return _serves_technique(job, new)
     axes = _axes(job.spec.parallelism)
@@ -152,7 +159,7 @@ def _serves_kind(job: Job) -> str:
 
 def _serves_as_control(job: Job) -> str:
     degrees = job.spec.parallelism
-    plain = degrees == Parallelism(dp_shard=degrees.dp_shard) and not job.spec.techniques
+    plain = degrees == Parallelism(dp_shard=degrees.dp_shard) and not job.spec.technique_names
     kind = "1D FSDP" if plain else "another verified set-up"
     return f"control: {kind} on {job.world_size} ranks"
 
@@ -166,13 +173,13 @@ def _serves_data_parallelism(job: Job, control: Job) -> str:
     return "the control's parallelism and techniques, with other settings"
 
 
-def _serves_technique(job: Job, new: list[Technique]) -> str:
+def _serves_technique(job: Job, new: list[str]) -> str:
     degrees = job.spec.parallelism
-    others = [each for each in new if each is not Technique.COMPILE]
+    others = [each for each in new if each != Technique.COMPILE]
     if len(_axes(degrees)) > 1 and len(new) > 1:
         return f"maximal composability: {_names(degrees)} with {', '.join(new)}"
     tested = others or new
-    base = [_names(degrees), *(each for each in job.spec.techniques if each not in tested)]
+    base = [_names(degrees), *(each for each in job.spec.technique_names if each not in tested)]
     return f"technique {' and '.join(tested)} on top of {' + '.join(base)}"
 
 

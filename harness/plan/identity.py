@@ -121,10 +121,14 @@ def _facts(
         "overrides": dict(spec.overrides),
         "parallelism": asdict(spec.parallelism),
         "techniques": sorted(spec.techniques),
+        # Absent without any, so that existing runs keep their identities.
+        **_own_techniques(spec, surroundings),
         "pipeline_schedule": spec.pipeline_schedule,
         "cp_rotation": spec.cp_rotation,
         # Only if there is such a choice.
         **({"spmd_backend": spec.spmd_backend} if spec.spmd_backend else {}),
+        # Only where it is switched off, so that existing runs keep their identities.
+        **({} if spec.deterministic else {"deterministic": False}),
         "without_fixes": sorted(spec.without_fixes),
         "inject": _injected(spec.inject, surroundings),
         "data": None if data is None else surroundings.data[data],
@@ -184,6 +188,15 @@ def _injected(inject: str | None, surroundings: Surroundings) -> list[str] | Non
     if inject is None:
         return None
     return [inject.rpartition(":")[2], surroundings.injected[inject]]
+
+
+def _own_techniques(spec: SetSpec, surroundings: Surroundings) -> dict[str, Any]:
+    """By name, in the order in which they are applied; their keys are overrides of the set."""
+    techniques = [
+        [each.name, _injected(each.apply, surroundings), _injected(each.in_force, surroundings)]
+        for each in spec.own_techniques
+    ]
+    return {"own_techniques": techniques} if techniques else {}
 
 
 def _digest(values: Mapping[str, Any]) -> str:

@@ -12,5 +12,7 @@ Of the rest of ``harness`` it imports the file contract (``converge_harness.run_
     faults.py     the faults of a job's script
     repeats.py    a control moved by as much as rounding may move it (A/A repeats)
     inject.py     calls a test set's ``inject`` function
+    own_techniques.py  applies the experiment file's own techniques, and sees what they changed
+    marks.py      whether a config, a model or a trainer was changed by a call
     settings.py   dotted keys applied to nested dataclasses, with errors that list valid keys
 """

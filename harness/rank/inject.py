@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from converge_harness.rank.settings import KeyProblem
@@ -25,19 +26,31 @@ def call_injected(target: str, trainer: Any) -> str:
     function raises passes through.
     """
     file, name = _parts(target)
-    spec = importlib.util.spec_from_file_location(f"converge_inject_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise InjectError(f"inject = {target!r}: not a Python file")
-    if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        module = load_module(file)
+    except InjectError as error:
+        raise InjectError(f"inject = {target!r}: {error}") from None
     function = getattr(module, name, None)
     if not callable(function):
         found = sorted(key for key, value in vars(module).items() if callable(value))
         raise InjectError(f"inject = {target!r}: no function {name!r}; the file has {found}")
     function(trainer)
     return f"{module.__file__}:{name}"
+
+
+def load_module(file: Path) -> ModuleType:
+    """Run a file of the user's as a module of its own.
+
+    Raises InjectError for a file that is not Python; what its code raises passes through.
+    """
+    spec = importlib.util.spec_from_file_location(f"converge_inject_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise InjectError("not a Python file")
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def inject_problems(target: str | None) -> list[KeyProblem]:

@@ -60,6 +60,31 @@ def apply_setting(config: Any, key: str, value: Any) -> None:
     _set(target, path[-1], value, key, _join(path[:-1]))
 
 
+def value_of(config: Any, key: str) -> Any:
+    """The value of a dotted key.
+
+    Raises SettingError when the key is not there.
+    """
+    target = config
+    path = _parse(key)
+    for position, step in enumerate(path):
+        target = _get(target, step, key, _join(path[:position]))
+    return target
+
+
+def news(config: Any, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys of the settings that the config has another value for, or that it does not have."""
+    found = []
+    for key, value in settings.items():
+        try:
+            same = value_of(config, key) == value
+        except SettingError:
+            same = False
+        if not same:
+            found.append(key)
+    return tuple(found)
+
+
 def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Nested tables as (dotted key, value) pairs, in order; lists of tables get indices."""
     for name, value in table.items():

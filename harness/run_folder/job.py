@@ -43,6 +43,18 @@ class TrainConfigDocument(TypedDict, total=False):
     loader: str
 
 
+class OwnTechniqueDocument(TypedDict, total=False):
+    """A technique of the experiment file."""
+
+    name: str
+    what: str
+    set: dict[str, Any]
+    apply: str | None
+    place: str | None
+    in_force: str | None
+    folder: str
+
+
 class DataDocument(TypedDict):
     """The synthetic corpus."""
 
@@ -104,6 +116,8 @@ class JobDocument(TypedDict, total=False):
     steps: int
     parallelism: dict[str, int]
     techniques: list[str]
+    own_techniques: list[OwnTechniqueDocument]
+    """Only where there are any."""
     pipeline_schedule: str | None
     cp_rotation: str | None
     spmd_backend: str | None
@@ -122,6 +136,8 @@ class JobDocument(TypedDict, total=False):
     repeat_seed: int
     inject: str | None
     without_fixes: list[str]
+    deterministic: bool
+    """Only where it is false."""
     device: str
     code: dict[str, str]
     """Only of a torchtitan that its version does not identify: SHA-256 of its files when the job
@@ -138,8 +154,10 @@ SHAPES: Mapping[str, Shape] = {
     "steps": COUNT,
     "parallelism": COUNTS,
     "techniques": TEXTS,
+    "own_techniques": OBJECTS,
     "overrides": OBJECT,
     "without_fixes": TEXTS,
+    "deterministic": FLAG,
     "pipeline_schedule": TEXT,
     "cp_rotation": TEXT,
     "spmd_backend": TEXT,
@@ -228,6 +246,23 @@ class BaseConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RankOwnTechnique:
+    """A technique of the experiment file, as in ``converge_harness.model.OwnTechnique``."""
+
+    name: str
+    set: Mapping[str, Any] = field(default_factory=dict)
+    """Its keys, which are among the job's ``overrides``."""
+    apply: str | None = None
+    """``/abs/file.py:function``"""
+    place: str | None = None
+    """Where ``apply`` is called: ``config``, ``model``, ``parallel_model`` or ``trainer``."""
+    in_force: str | None = None
+    """``/abs/file.py:function``, called with the trainer after the first step."""
+    folder: str = ""
+    """Where modules that ``set`` names may be imported from; empty: nowhere else than usual."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankSegment:
     """A part of an elastic run with its own degrees: from the step after the one before."""
 
@@ -267,6 +302,7 @@ class RankJob:
     parallelism: Degrees
     train_config: BaseConfig
     techniques: tuple[str, ...] = ()
+    own_techniques: tuple[RankOwnTechnique, ...] = ()
     pipeline_schedule: str | None = None
     cp_rotation: str | None = None
     spmd_backend: str | None = None
@@ -288,6 +324,8 @@ class RankJob:
     inject: str | None = None
     """``/abs/path.py:function``, called with the built trainer."""
     without_fixes: tuple[str, ...] = ()
+    deterministic: bool = True
+    """Whether torch uses deterministic algorithms only."""
     segments: tuple[RankSegment, ...] = ()
     """Of an elastic set, in order."""
     segment: int | None = None
@@ -421,6 +459,17 @@ def _job(raw: JobDocument) -> RankJob:
             loader=base.get("loader") or "converge",
         ),
         techniques=tuple(raw.get("techniques") or ()),
+        own_techniques=tuple(
+            RankOwnTechnique(
+                name=own["name"],
+                set=own.get("set") or {},
+                apply=own.get("apply"),
+                place=own.get("place"),
+                in_force=own.get("in_force"),
+                folder=own.get("folder") or "",
+            )
+            for own in raw.get("own_techniques") or ()
+        ),
         pipeline_schedule=raw.get("pipeline_schedule"),
         cp_rotation=raw.get("cp_rotation"),
         spmd_backend=raw.get("spmd_backend"),
@@ -433,6 +482,7 @@ def _job(raw: JobDocument) -> RankJob:
         repeat_seed=raw.get("repeat_seed") or 1,
         inject=raw.get("inject"),
         without_fixes=tuple(raw.get("without_fixes") or ()),
+        deterministic=raw.get("deterministic", True),
         is_probed=is_probed(raw),
         segments=tuple(
             RankSegment(

@@ -455,6 +455,8 @@ def job_document(
         "steps": job.steps,
         "parallelism": asdict(spec.parallelism),
         "techniques": [technique.value for technique in spec.techniques],
+        # Absent without any, as in jobs of older releases.
+        **_own_techniques(spec),
         "pipeline_schedule": spec.pipeline_schedule,
         "cp_rotation": spec.cp_rotation,
         "spmd_backend": spec.spmd_backend,
@@ -485,6 +487,25 @@ def job_document(
         "without_fixes": list(spec.without_fixes),
         "device": device,
         **({"code": dict(job.toolchain.code)} if job.toolchain.code else {}),
+    }
+
+
+def _own_techniques(spec: SetSpec) -> JobDocument:
+    if not spec.own_techniques:
+        return {}
+    return {
+        "own_techniques": [
+            {
+                "name": own.name,
+                "what": own.what,
+                "set": dict(own.overrides),
+                "apply": own.apply,
+                "place": own.place,
+                "in_force": own.in_force,
+                "folder": own.folder,
+            }
+            for own in spec.own_techniques
+        ]
     }
 
 

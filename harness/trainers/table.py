@@ -62,6 +62,8 @@ class TrainerOfFile:
     names_weights: bool = False
     """Whether the file names one, even if it does not exist."""
     tokens_per_gpu_second: float | None = None
+    deterministic: bool = True
+    """Whether all sets train with deterministic algorithms only."""
 
 
 def environment_of(

@@ -84,6 +84,7 @@ OTHER = {
     "techniques": replace(SPEC, techniques=(Technique.COMPILE,)),
     "schedule": replace(SPEC, pipeline_schedule="GPipe"),
     "rotation": replace(SPEC, cp_rotation="alltoall"),
+    "not deterministic": replace(SPEC, deterministic=False),
     "SPMD backend": replace(SPEC, spmd_backend="full_dtensor"),
     "override value": replace(SPEC, overrides={"lr_scheduler.warmup_steps": 3}),
     "override type": replace(SPEC, overrides={"lr_scheduler.warmup_steps": 2.0}),

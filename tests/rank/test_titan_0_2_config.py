@@ -24,6 +24,11 @@ def test_the_shipped_train_config_has_no_problem(build, tmp_path):
     assert built.config.optimizer.implementation == "foreach"
 
 
+def test_a_job_may_train_by_the_kernels_of_production(build, tmp_path):
+    built = build(jobs.job(tmp_path, deterministic=False))
+    assert built.config.debug.deterministic is False
+
+
 def test_what_the_harness_implies_is_set_and_declared(build, tmp_path):
     built = build(
         jobs.job(

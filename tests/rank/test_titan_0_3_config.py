@@ -52,6 +52,13 @@ def test_the_config_holds_what_the_job_says(build, tmp_path):
     assert "training.seq_len" not in built.declared
 
 
+def test_a_job_is_deterministic_unless_it_says_otherwise(build):
+    assert build().flat["debug.deterministic"] is True
+    chosen = build(deterministic=False)
+    assert chosen.flat["debug.deterministic"] is False
+    assert "debug.deterministic" in chosen.declared
+
+
 def test_a_job_names_its_spmd_backend_or_leaves_the_train_configs(build):
     named = build(spmd_backend="full_dtensor")
     assert named.flat["parallelism.spmd_backend"] == "full_dtensor"

@@ -22,7 +22,7 @@ def partial_sums():
     before = norm.grad, matrix.grad
     counted = assign_shards([("norm", norm), ("matrix", matrix)])
 
-    counted.squares()
+    counted.take().numbers()
     told = [None, None]
     dist.all_gather_object(told, list(counted.problems))
     assert sorted(map(len, told)) == [0, 1]  # the one rank that counts the norm
@@ -30,7 +30,7 @@ def partial_sums():
         assert norm.grad.placements == (Replicate(),)
         assert norm.grad.to_local().tolist() == [3.0] * 4
         assert matrix.grad is before[1]
-        squares = counted.squares()
+        squares = counted.take().numbers()
         assert not counted.problems
     assert norm.grad is before[0]
     everyone = [None, None]

@@ -132,7 +132,7 @@ def _facts(job: Job) -> dict[str, str | int | None]:
         "identity": job.identity,
         "degrees": degrees_of(job),
         "world_size": job.world_size,
-        "techniques": ", ".join(sorted(job.spec.techniques)),
+        "techniques": ", ".join(sorted(job.spec.technique_names)),
         "toolchain": job.toolchain.name,
         "precision": job.precision.value,
         "seed": job.seed,

@@ -189,6 +189,7 @@ def _result(kept: History, entry: Entry) -> dict[str, Any]:
         "experiment": entry.experiment,
         "source": entry.source,
         "test_set": entry.test_set,
+        "techniques": entry.techniques,
         "control": entry.control,
         "verdict": entry.verdict.value,
         "previous_verdict": entry.previous and entry.previous.value,
@@ -233,7 +234,7 @@ def _print(console: Console, kept: History, wanted: Filter, entries: Sequence[En
     for entry in entries:
         cells = [
             entry.finished.astimezone().strftime("%Y-%m-%d %H:%M"),
-            *map(escape, (plain(entry.experiment), plain(entry.test_set))),
+            *map(escape, (plain(entry.experiment), plain(_set_words(entry)))),
             f"[{STYLES[entry.verdict]}]{entry.verdict.value}[/]",
             entry.previous.value if entry.previous else ABSENT,
             ABSENT if entry.onset is None else f"step {entry.onset}",
@@ -245,6 +246,10 @@ def _print(console: Console, kept: History, wanted: Filter, entries: Sequence[En
     console.print(table)
     if len(entries) == wanted.limit:
         console.print(f"the newest {len(entries)}; more with --limit N", style="dim")
+
+
+def _set_words(entry: Entry) -> str:
+    return f"{entry.test_set} ({entry.techniques})" if entry.techniques else entry.test_set
 
 
 def _commit(entry: Entry) -> str:

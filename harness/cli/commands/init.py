@@ -28,6 +28,9 @@ examples:
     converge init --technique cp=2,pp=2:Interleaved1F1B --dp 2 \\
       --base train_configs/llama3_debug.toml --out experiments/long_context.toml
     converge plan experiments/long_context.toml
+  a technique of one's own, called as the name of its parameter says (docs/own-technique.md):
+    converge init --technique fused_norm=my_norm.py:use_fused_norm --dp 2 \\
+      --base train_configs/llama3_debug.toml
   a larger degree of one parallelism beside the composition, which has the first of them:
     converge init --technique tp=2,cp=2,cp=8 --dp 8 --base train_configs/llama3_8b.toml
   an example of converge's own, with the train config that it starts from:
@@ -53,6 +56,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="write it here (default: print it; of an example NAME.toml)",
     )
     parser.add_argument("--name", help="of the experiment (default: the file's)")
+    parser.add_argument(
+        "--not-deterministic",
+        action="store_true",
+        help="train by the kernels of production (deterministic = false), with more reruns of the "
+        "control, from which the noise of a run is learnt",
+    )
     parser.add_argument("--force", action="store_true", help="replace FILE if it is there")
     parser.add_argument(
         "--example",
@@ -76,7 +85,12 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     if out is not None:
         _require_free(out, force=arguments.force)
     text = recommended_file(
-        arguments.technique, arguments.dp, arguments.base, name=arguments.name, out=out
+        arguments.technique,
+        arguments.dp,
+        arguments.base,
+        name=arguments.name,
+        out=out,
+        deterministic=not arguments.not_deterministic,
     )
     if out is None:
         print(text, end="")

@@ -179,6 +179,7 @@ def _build(console: Console, arguments: argparse.Namespace) -> None:
 def _check(console: Console, name: str) -> None:
     with leaving_when_interrupted():
         from converge_harness.cli.console import say
+        from converge_harness.model import TORCHTITAN
         from converge_harness.toolchains.build import State, condition, imported
         from converge_harness.trainers import find_toolchain
     found = condition(name)
@@ -187,7 +188,7 @@ def _check(console: Console, name: str) -> None:
     say(
         console, "  imports: " + ", ".join(f"{key} {each}".strip() for key, each in imports.items())
     )
-    if "torchtitan" in imports:
+    if TORCHTITAN.kind in imports:
         toolchain = find_toolchain(name)
         say(console, f"  driven as: {toolchain.dialect}")
         versions = ", ".join(f"{key} {each}" for key, each in toolchain.versions.items())

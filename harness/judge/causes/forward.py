@@ -42,6 +42,7 @@ from converge_harness.judge.causes.location import (
     FEED_FORWARD,
     Spot,
     differences,
+    own_additions,
     spot,
 )
 from converge_harness.judge.causes.parameter_names import (
@@ -102,6 +103,7 @@ def hidden_forward(context: Context) -> Cause | None:
         f"the forward pass differs {where}by less than the limit of the loss: "
         f"{len(wrong.off)} of {len(wrong.among)} gradients are off at step {step}"
         f"{_worst(wrong)}; {words_of(loss)} is off by {loss.difference[0]:.2g}, {why}"
+        f"{_only_addition(context)}"
     )
     return Cause(sentence, CauseClass.OBJECTIVE, look_in_forward(context, place))
 
@@ -152,6 +154,11 @@ def look_in_forward(context: Context, place: Spot | None = None, *, reported: bo
     news = differences(context)
     kinds = {word.split(" ")[0] for word in news}
     known = [text for name, text in _ADDED if name in kinds and (reported or name not in _MEANS)]
+    known += [
+        f"what {each['name']} makes of {joined(each['modules'])}"
+        for each in own_additions(context)
+        if each["modules"]
+    ]
     first = (
         f"what {joined(news)} changes in the forward pass: {'; '.join(known)}; then "
         if known
@@ -166,6 +173,19 @@ def look_in_forward(context: Context, place: Spot | None = None, *, reported: bo
         f"{first}{mean}labels (their shift, those that are ignored), positions and masks, norms "
         "(epsilon, precision), casts, and the random numbers of dropout on each rank"
     )
+
+
+def _only_addition(context: Context) -> str:
+    """``; its only addition is fused_norm, which changes RMSNorm``; empty if there are others."""
+    own = own_additions(context)
+    if not own or len(differences(context)) != len(own):
+        return ""
+    changes = [
+        each["name"] + (f", which changes {joined(each['modules'])}" if each["modules"] else "")
+        for each in own
+    ]
+    only = "its only addition to the control is" if len(own) == 1 else "it adds to the control only"
+    return f"; {only} {'; '.join(changes)}"
 
 
 _INSIDE = {
@@ -546,7 +566,7 @@ def objective(context: Context) -> Cause | None:
     sentence = (
         f"the forward pass or the objective differs: {words_of(loss)} {of_test} for "
         f"{of_control} at step {loss.steps[0]} {on} (relative {loss.difference[0]:.2g}"
-        f"{equals}){_gradients_with_it(context, loss)}"
+        f"{equals}){_gradients_with_it(context, loss)}{_only_addition(context)}"
     )
     if named.text:
         return Cause(sentence, CauseClass.OBJECTIVE, _MEAN)

@@ -12,9 +12,9 @@ because the residual stream carries most of both passes around it (:func:`spot`)
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -284,10 +284,19 @@ def differences(context: Context) -> list[str]:
         ran, base = (dict(each.get(name) or {}).get(key) for each in (test, control))
         if ran and not base:
             news.append(name)
+    news += [each["name"] for each in own_additions(context)]
     steps = "gradient_accumulation_steps"
     if test.get(steps) != control.get(steps) and (test.get(steps) or 1) != 1:
         news.append("gradient accumulation")
     return news
+
+
+def own_additions(context: Context) -> list[Mapping[str, Any]]:
+    """What was seen of the experiment file's own techniques that the control has not."""
+    control = context.compared.control.in_force or {}
+    theirs = {each["name"] for each in control.get("own_techniques") or ()}
+    ours = context.in_force.get("own_techniques") or ()
+    return [each for each in ours if each["name"] not in theirs]
 
 
 def stage_words(names: Collection[str], among: Sequence[str], context: Context) -> str:

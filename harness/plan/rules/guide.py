@@ -24,8 +24,8 @@ def control_is_1d_fsdp(planned: PlannedJob) -> Iterator[Breach]:
     spec = planned.job.spec
     if planned.degrees != Parallelism(dp_shard=planned.degrees.dp_shard):
         yield Breach("parallelism", f"the control is {planned.degrees}, not 1D FSDP")
-    if spec.techniques:
-        yield Breach("techniques", f"the control uses {', '.join(spec.techniques)}")
+    if spec.technique_names:
+        yield Breach("techniques", f"the control uses {', '.join(spec.technique_names)}")
     if spec.inject:
         yield Breach("inject", "the control is changed on purpose")
     if spec.without_fixes:

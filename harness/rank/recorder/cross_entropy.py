@@ -5,6 +5,10 @@ logarithm, and the sum over tokens are float64. On 1024 tokens of 512 logits wit
 deviation of 3, a token's loss is off by at most 2e-8 nats and their mean by 3e-11 of it, far below
 what the trainer's own float32 loss is off by, at half the time that float64 exponentials take.
 
+A CUDA graph calls the loss function once, while it is captured, and repeats its operations at every
+replay, ours among them. So what is kept of the captured call is read again after each replay
+(``capture``, ``replayed``). In between, a mark is put there that no replay leaves.
+
 With tensor parallelism the logits are vocabulary shards. Each rank then keeps two numbers per
 token, the log-sum-exp of its shard and the target's logit if its shard has it, and all of a
 step's tokens are combined in one gather at the end: no collective happens in the middle of a
@@ -32,6 +36,10 @@ _BLOCK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 24}
 should fit a cache, 192 MiB on a GPU, where a launch should pay."""
 
 
+_STALE = -1.0
+"""Put in the place of sums of exponentials, which are never negative, once they have been read."""
+
+
 class _Tokens(NamedTuple):
     """What is kept of one call's tokens; left on the device, for a transfer would stop it."""
 
@@ -45,6 +53,14 @@ class _Tokens(NamedTuple):
     """Sum over the columns of exp(logit - largest): shape (tokens,), float64."""
 
 
+class _Call(NamedTuple):
+    """One call of the loss function."""
+
+    tokens: _Tokens
+    group: dist.ProcessGroup | None
+    """The ranks that share the vocabulary; None where each has all of it."""
+
+
 @dataclass(slots=True)
 class CrossEntropySum:
     """Summed cross entropy of one step's tokens on one rank."""
@@ -56,25 +72,51 @@ class CrossEntropySum:
     _whole: list[_Tokens] = field(default_factory=list)
     _shards: list[_Tokens] = field(default_factory=list)
     _shard_group: dist.ProcessGroup | None = None
+    _captured: list[_Call] = field(default_factory=list)
+    """Calls of the graph that replays; a replay writes to the same memory."""
 
-    @torch.no_grad()
     def add(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
         """Count the tokens of one call of the loss function.
 
         logits has shape (..., vocabulary or a shard of it), labels the leading shape with global
         token ids; either may be a DTensor. Labels of IGNORE_INDEX count nothing.
         """
+        self._keep(self._call(logits, labels))
+
+    def capture(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        """The same of a call that a CUDA graph captures: each replay counts it anew."""
+        self._captured.append(self._call(logits, labels))
+
+    def forget_captured(self) -> None:
+        """Another graph is about to be captured."""
+        self._captured.clear()
+
+    @torch.no_grad()
+    def replayed(self) -> None:
+        """Count what the captured calls saw in the latest replay of their graph."""
+        for call in self._captured:
+            now = _Tokens(*(each.clone() for each in call.tokens))
+            self._keep(_Call(now, call.group))
+            call.tokens.exps.fill_(_STALE)
+
+    @torch.no_grad()
+    def _call(self, logits: torch.Tensor, labels: torch.Tensor) -> _Call:
         group = self._vocabulary_group(logits)
         scores = local_part(logits).detach().flatten(0, -2)
         label = local_part(labels).detach().flatten()
         if group is None:
-            self._whole.append(_tokens(scores, label, 0))
+            return _Call(_tokens(scores, label, 0), None)
+        # DTensor and torchtitan both cut the vocabulary like torch.chunk: all shards but the last
+        # are ceil(vocabulary / ranks) wide.
+        width = -(-self.vocab_size // dist.get_world_size(group))
+        return _Call(_tokens(scores, label, width * dist.get_rank(group)), group)
+
+    def _keep(self, call: _Call) -> None:
+        if call.group is None:
+            self._whole.append(call.tokens)
         else:
-            # DTensor and torchtitan both cut the vocabulary like torch.chunk: all shards but the
-            # last are ceil(vocabulary / ranks) wide.
-            width = -(-self.vocab_size // dist.get_world_size(group))
-            self._shard_group = group
-            self._shards.append(_tokens(scores, label, width * dist.get_rank(group)))
+            self._shard_group = call.group
+            self._shards.append(call.tokens)
 
     @torch.no_grad()
     def take(self) -> float:
@@ -84,6 +126,13 @@ class CrossEntropySum:
         """
         total = 0.0
         self.problems.clear()
+        calls = [*self._whole, *self._shards] if self._captured else []
+        if any(bool((tokens.exps < 0).any()) for tokens in calls):
+            self.problems.append(
+                "the loss cannot be recomputed: a CUDA graph was replayed and left nothing where "
+                "its loss function was captured"
+            )
+            total = math.nan
         if self._whole:
             label, lse, target = _lse_and_target(self._whole)
             kept = label != IGNORE_INDEX

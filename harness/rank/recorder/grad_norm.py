@@ -20,6 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.placement_types import Placement
@@ -51,7 +53,7 @@ class GradNorm:
     """Gradients that cannot be counted, in words; a norm with one of them is no evidence."""
 
     @torch.no_grad()
-    def squares(self) -> list[float]:
+    def take(self) -> SquareSums:
         """Per entry of ``names``, the sum of squares of this rank's own shards of its gradient."""
         self.problems.clear()
         shards: list[tuple[int, torch.Tensor]] = []
@@ -64,25 +66,39 @@ class GradNorm:
                 self.problems.append(f"{self.names[index]}: {problem}")
                 continue
             shards.append((index, local_part(gradient)))
-        return square_sums(shards, len(self.names))
+        return SquareSums(shards, len(self.names))
 
 
-def square_sums(shards: Iterable[tuple[int, torch.Tensor]], rows: int) -> list[float]:
-    """Per row, the sum of squares of its shards in float64; a row without shards has 0."""
-    indices: list[int] = []
-    blocks: list[torch.Tensor] = []
-    for index, shard in shards:
-        limit = _BLOCK_ELEMENTS.get(shard.device.type, _BLOCK_ELEMENTS["cuda"])
-        # In blocks: a float64 norm may make a float64 copy.
-        parts = (shard,) if shard.numel() <= limit else shard.reshape(-1).split(limit)
-        indices.extend([index] * len(parts))
-        blocks.extend(parts)
-    sums = [0.0] * rows
-    if blocks:  # one call, and one transfer from the device, for all
-        norms = torch.stack(torch._foreach_norm(blocks, 2, dtype=torch.float64)).tolist()
-        for index, norm in zip(indices, norms, strict=True):
-            sums[index] += norm**2
-    return sums
+class SquareSums:
+    """Per row, the sum of squares of its shards in float64; a row without shards has 0.
+
+    What is computed stays on the devices of the shards, which need not be one, until it is asked
+    for: whoever takes gradients before they are clipped must not wait for the device there.
+    """
+
+    def __init__(self, shards: Iterable[tuple[int, torch.Tensor]], rows: int) -> None:
+        self._rows = rows
+        found: dict[torch.device, tuple[list[int], list[torch.Tensor]]] = {}
+        for index, shard in shards:
+            indices, blocks = found.setdefault(shard.device, ([], []))
+            limit = _BLOCK_ELEMENTS.get(shard.device.type, _BLOCK_ELEMENTS["cuda"])
+            # In blocks: a float64 norm may make a float64 copy.
+            parts = (shard,) if shard.numel() <= limit else shard.reshape(-1).split(limit)
+            indices.extend([index] * len(parts))
+            blocks.extend(parts)
+        self._norms = [
+            (indices, torch.stack(torch._foreach_norm(blocks, 2, dtype=torch.float64)))
+            for indices, blocks in found.values()
+        ]
+        """Of each device, the row and the norm of every block; one call for all."""
+
+    def numbers(self) -> list[float]:
+        """The sums; one transfer from each device, which waits for it."""
+        sums = [0.0] * self._rows
+        for indices, norms in self._norms:
+            for index, norm in zip(indices, norms.tolist(), strict=True):
+                sums[index] += norm**2
+        return sums
 
 
 def trainable(model_parts: Iterable[torch.nn.Module]) -> list[tuple[str, torch.nn.Parameter]]:
@@ -152,9 +168,11 @@ def _owners(everyone: Sequence[Sequence[tuple[ShardKey, int]]]) -> dict[ShardKey
     return owner
 
 
-def global_norm(rows: Sequence[Sequence[float]]) -> float:
+def global_norm(rows: Sequence[Sequence[float]] | npt.NDArray[np.float64]) -> float:
     """Square root of the sum over ranks and parameters, rounded once."""
-    return math.sqrt(math.fsum(square for row in rows for square in row))
+    squares = np.asarray(rows, dtype=np.float64).ravel()
+    # Each shard is counted by one rank, and is 0 on all others.
+    return math.sqrt(math.fsum(squares[squares != 0].tolist()))
 
 
 def placement_problem(parameter: torch.Tensor, gradient: torch.Tensor) -> str:

@@ -15,7 +15,7 @@ import torch
 
 from converge_harness.rank.recorder import world
 from converge_harness.rank.recorder.flat_shard import FlatShard
-from converge_harness.rank.recorder.grad_norm import placement_problem, square_sums
+from converge_harness.rank.recorder.grad_norm import SquareSums, placement_problem
 from converge_harness.rank.recorder.placement import local_shard
 from converge_harness.rank.recorder.rows import Rows
 from converge_harness.run_folder.arrays import optimizer_states
@@ -83,7 +83,7 @@ class PostStepSamples:
                     tensors.append((first + column, shard.of(local_shard(value))))
                 else:
                     absent.append(first + column)
-        cells = square_sums(tensors, len(self._rows.names) * width)
+        cells = SquareSums(tensors, len(self._rows.names) * width).numbers()
         for (cell, entries, _), counter in zip(counters, _numbers(counters), strict=True):
             cells[cell] += entries * counter
         for cell in absent:
@@ -121,16 +121,17 @@ def _shaped_like(parameter: torch.Tensor, value: Any) -> bool:
 
 
 def _numbers(counters: Sequence[tuple[int, int, Any]]) -> list[float]:
-    """The counters as numbers, in one transfer from the device."""
+    """The counters as numbers, in one transfer from each device."""
     values = [value for *_, value in counters]
     found = [float(value) if isinstance(value, int | float) else math.nan for value in values]
-    where = [
-        place
-        for place, value in enumerate(values)
-        if isinstance(value, torch.Tensor) and value.numel() == 1
-    ]
-    if where:
-        wide = [local_shard(values[place]).double().reshape(()) for place in where]
-        for place, number in zip(where, torch.stack(wide).tolist(), strict=True):
+    kept: dict[torch.device, tuple[list[int], list[torch.Tensor]]] = {}
+    for place, value in enumerate(values):
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            wide = local_shard(value).double().reshape(())
+            where, there = kept.setdefault(wide.device, ([], []))
+            where.append(place)
+            there.append(wide)
+    for where, there in kept.values():
+        for place, number in zip(where, torch.stack(there).tolist(), strict=True):
             found[place] = number
     return found

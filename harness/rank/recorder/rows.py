@@ -35,7 +35,7 @@ class Shard(NamedTuple):
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
         """The entries of the row, of a tensor that is placed as the parameter's shard is."""
-        return values if self.chosen is None else values[self.chosen]
+        return values if self.chosen is None else values[self.chosen.to(values.device)]
 
 
 class Rows(NamedTuple):

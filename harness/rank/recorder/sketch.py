@@ -22,7 +22,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -114,12 +113,11 @@ class Sketcher:
     ) -> None:
         """Add shards to rows of ``into``, float64 of shape (rows, WIDTH).
 
-        Of each shard: its row, its hash, its values, a plain tensor of any float dtype. On CUDA the
-        order of additions, and so the last bit of a sum, is not fixed.
+        Of each shard: its row, its hash, its values, a plain tensor of any float dtype and on any
+        device. The order of additions is fixed, so a rerun finds the same sums to the last bit.
         """
-        with _in_any_order():
-            for pieces in self._batches(shards):
-                self._add(pieces, into)
+        for pieces in self._batches(shards):
+            self._add(pieces, into)
 
     def _batches(
         self, shards: Iterable[tuple[int, ShardHash, torch.Tensor]]
@@ -141,16 +139,17 @@ class Sketcher:
         lengths = [piece.values.numel() for piece in pieces]
         wide, codes = self._wide[: sum(lengths)], self._codes[: sum(lengths)]
         parts = wide.split(lengths)
-        torch.cat([piece.values.reshape(-1) for piece in pieces], out=wide)
+        # Block by block: what is offloaded to the host is never on the device as a whole.
+        torch.cat([piece.values.reshape(-1).to(wide.device) for piece in pieces], out=wide)
         for number, (piece, code) in enumerate(zip(pieces, codes.split(lengths), strict=True)):
             block = code.view(piece.values.shape)
             piece.hash.write(piece.down, piece.across, number * _CODES, block)
-        sums = torch.bincount(codes, weights=wide, minlength=len(pieces) * _CODES)
+        sums = _by_code(codes, wide, len(pieces) * _CODES)
         squares = torch.stack([torch.dot(part, part) for part in parts])
         not_zero = torch.stack([torch.count_nonzero(part) for part in parts])
         rows = torch.tensor([piece.row for piece in pieces], device=into.device)
         columns = (sums.view(-1, _CODES), squares[:, None], not_zero[:, None])
-        into.index_add_(0, rows, torch.cat(columns, dim=1))
+        _add_rows(into, rows, torch.cat(columns, dim=1))
 
     @torch.no_grad()
     def not_finite(self, shard: ShardHash, values: torch.Tensor) -> int:
@@ -222,18 +221,22 @@ def _blocks(
             yield down, across, matrix[down, across]
 
 
-@contextmanager
-def _in_any_order() -> Iterator[None]:
-    """Allow atomic additions on CUDA, which deterministic algorithms forbid ``bincount``."""
-    if not torch.are_deterministic_algorithms_enabled():
-        yield
-        return
-    only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(mode=False)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(mode=True, warn_only=only_warn)
+def _by_code(codes: torch.Tensor, values: torch.Tensor, count: int) -> torch.Tensor:
+    """The sum of the values of each code below ``count``, in an order that is fixed.
+
+    On CUDA ``bincount`` adds by atomic operations, whose order is not; ``index_put_`` sorts first.
+    """
+    if values.device.type == "cpu":
+        return torch.bincount(codes, weights=values, minlength=count)
+    return values.new_zeros(count).index_put_((codes.long(),), values, accumulate=True)
+
+
+def _add_rows(into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> None:
+    """Add each row of the values to one of ``into``; a row may come several times. As above."""
+    if into.device.type == "cpu":
+        into.index_add_(0, rows, values)
+    else:
+        into.index_put_((rows,), values, accumulate=True)
 
 
 def folded(added: torch.Tensor) -> torch.Tensor:

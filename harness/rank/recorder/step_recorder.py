@@ -5,6 +5,8 @@ In a training step a dialect calls, in this order::
     begin_step(step)               before anything of the step
     on_batch(inputs, labels)       once per batch taken from the loader, before any CP split
     on_logits(logits, labels)      wherever the loss function is called, outside compiled code
+    forward_backward()             around each call of what runs a microbatch and may be a CUDA
+                                   graph: a replay calls no loss function
     before_clip()                  gradients are complete and not yet clipped; the first call counts
     on_log(loss, grad_norm)        what the trainer reports
     end_step()                     on **every** rank: the one collective of a plain step
@@ -20,10 +22,11 @@ Before step 1 there may be frozen steps (``converge_harness.rank.titan.common.fr
 ``begin_frozen``, the same calls as in a step but for ``on_log``, and ``end_frozen``; after the last
 of them ``close_frozen``.
 
-Each rank keeps what it saw; ``end_step`` gathers one small float64 row from every rank, and the
-writer (the lowest rank that holds the last pipeline stage) turns the rows into one line of
-``metrics.jsonl``. Sums over ranks are made by ``math.fsum`` in rank order, so they are rounded once
-and the same in every run.
+Each rank keeps what it saw, on its device: until ``end_step`` nothing waits for the device, but for
+the gradients of steps that are sampled. ``end_step`` gathers one small float64 row from every rank,
+and the writer (the lowest rank that holds the last pipeline stage) alone reads the rows of all and
+turns them into one line of ``metrics.jsonl``. Sums over ranks are made by ``math.fsum``, so they
+are rounded once and the same in every run.
 
 Attach the recorder **before** a test set's ``inject`` is called: what an injected wrapper does to
 gradients or metrics then happens before the recorder sees them, as a bug of the trainer would.
@@ -39,6 +42,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
@@ -46,9 +51,10 @@ from torch.distributed.tensor import DTensor
 from converge_harness.rank.recorder import world
 from converge_harness.rank.recorder.buffers import BufferSamples
 from converge_harness.rank.recorder.checkpoint_state import Counters, StateSamples
-from converge_harness.rank.recorder.cross_entropy import IGNORE_INDEX, CrossEntropySum, local_part
+from converge_harness.rank.recorder.cross_entropy import CrossEntropySum, local_part
 from converge_harness.rank.recorder.digest import BatchDigest, combine
 from converge_harness.rank.recorder.grad_norm import (
+    SquareSums,
     assign_shards,
     global_norm,
     trainable,
@@ -82,16 +88,19 @@ class StepRecorder:
         self._grad_norm = assign_shards(parameters)
         self._cross_entropy = CrossEntropySum(view.vocab_size, view.tp_group)
         self._digest = BatchDigest()
-        self._tokens = 0
         self._paused = False
         self.positions = 0
         """Positions, valid or not, of this step's batches from the loader."""
         self.loss_targets = 0
         """Positions, valid or not, that this rank's loss function was given in this step."""
         self._saw_logits = False
+        self._without_logits = 0
+        """Microbatches of this step whose logits nobody has seen."""
+        self._calls = _Calls()
+        self._captured = _Calls()
         self.saw_dtensor_logits: bool | None = None
         """Whether the latest logits were a DTensor; None while this rank saw none."""
-        self._squares: list[float] | None = None
+        self._squares: SquareSums | None = None
         self._clipping = False
         """Whether clipping has begun in this step."""
         self._reported: tuple[float | None, float | None] = (None, None)
@@ -176,10 +185,10 @@ class StepRecorder:
 
     def _forget(self) -> None:
         self._digest = BatchDigest()
-        self._tokens = 0
         self.positions = 0
         self.loss_targets = 0
         self._saw_logits = False
+        self._without_logits = 0
         self._squares = None
         self._clipping = False
         self._reported = (None, None)
@@ -198,21 +207,43 @@ class StepRecorder:
         """
         self._digest.add(inputs, labels, mask)
         self.positions += inputs.numel()
-        if labels is not None:
-            self._tokens += int((labels != IGNORE_INDEX).sum())
-        elif inputs.is_floating_point() or inputs.is_complex():
-            self._tokens += len(inputs)
-        else:
-            self._tokens += inputs.numel() if mask is None else int(mask.count_nonzero())
 
     def on_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
         """Count the tokens of a call of the loss function; no collective happens here."""
         if self._paused or not torch.is_grad_enabled():  # without gradients it is validation
             return
-        self._saw_logits = True
         self.saw_dtensor_logits = isinstance(logits, DTensor)
-        self.loss_targets += int(local_part(labels).numel())
+        targets = int(local_part(labels).numel())
+        if _is_captured(logits):
+            if not self._calls.captured:
+                self._cross_entropy.forget_captured()
+            self._calls = self._calls.with_captured(targets)
+            self._cross_entropy.capture(logits, labels)
+            return
+        self._calls = self._calls.with_seen()
+        self._saw_logits = True
+        self.loss_targets += targets
         self._cross_entropy.add(logits, labels)
+
+    @contextmanager
+    def forward_backward(self) -> Iterator[None]:
+        """The forward and backward pass of a microbatch, which may be that of a CUDA graph.
+
+        A graph is captured in one call, and replayed in that call and in later ones. Where neither
+        a call of the loss function was seen nor a graph is known that had one, the step's loss
+        cannot be recomputed.
+        """
+        self._calls = _Calls()
+        yield
+        if self._calls.captured:
+            self._captured = self._calls
+        replayed = self._calls.captured or not self._calls.seen
+        if replayed and self._captured.captured:
+            self._saw_logits = True
+            self.loss_targets += self._captured.targets
+            self._cross_entropy.replayed()
+        elif not self._calls.seen:
+            self._without_logits += 1
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -242,7 +273,7 @@ class StepRecorder:
         """The gradients of this step are as they are now; what was taken before is forgotten."""
         self._lr = self.view.learning_rate()
         with whole_gradients(self._parameters):
-            self._squares = self._grad_norm.squares()
+            self._squares = self._grad_norm.take()
             if self.is_frozen or self._step in self._sample_steps:
                 self._samples.gradients()
             if not self.is_frozen and self._step in self._sample_steps:
@@ -256,9 +287,9 @@ class StepRecorder:
         """Gather the ranks' rows and write the step's evidence. Collective over the world."""
         with whole_gradients(self._parameters):
             agreement = self._sampled(self._step)
-        seen = self._everyones_rows()
+        seen = self._everyones()
         if self._writer is not None:
-            self._writer.step(self._line(*seen))
+            self._writer.step(self._line(seen))
         self._write_replicas(agreement)
 
     def end_frozen(self) -> None:
@@ -266,8 +297,9 @@ class StepRecorder:
         if self._frozen is None:
             raise RuntimeError("no frozen step has begun")
         gradients = self._samples.gradients_of_all()
-        rows, squares, problems = self._everyones_rows()
-        self._frozen.add(gradients, self._measured(rows, squares, problems))
+        seen = self._everyones()
+        if self.is_writer:
+            self._frozen.add(gradients, self._measured(seen))
 
     def close_frozen(self) -> None:
         """Write what the frozen steps left; training begins."""
@@ -275,9 +307,10 @@ class StepRecorder:
             self._frozen.write(self.folder)
         self._frozen = None
 
-    def _everyones_rows(self) -> tuple[list[RankRow], list[list[float]], list[str]]:
-        """What every rank saw of the step: rows, squares of gradients, and problems. Collective."""
-        squares = self._squares or [0.0] * len(self._grad_norm.names)
+    def _everyones(self) -> Everyone:
+        """What every rank saw of the step. Collective over the world."""
+        squares = self._squares.numbers() if self._squares else [0.0] * len(self._grad_norm.names)
+        self._digest.finish()
         high, low = self._digest.halves
         # Every vocabulary shard takes part in the sum; one of them counts it.
         loss_sum = self._cross_entropy.take() if self.view.has_last_stage else 0.0
@@ -294,9 +327,10 @@ class StepRecorder:
             digest_high=high,
             digest_low=low,
             samples=self._digest.samples,
-            tokens=self._tokens,
+            tokens=self._digest.tokens,
             loss_sum=loss_sum if self.view.tp_rank == 0 else 0.0,
-            saw_logits=self._saw_logits,
+            needs_logits=self.view.has_last_stage and not self.view.logits_optional,
+            saw_logits=self._saw_logits and not self._without_logits,
             saw_gradients=self._squares is not None,
             problems=len(problems),
             memory=peak_memory_bytes(self.view.device),
@@ -304,11 +338,9 @@ class StepRecorder:
             reported=0.0 if reported is None else reported,
         )
         everyone = world.gathered([*row, *squares], self.view.device)
-        rows = [RankRow(*values[: len(row)]) for values in everyone]
-        all_squares = [values[len(row) :] for values in everyone]
-        if any(row.problems for row in rows):
+        if bool(everyone[:, RankRow._fields.index("problems")].any()):
             problems = sorted({each for some in world.everyones(problems) for each in some})
-        return rows, all_squares, problems
+        return Everyone(everyone, problems)
 
     def on_load(self, step: int | None, counters: Counters) -> None:
         """Note from which checkpoint training goes on, and what it restored.
@@ -353,35 +385,53 @@ class StepRecorder:
         if self._writer is not None and agreement is not None:
             self._writer.replicas(agreement)
 
-    def _line(
-        self, rows: Sequence[RankRow], squares: Sequence[Sequence[float]], problems: Sequence[str]
-    ) -> dict[str, Any]:
+    def _line(self, seen: Everyone) -> dict[str, Any]:
         loss, grad_norm = self._reported
         if self.view.loss_is_local:
-            loss = mean_loss(rows)
+            loss = mean_loss(seen.rows())
         began = self._began if self._began is not None else time.perf_counter()
         line: dict[str, Any] = {
             "step": self._step,
             metrics.LOSS: loss,
             metrics.GRAD_NORM: grad_norm,
             metrics.LR: self._lr,
-            **self._measured(rows, squares, problems),
+            **self._measured(seen),
             metrics.SECONDS: time.perf_counter() - began,
         }
         if self.this_pass:
             line[metrics.AT] = time.time()
         return line
 
-    def _measured(
-        self, rows: Sequence[RankRow], squares: Sequence[Sequence[float]], problems: Sequence[str]
-    ) -> dict[str, Any]:
+    def _measured(self, seen: Everyone) -> dict[str, Any]:
         return measured(
-            rows,
-            squares,
-            problems,
+            seen.rows(),
+            seen.squares(),
+            seen.problems,
             self._grad_norm.names,
             logits_optional=self.view.logits_optional,
         )
+
+
+class _Calls(NamedTuple):
+    """Calls of the loss function in one forward and backward pass."""
+
+    seen: int = 0
+    """Those that ran as they were called."""
+    captured: int = 0
+    """Those that went into a CUDA graph."""
+    targets: int = 0
+    """Positions, valid or not, that the captured ones were given."""
+
+    def with_seen(self) -> _Calls:
+        return self._replace(seen=self.seen + 1)
+
+    def with_captured(self, targets: int) -> _Calls:
+        return self._replace(captured=self.captured + 1, targets=self.targets + targets)
+
+
+def _is_captured(tensor: torch.Tensor) -> bool:
+    """Whether what is computed of the tensor now is put into a CUDA graph."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _lowest_rank_with(flag: bool) -> int:  # noqa: FBT001 (one flag, named by the function)
@@ -398,7 +448,10 @@ class RankRow(NamedTuple):
     samples: float
     tokens: float
     loss_sum: float
+    needs_logits: float
+    """Whether the loss is not whole without what this rank sees of its loss function."""
     saw_logits: float
+    """Whether it saw logits in the step, and those of every microbatch."""
     saw_gradients: float
     problems: float
     memory: float
@@ -406,9 +459,26 @@ class RankRow(NamedTuple):
     reported: float
 
 
+class Everyone(NamedTuple):
+    """What all ranks saw of a step; what of it one rank reads alone is left on its device."""
+
+    table: torch.Tensor
+    """Per rank a ``RankRow``, then the squares of its gradients."""
+    problems: Sequence[str]
+    """Of any rank, in sentences."""
+
+    def rows(self) -> list[RankRow]:
+        """In rank order."""
+        return [RankRow(*values) for values in self.table[:, : len(RankRow._fields)].tolist()]
+
+    def squares(self) -> npt.NDArray[np.float64]:
+        """Shape (ranks, parameters)."""
+        return self.table[:, len(RankRow._fields) :].cpu().numpy()
+
+
 def measured(
     rows: Sequence[RankRow],
-    squares: Sequence[Sequence[float]],
+    squares: npt.NDArray[np.float64],
     problems: Sequence[str],
     names: Sequence[str],
     *,
@@ -428,6 +498,8 @@ def measured(
     loss_sum = math.fsum(row.loss_sum for row in rows)
     unknown = not tokens or (bool(problems) and math.isnan(loss_sum))
     unknown |= logits_optional and not any(row.saw_logits for row in rows)
+    blind = [rank for rank, row in enumerate(rows) if row.needs_logits and not row.saw_logits]
+    unknown |= bool(blind)
     counted = all(row.saw_gradients for row in rows) and not problems
     missing = _without_gradient(names, squares) if counted else []
     line: dict[str, Any] = {
@@ -443,9 +515,17 @@ def measured(
     }
     if missing:
         line[metrics.MISSING_NAMES] = missing
+    if blind:
+        problems = [*problems, f"{_UNSEEN} (rank {blind[0]})"]
     if problems:
         line[metrics.PROBLEMS] = list(problems)
     return line
+
+
+_UNSEEN = (
+    "the loss cannot be recomputed: the loss function was not called where converge sees it; if a "
+    "CUDA graph replays it, set training.disable_cuda_graphs = true"
+)
 
 
 def mean_loss(rows: Iterable[RankRow]) -> float | None:
@@ -460,13 +540,10 @@ def mean_loss(rows: Iterable[RankRow]) -> float | None:
     return math.fsum(loss * count for loss, count in given) / tokens
 
 
-def _without_gradient(names: Sequence[str], squares: Sequence[Sequence[float]]) -> list[str]:
+def _without_gradient(names: Sequence[str], squares: npt.NDArray[np.float64]) -> list[str]:
     """Trainable parameters whose whole gradient is absent or zero."""
-    return [
-        name
-        for name, column in zip(names, zip(*squares, strict=True), strict=True)
-        if not any(column)
-    ]
+    there = (squares != 0).any(axis=0)
+    return [name for name, some in zip(names, there.tolist(), strict=True) if not some]
 
 
 def _agree(rows: Sequence[RankRow]) -> bool:

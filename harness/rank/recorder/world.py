@@ -30,16 +30,19 @@ def everyones(mine: T) -> list[T]:
     return everyone
 
 
-def gathered(row: Sequence[float], device: torch.device) -> list[list[float]]:
-    """Every rank's row of as many numbers, in rank order. Collective over the world."""
+def gathered(row: Sequence[float], device: torch.device) -> torch.Tensor:
+    """Every rank's row of as many numbers, in rank order. Collective over the world.
+
+    float64, shape (ranks, numbers), on ``device``: of a large world few ranks read all of it.
+    """
     mine = torch.tensor(row, dtype=torch.float64, device=device)
     if not dist.is_initialized():
-        return [mine.tolist()]
+        return mine[None]
     everyone = mine.new_empty(size() * len(row))
     # torch 2.13 warns of the older name, which is all that releases before have.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(everyone, mine)
-    return everyone.view(-1, len(row)).tolist()
+    return everyone.view(-1, len(row))
 
 
 def add_up_(tensor: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from converge_harness.model import (
     FaultKind,
     Kind,
     Loader,
+    OwnTechnique,
     Parallelism,
     Precision,
     Recovery,
@@ -35,7 +36,13 @@ from converge_harness.readers.run_folder.arrays import read_frozen, read_samples
 from converge_harness.readers.run_folder.documents import read_in_force, read_job
 from converge_harness.readers.run_folder.metrics import Metrics, read_metrics
 from converge_harness.readers.run_folder.passes import merge, read_passes, read_struck
-from converge_harness.run_folder.job import FaultDocument, JobDocument, SegmentDocument, recovery_of
+from converge_harness.run_folder.job import (
+    FaultDocument,
+    JobDocument,
+    OwnTechniqueDocument,
+    SegmentDocument,
+    recovery_of,
+)
 from converge_harness.run_folder.layout import JOB, METRICS_FILES, RECORD
 from converge_harness.run_folder.passes import passes_with_metrics
 from converge_harness.seal import broken_seal, other_code
@@ -192,12 +199,14 @@ def read_spec(path: Path) -> SetSpec | None:
             ),
             toolchain=job["dialect"],
             techniques=tuple(Technique(name) for name in job["techniques"]),
+            own_techniques=tuple(map(_own_technique, job.get("own_techniques") or ())),
             pipeline_schedule=job["pipeline_schedule"],
             cp_rotation=job["cp_rotation"],
             spmd_backend=job.get("spmd_backend"),
             overrides=job["overrides"],
             inject=job["inject"],
             without_fixes=tuple(job["without_fixes"]),
+            deterministic=job.get("deterministic", True),
             kind=_kind(job),
             segments=tuple(_segment(entry) for entry in job.get("segments") or ()),
             recovery=_recovery(job),
@@ -207,6 +216,18 @@ def read_spec(path: Path) -> SetSpec | None:
         raise EvidenceError(
             f"{folder / JOB}: no complete job ({error!r}); run the job again"
         ) from error
+
+
+def _own_technique(told: OwnTechniqueDocument) -> OwnTechnique:
+    return OwnTechnique(
+        name=told["name"],
+        what=told["what"],
+        overrides=_table(told["set"]),
+        apply=told["apply"],
+        place=told["place"],
+        in_force=told["in_force"],
+        folder=told["folder"],
+    )
 
 
 def _require_registered(folder: Path, job: JobDocument) -> None:

@@ -23,6 +23,12 @@ def _suite(test: TestView) -> TestSuite:
     suite = TestSuite(test.run.name)
     suite.add_property("verdict", test.verdict.judgement.value)
     suite.add_property("control", test.verdict.control)
+    for name, value in test.run.own_techniques.items():
+        suite.add_property(f"technique {name}", value)
+    if test.run.inject:
+        suite.add_property("inject", test.run.inject)
+    if test.run.deterministic is False:
+        suite.add_property("deterministic", "false")
     for name, value in _passes(test).items():
         suite.add_property(name, value)
     for check in test.verdict.checks:

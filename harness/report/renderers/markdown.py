@@ -165,6 +165,7 @@ def _test(test: TestView) -> Iterator[str]:
     yield "<details>"
     yield f"<summary>{_word(verdict.judgement)} {escape(test.run.name)}</summary>"
     yield ""
+    yield from (f"Technique {escape(sentence)}\n" for sentence in test.run.own_sentences)
     if test.run.note:
         yield f"Note: {escape(test.run.note)}\n"
     if verdict.cause:

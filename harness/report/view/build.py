@@ -159,6 +159,7 @@ def build_view(
         waived=tuple(plain(sentence) for sentence in plan.waived) if plan else (),
         notes=(
             *_where(experiment),
+            *_kernels(jobs.values()),
             *_not_asked(verdicts),
             *map(plain, _answers(verdicts)),
             *notes(
@@ -215,6 +216,17 @@ def _answers(verdicts: Sequence[Verdict]) -> Iterator[str]:
                 yield f"{verdict.name}, by MLPerf's rule: {check.detail}."
 
 
+def _kernels(jobs: Iterable[Job]) -> tuple[str, ...]:
+    """Which kernels ran, where it does not go without saying."""
+    if all(job.spec.deterministic for job in jobs):
+        return ()
+    sentence = (
+        "deterministic = false: torch chose its kernels as in production. Where they add in no "
+        "fixed order, two runs of one set differ by themselves."
+    )
+    return (sentence,)
+
+
 def _where(experiment: Experiment | None) -> tuple[str, ...]:
     """Who ran the jobs, where it was not this machine."""
     if experiment is None or experiment.cluster is None:
@@ -264,7 +276,11 @@ class _Runs:
                 degrees=degrees_of(job),
                 world_size=job.world_size,
                 techniques=techniques_of(job.spec, self._control_of(job)),
+                own_techniques={own.name: plain(own.what) for own in job.spec.own_techniques},
+                inject=plain(job.spec.injected.partition(" ")[2]),
                 toolchain=plain(job.toolchain.name),
+                # Of another trainer's program nobody knows which kernels it allows.
+                deterministic=job.spec.deterministic if job.spec.trainer.can.techniques else None,
                 note=plain(job.spec.note),
                 repeat=str(job.repeat) if job.repeat else "",
                 tokens_per_step=_tokens_per_step(job, evidence),

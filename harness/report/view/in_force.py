@@ -21,15 +21,20 @@ _FLOAT8 = (Technique.FLOAT8, Technique.FLOAT8_ROWWISE, Technique.FLOAT8_TP)
 def techniques_of(spec: SetSpec, control: SetSpec | None = None) -> tuple[str, ...]:
     """Techniques, schedule and rotation of a set, for one table cell.
 
-    Also its SPMD backend, where it differs from its control's.
+    Also its SPMD backend, where it differs from its control's, and what is injected.
     """
     named = [technique.value.replace("_", " ") for technique in spec.techniques]
+    named += [own.name for own in spec.own_techniques]
     if schedule := _named_schedule(spec):
         named.append(plain(schedule))
     if spec.cp_rotation:
         named.append(f"CP {plain(spec.cp_rotation)}")
     if control is not None and spec.spmd_backend not in (None, control.spmd_backend):
         named.append(str(spec.spmd_backend))
+    if spec.injected:
+        named.append(plain(spec.injected))
+    if not spec.deterministic:
+        named.append("not deterministic")
     return tuple(named)
 
 
@@ -59,6 +64,8 @@ def named_and_in_force(spec: SetSpec | None, evidence: Evidence | None) -> tuple
             "bfloat16" if Technique.BF16 in named else "",
             _text(seen.get("param_dtype")),
         ),
+        *(Named(own.name, own.what, _own(own.name, seen)) for own in spec.own_techniques),
+        Named("inject", spec.injected.partition(" ")[2], _file(seen.get("injected"))),
         Named("attention", "", _text(seen.get("attention"))),
         Named("wrapped by", "", _text(_table(seen, "probe").get("wrapping"))),
         Named("gradients taken", "", _text(_table(seen, "probe").get("gradients"))),
@@ -138,6 +145,21 @@ def _table(value: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
 
 def _setting(table: Mapping[str, Any], key: str, here: Path | None = None) -> str:
     return from_here(str(table[key]), here) if key in table else ABSENT
+
+
+def _own(name: str, seen: Mapping[str, Any]) -> str:
+    """What was seen of an own technique: its function's count, else whether anything changed."""
+    found = next((each for each in seen.get("own_techniques") or () if each["name"] == name), None)
+    if found is None:
+        return ""
+    if found["count"] is not None:
+        return f"{found['count']} by its in_force function, on all ranks"
+    return "changed what it was given" if found["changed"] else "changed nothing"
+
+
+def _file(called: object) -> str:
+    """What was injected, without its folder."""
+    return _text(called).rpartition("/")[2]
 
 
 def _text(value: object) -> str:

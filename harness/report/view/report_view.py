@@ -73,8 +73,14 @@ class RunView:
     imported curves, as all fields below."""
     world_size: int | None = None
     techniques: tuple[str, ...] = ()
-    """Techniques, pipeline schedule and CP rotation."""
+    """Techniques, pipeline schedule, CP rotation and what is injected."""
+    own_techniques: Mapping[str, str] = field(default_factory=dict)
+    """By name, what each of the experiment file's own techniques is, as a sentence."""
+    inject: str = ""
+    """``file.py:function`` that is injected; empty if none is."""
     toolchain: str = ""
+    deterministic: bool | None = None
+    """Whether torch was held to deterministic algorithms; None where nothing says so."""
     note: str = ""
     repeat: str = ""
     """How an A/A repeat differs from its control; empty for other runs."""
@@ -94,6 +100,11 @@ class RunView:
         if self.wall_s is None or self.world_size is None:
             return None
         return self.wall_s * self.world_size
+
+    @property
+    def own_sentences(self) -> tuple[str, ...]:
+        """``fused_norm: RMSNorm by our kernel``, for each technique of the experiment file."""
+        return tuple(f"{name}: {what}" for name, what in self.own_techniques.items())
 
     @property
     def requeue_words(self) -> str:

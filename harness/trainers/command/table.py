@@ -78,6 +78,8 @@ class CommandTable(InlineTable):
     curves: Template | None = None
     columns: dict[Annotated[str, one_of(CURVE_COLUMNS)], ColumnName] = Field(default={})
     files: list[FilePath] = Field(default=[])
+    deterministic: bool | None = None
+    """Always refused: only the program itself can choose its kernels."""
     environment: dict[Annotated[str, AfterValidator(_is_variable)], Template] = Field(default={})
 
 
@@ -107,6 +109,15 @@ def read_command(
     if table.command or not reported:
         problems += _template_problems(table, where)
     problems += _curve_problems(table, where)
+    if table.deterministic is not None:
+        problems.append(
+            Problem(
+                where("deterministic"),
+                "is for torchtitan only: converge does not choose the kernels of your program",
+                "call torch.use_deterministic_algorithms in it, or not; give it a key of "
+                "trainer.config that says which",
+            )
+        )
     launcher = RankLauncher(table.launcher)
     found = files_of(table.command, launcher, table.files, where, folders, problems)
     return Command(

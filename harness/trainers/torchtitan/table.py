@@ -67,6 +67,8 @@ OWNED = {
     SPMD_BACKEND: "spmd_backend",
     "compile.enable": 'techniques = ["compile"]',
     "compile.enable_async_tensor_parallel": 'techniques = ["async_tp"]',
+    "debug.deterministic": "trainer.deterministic",
+    "training.deterministic": "trainer.deterministic",
     "debug.seed": "seed",
     "training.seed": "seed",
 }
@@ -81,6 +83,7 @@ class TitanTable(TrainerTable):
     toolchain: Environment = DEFAULT_TOOLCHAIN
     spmd_backend: Annotated[str, one_of(SPMD_BACKENDS)] | None = None
     seed_checkpoint: FilePath | None = None
+    deterministic: bool = True
     tokens_per_gpu_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 

@@ -75,6 +75,7 @@ class Torchtitan(Trainer):
             seed_checkpoint=find_seed_checkpoint(table.seed_checkpoint, folders, where, problems),
             names_weights=table.seed_checkpoint is not None,
             tokens_per_gpu_second=table.tokens_per_gpu_second,
+            deterministic=table.deterministic,
         )
 
     def train_config(self, tables: Mapping[str, Any], path: str, place: str) -> TrainConfig:
@@ -154,7 +155,8 @@ class Torchtitan(Trainer):
         common = job_document(
             job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device
         )
-        return {**common}
+        # Absent where it goes without saying, as in files of older releases.
+        return {**common, **({} if job.spec.deterministic else {"deterministic": False})}
 
     def argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
         return torchrun_argv(job, folder, start.rank_module, start.call, start.meeting)

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from converge_harness.rank.own_techniques import OwnTechniques, together
 from converge_harness.rank.recorder.names import canonical, names_by_type
 from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.titan.common.counters import FusionCount, RotationCount
@@ -37,6 +38,8 @@ class Happened:
 
     injected: Sequence[str] = ()
     """What ``inject.call_injected`` says that it called."""
+    own: OwnTechniques | None = None
+    """The experiment file's own techniques; None: it has none."""
     fixes_left_out: Sequence[str] = ()
     """Repairs that the config called for and that were not made."""
     rotation: RotationCount | None = None
@@ -83,6 +86,7 @@ def see(trainer: Any, recorder: StepRecorder, happened: Happened) -> dict[str, A
         "graphs": int(torch._dynamo.utils.counters["stats"]["unique_graphs"]),
         "fixes_left_out": list(happened.fixes_left_out),
         "injected": list(happened.injected),
+        "own_techniques": happened.own.see(trainer) if happened.own else [],
     }
 
 
@@ -117,6 +121,7 @@ def _merge(trainer: Any, everyone: list[dict[str, Any]]) -> dict[str, Any]:
     stages = list({seen["pp_rank"]: seen for seen in everyone}.values())
     float8 = {name: recipe for seen in everyone for name, recipe in seen["float8"].items()}
     schedule = getattr(trainer, "pp_schedule", None)
+    own = together(seen["own_techniques"] for seen in everyone)
     types = names_by_type(seen["dtypes"] for seen in everyone)
     return {
         "world_size": dist.get_world_size(),
@@ -145,6 +150,8 @@ def _merge(trainer: Any, everyone: list[dict[str, Any]]) -> dict[str, Any]:
         "spmd_backend": _one(seen["spmd_backends"] for seen in everyone),
         "without_fixes": sorted({fix for seen in everyone for fix in seen["fixes_left_out"]}),
         "injected": _one(seen["injected"] for seen in everyone),
+        # Absent without any, as in runs of older releases.
+        **({"own_techniques": own} if own else {}),
     }
 
 

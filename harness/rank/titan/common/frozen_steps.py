@@ -9,8 +9,9 @@ training goes on as if there had been none.
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,10 +23,15 @@ from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.run_folder.job import RankJob
 
 
-def add_frozen_steps(trainer: Any, job: RankJob, recorder: StepRecorder) -> None:
+def add_frozen_steps(
+    trainer: Any, job: RankJob, recorder: StepRecorder, *, keeps_gradients: bool = False
+) -> None:
     """Have a torchtitan trainer make the job's frozen steps when it is about to train.
 
     Only a fresh start makes them: a run that resumes is at other weights.
+
+    With ``keeps_gradients`` they are set to zero where they are, as the trainer does in training
+    whose CUDA graph writes to the same memory in every replay.
     """
     continues = trainer.should_continue_training
     began = False
@@ -35,13 +41,13 @@ def add_frozen_steps(trainer: Any, job: RankJob, recorder: StepRecorder) -> None
         if not began:
             began = True
             if job.frozen and trainer.step == 0:
-                _make(trainer, job.frozen, recorder)
+                _make(trainer, job.frozen, recorder, keeps_gradients=keeps_gradients)
         return continues()
 
     trainer.should_continue_training = watched_continues
 
 
-def _make(trainer: Any, count: int, recorder: StepRecorder) -> None:
+def _make(trainer: Any, count: int, recorder: StepRecorder, *, keeps_gradients: bool) -> None:
     """Train steps of the trainer itself, as it is by now, that update nothing.
 
     One more than ``count``: the first batch comes twice. A run whose two passes over it differ
@@ -50,14 +56,15 @@ def _make(trainer: Any, count: int, recorder: StepRecorder) -> None:
     weights = _shards(trainer)
     # In the memory of the host: a second copy of the weights may not fit beside the first.
     initial = [shard.to("cpu", copy=True) for shard in weights]
-    with _put_back(trainer) as start, _without_updates(trainer):
+    clear = functools.partial(_clear_gradients, trainer, keeps_gradients=keeps_gradients)
+    with _put_back(trainer, clear) as start, _without_updates(trainer):
         trainer.step = 1  # what depends on the step sees the first one
         batches = trainer.batch_generator(trainer.dataloader)
         for number in range(count + 1):
             if number == count:  # the first batch once more, with the random numbers that come next
                 trainer.dataloader.load_state_dict(start)
                 batches = trainer.batch_generator(trainer.dataloader)
-            _clear_gradients(trainer)
+            clear()
             recorder.begin_frozen()
             trainer.train_step(batches)
             recorder.end_frozen()
@@ -96,7 +103,7 @@ def _without_updates(trainer: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _put_back(trainer: Any) -> Iterator[dict[str, Any]]:
+def _put_back(trainer: Any, clear_gradients: Callable[[], None]) -> Iterator[dict[str, Any]]:
     """Restore what forward and backward passes change, weights aside.
 
     Gives the loader's state, from which it goes on in the end.
@@ -116,7 +123,7 @@ def _put_back(trainer: Any) -> Iterator[dict[str, Any]]:
         yield loader
     finally:
         trainer.step = step
-        _clear_gradients(trainer)
+        clear_gradients()
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
@@ -130,11 +137,11 @@ def _put_back(trainer: Any) -> Iterator[dict[str, Any]]:
         trainer.dataloader.load_state_dict(loader)
 
 
-def _clear_gradients(trainer: Any) -> None:
+def _clear_gradients(trainer: Any, *, keeps_gradients: bool) -> None:
     """As before the first step, whatever the optimizer knows of: each frozen step is a first one.
 
     A trainer clears gradients by its optimizers, and a parameter that a bug keeps from them would
     bring those of all frozen steps into training.
     """
     for part in trainer.model_parts:
-        part.zero_grad(set_to_none=True)
+        part.zero_grad(set_to_none=not keeps_gradients)

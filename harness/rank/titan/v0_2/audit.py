@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from converge_harness.rank.own_techniques import OwnTechniques
 from converge_harness.rank.recorder.names import canonical
 from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.titan.common import audit
@@ -16,7 +17,12 @@ from converge_harness.rank.titan.v0_2.shim import Prepared
 
 
 def write_in_force(
-    trainer: Any, built: Built, prepared: Prepared, recorder: StepRecorder, injected: list[str]
+    trainer: Any,
+    built: Built,
+    prepared: Prepared,
+    recorder: StepRecorder,
+    injected: list[str],
+    own: OwnTechniques,
 ) -> None:
     """Gather what every rank sees and write ``in_force.json``. Collective over the world."""
     happened = Happened(
@@ -24,6 +30,7 @@ def write_in_force(
         fixes_left_out=prepared.fixes_left_out,
         rotation=prepared.rotation,
         fusion=prepared.fusion,
+        own=own,
     )
     mine = audit.see(trainer, recorder, happened)
     mine["local_batch_size"] = trainer.job_config.training.local_batch_size

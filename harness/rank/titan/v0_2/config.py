@@ -9,11 +9,11 @@ without looking at the types of their values, so they are applied one by one ins
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from converge_harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
+from converge_harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten, news
 from converge_harness.rank.titan.common.checkpoints import checkpoint_settings
 from converge_harness.rank.titan.common.documents import NAME, documents_of
 from converge_harness.rank.titan.common.job_checks import (
@@ -45,6 +45,8 @@ class Built:
     declared: tuple[str, ...]
     """Keys that parallelism, techniques, ``set`` or the harness itself set for this job."""
     problems: list[KeyProblem]
+    new_keys: tuple[str, ...] = ()
+    """Keys of the job's overrides that give the config another value than it had."""
 
 
 def build(job: RankJob) -> Built:
@@ -53,15 +55,22 @@ def build(job: RankJob) -> Built:
 
     config = JobConfig()
     problems = [*_unknown_names(job), *repeat_problems(job), *loader_problems(job, LOADERS)]
-    own = [*_implied(job), *_from_techniques(job), *job.overrides.items()]
-    for key, value in (*flatten(job.train_config.settings), *own):
+    first = [*_implied(job), *_from_techniques(job)]
+    problems += _apply(config, (*flatten(job.train_config.settings), *first))
+    new_keys = news(config, job.overrides)
+    problems += _apply(config, job.overrides.items())
+    declared = dict.fromkeys((*(key for key, _ in first), *job.overrides))
+    problems += unknown_components(config)
+    problems += _model_problems(job, config)
+    return Built(config, tuple(declared), problems, new_keys)
+
+
+def _apply(config: Any, settings: Iterable[tuple[str, Any]]) -> Iterator[KeyProblem]:
+    for key, value in settings:
         try:
             apply_setting(config, key, value)
         except SettingError as error:
-            problems.append(error.problem)
-    problems += unknown_components(config)
-    problems += _model_problems(job, config)
-    return Built(config, tuple(dict.fromkeys(key for key, _ in own)), problems)
+            yield error.problem
 
 
 def flattened(config: Any) -> dict[str, Any]:
@@ -84,7 +93,7 @@ def _implied(job: RankJob) -> Iterator[tuple[str, Any]]:
         yield "parallelism.context_parallel_rotate_method", job.cp_rotation
     yield "training.steps", job.steps
     yield "debug.seed", job.seed
-    yield "debug.deterministic", True
+    yield "debug.deterministic", job.deterministic
     yield "job.dump_folder", str(job.run_folder)
     yield "metrics.log_freq", 1
     yield "metrics.disable_color_printing", True

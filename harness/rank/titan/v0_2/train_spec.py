@@ -14,12 +14,13 @@ from converge_harness.rank.titan.common.data_order import SampleStream, open_cor
 from converge_harness.run_folder.job import RankJob
 
 
-def register(job: RankJob, config: Any) -> Any:
+def register(job: RankJob, config: Any, watch: Callable[[Any], Any] = lambda spec: spec) -> Any:
     """Register the config's model with the job's shape and loader; return its train spec.
 
     A registered spec goes before torchtitan's own of the same name, so the config keeps naming a
     model and a flavor that torchtitan knows. ``[converge.model]`` replaces fields of that flavor's
     arguments; a job with data gets the loader that it names, one without keeps torchtitan's.
+    ``watch`` is told the spec, and answers what is registered in its place.
     """
     from torchtitan.protocols import train_spec
 
@@ -36,7 +37,7 @@ def register(job: RankJob, config: Any) -> Any:
 
         loader = loader_builder(job.data_folder, job.order_seed)
         spec = dataclasses.replace(spec, build_dataloader_fn=loader)
-    train_spec.register_train_spec(config.model.name, spec)
+    train_spec.register_train_spec(config.model.name, watch(spec))  # once per name
     return spec
 
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import importlib
 import time
 import types
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
 
 from converge_harness.rank.inject import call_injected
+from converge_harness.rank.own_techniques import OwnTechniques
 from converge_harness.rank.recorder.imported import leave_imported
 from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.repeats import round_otherwise
 from converge_harness.rank.settings import SettingError
 from converge_harness.rank.titan.common.checkpoints import move_loaded_weights
-from converge_harness.rank.titan.v0_2.config import Built, build
+from converge_harness.rank.titan.v0_2.config import Built, build, flattened
 from converge_harness.rank.titan.v0_2.shim import Prepared, prepare
 from converge_harness.run_folder.job import RankJob
 
@@ -41,7 +43,8 @@ def preload(device: str) -> None:
 def run(job: RankJob) -> None:
     """Train, or write the seed checkpoint.
 
-    Raises SettingError with the keys that torchtitan's config does not take.
+    Raises SettingError with the keys that torchtitan's config does not take, and TechniqueError
+    when a function of an own technique cannot be called.
     """
     from torchtitan.tools.logging import init_logger
     from torchtitan.train import Trainer
@@ -49,10 +52,13 @@ def run(job: RankJob) -> None:
     from converge_harness.rank.titan.v0_2 import train_spec
 
     init_logger()
+    own = OwnTechniques(job)
     built = build(job)
     if built.problems:
         raise SettingError(*built.problems)
-    spec = train_spec.register(job, built.config)
+    config, keys = own.apply_to_config(built.config, flattened, built.new_keys)
+    built = replace(built, config=config, declared=(*built.declared, *keys))
+    spec = train_spec.register(job, built.config, own.watch_model)
     prepared = prepare(built.config, job.device, job.without_fixes, spec.parallelize_fn)
     _end_without_sleeping()
     trainer = Trainer(built.config)
@@ -61,26 +67,29 @@ def run(job: RankJob) -> None:
             trainer.checkpointer.save(curr_step=0, last_step=True)
             leave_imported(job.run_folder, rank=0)
         else:
-            _train(trainer, job, built, prepared)
+            _train(trainer, job, built, prepared, own)
     finally:
         trainer.close()
     dist.destroy_process_group()
 
 
-def _train(trainer: Any, job: RankJob, built: Built, prepared: Prepared) -> None:
+def _train(
+    trainer: Any, job: RankJob, built: Built, prepared: Prepared, own: OwnTechniques
+) -> None:
     from converge_harness.rank.faults import install_faults
     from converge_harness.rank.titan.v0_2 import audit, hooks
 
     injected: list[str] = []
 
     def after_first_step(recorder: StepRecorder) -> None:
-        audit.write_in_force(trainer, built, prepared, recorder, injected)
+        audit.write_in_force(trainer, built, prepared, recorder, injected, own)
 
     recorder = hooks.attach(trainer, job, after_first_step)
     if job.repeat == "ulp":
         move_loaded_weights(trainer, job.repeat_seed)
     if job.repeat == "rounding":
         round_otherwise(trainer.model_parts, job.repeat_seed * 2**16 + recorder.view.dp_rank)
+    own.apply_to_trainer(trainer)
     if job.inject is not None:
         injected.append(call_injected(job.inject, trainer))
     if recorder.this_pass:

@@ -7,6 +7,7 @@ in its ``config_registry``, or in itself.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import sys
@@ -117,7 +118,8 @@ def _import_module(wanted: BaseConfig, *, on_cpu: bool) -> ModuleType:
         what = "is not in this torchtitan, which only lists its name"
     else:
         what = "is no model of torchtitan and no module that can be imported"
-    raise SettingError(KeyProblem(_MODULE, f"{name!r} {what}", tuple(sorted(short))))
+    near = difflib.get_close_matches(name, sorted(short), n=len(short), cutoff=0.0)
+    raise SettingError(KeyProblem(_MODULE, f"{name!r} {what}", tuple(near)))
 
 
 def _import_one(candidate: str, name: str, *, on_cpu: bool) -> ModuleType | None:

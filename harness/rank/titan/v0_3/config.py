@@ -16,7 +16,7 @@ from typing import Any
 from torchtitan.components.loss import ChunkedLossWrapper
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
-from converge_harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
+from converge_harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten, news
 from converge_harness.rank.titan.common.checkpoints import checkpoint_settings
 from converge_harness.rank.titan.common.job_checks import (
     loader_problems,
@@ -46,6 +46,8 @@ class BuiltConfig:
     """Every value by dotted key, as it was before the trainer filled in what it derives."""
     declared: tuple[str, ...]
     """The keys of ``flat`` that the job itself set: where the configs of two jobs may differ."""
+    new_keys: tuple[str, ...] = ()
+    """Keys of the job's overrides that give the config another value than it had."""
 
 
 def build_config(job: RankJob) -> BuiltConfig:
@@ -69,16 +71,25 @@ def build_config(job: RankJob) -> BuiltConfig:
     declared = _apply_all(config, [*_implied(job), *_techniques(job)])
     declared += _use_float8(config, job)
     declared += _use_corpus(config, job)
+    new_keys = news(config, job.overrides)
     declared += _apply_all(config, job.overrides.items())
     if isinstance(config.dataloader, SampleLoader.Config):
         config.dataloader.global_batch_size = config.training.global_batch_size
     _refuse(unknown_components(config))
     _validate(config)
-    flat = _flat(config)
+    flat = flat_config(config)
     # The mode chooses another class, with keys of its own.
     parts = [_CHECKPOINTING_TABLE if key == _CHECKPOINTING_KEY else key for key in declared]
     keys = tuple(key for key in flat if any(_belongs(key, part) for part in parts))
-    return BuiltConfig(config, flat, keys)
+    return BuiltConfig(config, flat, keys, new_keys)
+
+
+def flat_config(config: Any) -> dict[str, Any]:
+    """The config by dotted keys; functions are named without their addresses."""
+    return {
+        key: _ADDRESS.sub("", value) if isinstance(value, str) else value
+        for key, value in flatten(config.to_dict())
+    }
 
 
 def _implied(job: RankJob) -> Iterable[tuple[str, Any]]:
@@ -99,7 +110,7 @@ def _implied(job: RankJob) -> Iterable[tuple[str, Any]]:
     if job.device == "cpu" or degrees.pp > 1:
         yield "training.disable_cuda_graphs", True
     yield "debug.seed", job.seed
-    yield "debug.deterministic", True
+    yield "debug.deterministic", job.deterministic
     yield "metrics.log_freq", 1
     yield "dump_folder", str(job.run_folder)
     yield from checkpoint_settings(job)
@@ -210,14 +221,6 @@ def _validate(config: Any) -> None:
             check()
         except ValueError as error:
             raise SettingError(KeyProblem("", f"torchtitan refuses the config: {error}")) from error
-
-
-def _flat(config: Any) -> dict[str, Any]:
-    """The config by dotted keys; functions are named without their addresses."""
-    return {
-        key: _ADDRESS.sub("", value) if isinstance(value, str) else value
-        for key, value in flatten(config.to_dict())
-    }
 
 
 def _belongs(key: str, part: str) -> bool:

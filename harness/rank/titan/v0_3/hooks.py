@@ -21,6 +21,7 @@ from converge_harness.rank.recorder.names import canonical
 from converge_harness.rank.recorder.rows import Fused
 from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.recorder.trainer_view import TrainerView, rate_of
+from converge_harness.rank.settings import KeyProblem, SettingError
 from converge_harness.rank.titan.common.checkpoints import watch_checkpoints
 from converge_harness.rank.titan.common.clipping import watch_clipping
 from converge_harness.rank.titan.common.frozen_steps import add_frozen_steps
@@ -39,12 +40,14 @@ def attach(
     """
     recorder = StepRecorder(_view(trainer), job)
     _watch_loss(trainer, recorder)
+    _watch_forward_backward(trainer, recorder)
     if trainer.parallel_dims.pp_enabled:
         ignore_shape_inference(trainer.pp_schedule, recorder)
     watch_clipping(distributed_utils, trainer_module, recorder)
     _watch_metrics(trainer, recorder)
     _watch_steps(trainer, recorder, lambda: after_first_step(recorder))
-    add_frozen_steps(trainer, job, recorder)
+    graphs = not trainer.config.training.disable_cuda_graphs
+    add_frozen_steps(trainer, job, recorder, keeps_gradients=graphs)
     if job.resumes:
         watch_checkpoints(trainer, job, recorder)
     return recorder
@@ -92,18 +95,54 @@ def _watch_loss(trainer: Any, recorder: StepRecorder) -> None:
     """Look at logits and labels just outside the loss function, which may be compiled.
 
     Chunked loss calls the inner function once per chunk, a pipeline once per microbatch on its
-    last stage.
+    last stage. A loss may call its function several times for one batch, as DeepSeek's prediction
+    of later tokens: the first call is that of the next token, and the only one that is looked at.
+
+    Raises SettingError for a loss that has no function to look at.
     """
     loss = trainer.loss_fn
     if isinstance(loss, ChunkedLossWrapper):
         loss = loss.loss_fn
-    compute = loss.fn
+    compute = getattr(loss, "fn", None)
+    if compute is None:
+        raise SettingError(
+            KeyProblem(
+                "converge.config",
+                f"its loss {type(loss).__name__} has no fn, the function of logits and labels that "
+                "torchtitan's losses call: set self.fn in your loss, and call that",
+            )
+        )
+    is_first = True
+
+    class Watched(type(loss)):  # type: ignore[misc]  # its calls are looked up on its class
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            nonlocal is_first
+            is_first = True
+            return super().__call__(*args, **kwargs)
 
     def watched(pred: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        recorder.on_logits(pred, labels)
+        nonlocal is_first
+        if is_first:
+            recorder.on_logits(pred, labels)
+        is_first = False
         return compute(pred, labels, **kwargs)
 
+    loss.__class__ = Watched
     loss.fn = watched
+
+
+def _watch_forward_backward(trainer: Any, recorder: StepRecorder) -> None:
+    """Frame the part of a microbatch that torchtitan may put into a CUDA graph; none in a pipeline.
+
+    The first call runs it as it is, the second captures it, and that and all later ones replay it.
+    """
+    forward_backward = trainer.fwd_bwd_fn
+
+    def watched(*args: Any) -> Any:
+        with recorder.forward_backward():
+            return forward_backward(*args)
+
+    trainer.fwd_bwd_fn = watched
 
 
 def _watch_metrics(trainer: Any, recorder: StepRecorder) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,13 +15,14 @@ from torchtitan.tools.logging import init_logger, logger
 
 from converge_harness.rank.faults import install_faults
 from converge_harness.rank.inject import call_injected
+from converge_harness.rank.own_techniques import OwnTechniques
 from converge_harness.rank.recorder.imported import leave_imported
 from converge_harness.rank.repeats import round_otherwise
 from converge_harness.rank.titan.common.audit import Happened
 from converge_harness.rank.titan.common.checkpoints import move_loaded_weights
 from converge_harness.rank.titan.common.counters import FusionCount, RotationCount
 from converge_harness.rank.titan.v0_3 import attention, audit, hooks
-from converge_harness.rank.titan.v0_3.config import BuiltConfig, build_config
+from converge_harness.rank.titan.v0_3.config import BuiltConfig, build_config, flat_config
 from converge_harness.rank.titan.v0_3.streaming_package import import_streaming, is_installed
 from converge_harness.run_folder.job import RankJob
 
@@ -45,10 +47,12 @@ def run(job: RankJob) -> None:
     """Train, or write the seed checkpoint.
 
     Raises SettingError when the config cannot be built, InjectError when ``inject`` cannot be
-    found, and whatever the trainer raises.
+    found, TechniqueError when a function of an own technique cannot be called, and whatever the
+    trainer raises.
     """
     init_logger()
-    config = build_config(job)
+    own = OwnTechniques(job)
+    config = _with_own(build_config(job), own)
     structured_logger.init_structured_logger(
         source="training",
         output_dir=config.trainer.dump_folder,
@@ -62,10 +66,20 @@ def run(job: RankJob) -> None:
             leave_imported(job.run_folder, rank=0)  # initial weights are of the model's code, too
             logger.info("Created seed checkpoint")
         else:
-            _train(trainer, job, config, fusion)
+            _train(trainer, job, config, fusion, own)
     finally:
         trainer.close()
     dist.destroy_process_group()
+
+
+def _with_own(built: BuiltConfig, own: OwnTechniques) -> BuiltConfig:
+    """The config as the experiment file's own techniques make it."""
+    config, keys = own.apply_to_config(built.trainer, flat_config, built.new_keys)
+    if keys:
+        declared = tuple(dict.fromkeys((*built.declared, *keys)))
+        built = replace(built, trainer=config, flat=flat_config(config), declared=declared)
+    config.model_spec = own.watch_model(config.model_spec)
+    return replace(built, trainer=config)
 
 
 def _prepare_compile(compile_config: Any, device: str) -> FusionCount | None:
@@ -84,20 +98,30 @@ def _prepare_compile(compile_config: Any, device: str) -> FusionCount | None:
     return FusionCount(device)
 
 
-def _train(trainer: Any, job: RankJob, config: BuiltConfig, fusion: FusionCount | None) -> None:
+def _train(
+    trainer: Any,
+    job: RankJob,
+    config: BuiltConfig,
+    fusion: FusionCount | None,
+    own: OwnTechniques,
+) -> None:
     rotation = RotationCount(job.device) if job.parallelism.cp > 1 else None
     if job.device == "cpu":
         attention.write_out_masks(trainer)
     if job.repeat == "ulp":
         move_loaded_weights(trainer, job.repeat_seed)
+    if job.repeat == "rounding" or any(fault.kind == "nan_batch" for fault in job.faults):
+        # What hooks of modules do would be captured once, and the same in every replay.
+        _run_without_cuda_graph(trainer)
 
     injected: list[str] = []
-    happened = Happened(injected, rotation=rotation, fusion=fusion)
+    happened = Happened(injected, rotation=rotation, fusion=fusion, own=own)
     recorder = hooks.attach(
         trainer, job, lambda recorder: audit.write_in_force(trainer, config, recorder, happened)
     )
     if job.repeat == "rounding":
         round_otherwise(trainer.model_parts, job.repeat_seed * 2**16 + recorder.view.dp_rank)
+    own.apply_to_trainer(trainer)
     if job.inject:
         injected.append(call_injected(job.inject, trainer))
     if recorder.this_pass:
@@ -106,3 +130,8 @@ def _train(trainer: Any, job: RankJob, config: BuiltConfig, fusion: FusionCount 
     recorder.close()
     # The rank that serves the process group's store must not leave before the others are done.
     dist.barrier()
+
+
+def _run_without_cuda_graph(trainer: Any) -> None:
+    """Run every microbatch as it is called, whatever the config says; that of a repeat may not."""
+    trainer.fwd_bwd_fn = trainer._forward_backward_body
