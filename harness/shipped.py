@@ -79,19 +79,27 @@ def _first_sentence(text: str) -> str:
 
 
 def _named_files(experiment: Path) -> Iterator[tuple[str, Path]]:
-    """Files that an experiment names, by those names.
+    """Files that an experiment, or a train config of it, names; modules are beside it.
 
-    They are found beside it or, as from the root of a checkout, beside ``experiments/``.
+    They are found beside the experiment or, as from the root of a checkout, beside
+    ``experiments/``.
     """
     places = (experiment.parent, shipped(EXPERIMENTS).parent)
-    for text in dict.fromkeys(_texts(tomllib.loads(experiment.read_text()))):
-        name = text.partition(":")[0]
-        if not name.endswith((".py", ".toml")):
-            continue
-        for place in places:
-            if (place / name).is_file():
-                yield name, place / name
-                break
+    seen: set[str] = set()
+    texts = [experiment]
+    while texts:
+        for text in _texts(tomllib.loads(texts.pop().read_text())):
+            name = text.partition(":")[0]
+            if name.isidentifier():
+                name = f"{name}.py"
+            if name in seen or not name.endswith((".py", ".toml")):
+                continue
+            seen.add(name)
+            path = next((place / name for place in places if (place / name).is_file()), None)
+            if path is not None:
+                yield name, path
+                if path.suffix == ".toml":
+                    texts.append(path)
 
 
 def _texts(value: Any) -> Iterator[str]:

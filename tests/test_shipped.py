@@ -55,6 +55,11 @@ def test_an_unknown_example_is_refused_with_those_there(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_module_that_a_train_config_names_comes_too(tmp_path):
+    written = write_example("models", tmp_path / "models.toml")
+    assert tmp_path / "tiny_models.py" in written
+
+
 def test_a_folder_is_not_replaced_by_an_example(tmp_path):
     with pytest.raises(ConfigError, match="is there already"):
         write_example("smoke", tmp_path, force=True)

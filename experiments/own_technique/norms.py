@@ -22,12 +22,9 @@ def use_wrong_norm(model: torch.nn.Module) -> None:
 
 
 def count_fused_norms(trainer: Any) -> int:
-    """How many layers of this rank's part of the model compute by a rewrite."""
+    """How many norms of this rank's part of the model a rewrite has computed."""
     modules = [module for part in trainer.model_parts for module in part.modules()]
-    return sum(
-        getattr(module.forward, "__func__", None) in (_fused_norm, _norm_with_eps_outside)
-        for module in modules
-    )
+    return sum(getattr(module, "computed_by_a_rewrite", False) for module in modules)
 
 
 def _replace(model: torch.nn.Module, norm: Norm) -> None:
@@ -37,12 +34,14 @@ def _replace(model: torch.nn.Module, norm: Norm) -> None:
 
 
 def _fused_norm(self: torch.nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:
+    self.computed_by_a_rewrite = True
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
     return (wide * scale).type_as(x) * self.weight
 
 
 def _norm_with_eps_outside(self: torch.nn.RMSNorm, x: torch.Tensor) -> torch.Tensor:
+    self.computed_by_a_rewrite = True
     wide = x.float()
     root = wide.square().mean(-1, keepdim=True).sqrt() + self.eps
     return (wide / root).type_as(x) * self.weight

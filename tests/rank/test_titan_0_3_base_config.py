@@ -183,3 +183,32 @@ def test_attention_with_sinks_is_what_flex_attention_computes():
     )
     torch.testing.assert_close(ours[0], right.transpose(1, 2))
     torch.testing.assert_close(ours[1], aux.lse.transpose(1, 2))
+
+
+def test_of_a_loss_that_calls_its_function_several_times_only_the_first_call_is_looked_at():
+    from types import SimpleNamespace
+
+    from converge_harness.rank.titan.v0_3.hooks import _watch_loss
+
+    class Loss:
+        def __init__(self):
+            self.fn = lambda logits, labels: logits + labels
+
+        def __call__(self, logits, labels):
+            return self.fn(logits, labels) + 0.5 * self.fn(10 * logits, labels)
+
+    seen = []
+    recorder = SimpleNamespace(on_logits=lambda logits, labels: seen.append((logits, labels)))
+    loss = Loss()
+    _watch_loss(SimpleNamespace(loss_fn=loss), recorder)
+    assert [loss(1, 2), loss(3, 4)] == [3 + 0.5 * 12, 7 + 0.5 * 34]
+    assert seen == [(1, 2), (3, 4)]
+
+
+def test_a_loss_without_a_function_is_refused():
+    from types import SimpleNamespace
+
+    from converge_harness.rank.titan.v0_3.hooks import _watch_loss
+
+    with pytest.raises(SettingError, match=r"its loss SimpleNamespace has no fn"):
+        _watch_loss(SimpleNamespace(loss_fn=SimpleNamespace()), None)
