@@ -122,7 +122,9 @@ def test_a_resumed_run_is_compared_from_its_resume_on(tmp_path, capsys):
     assert main(["compare", *off, "--from", "31"]) == 1
 
 
-@pytest.mark.parametrize(("since", "words"), [("61", "its last step is 60"), ("soon", "not a step")])
+@pytest.mark.parametrize(
+    ("since", "words"), [("61", "its last step is 60"), ("soon", "not a step")]
+)
 def test_a_step_that_leaves_nothing_is_refused(tmp_path, capsys, since, words):
     paths = map(str, second_pass(tmp_path))
     try:
