@@ -70,6 +70,8 @@ class ExperimentError(Exception):
 class ExperimentFile(pytest.File):
     """An experiment file: its tests are its test sets, and its control if there is an anchor."""
 
+    _sets: tuple[str, ...] = ()
+    """Names of all that is judged; known once it is collected."""
     _verdicts: Mapping[str, Mapping[str, Any]] | None = None
     _said = ""
     """Why there are no verdicts."""
@@ -88,8 +90,9 @@ class ExperimentFile(pytest.File):
         except ConvergeError as error:
             raise self.CollectError(str(error)) from None
         judged = (*(experiment.controls if experiment.anchor else ()), *experiment.tests)
-        for spec in judged:
-            yield TestSetItem.from_parent(self, name=spec.name)
+        self._sets = tuple(spec.name for spec in judged)
+        for name in self._sets:
+            yield TestSetItem.from_parent(self, name=name)
 
     def verdict(self, name: str) -> Mapping[str, Any]:
         """The verdict of a test set as in report.json; runs the experiment at the first call.
@@ -110,8 +113,7 @@ class ExperimentFile(pytest.File):
 
     def _run(self) -> Mapping[str, Mapping[str, Any]]:
         chosen = [item.name for item in self.session.items if item.parent is self]
-        everything = [item.name for item in self.collect()]
-        only = () if set(chosen) == set(everything) else ("--only", *chosen)
+        only = () if set(chosen) == set(self._sets) else ("--only", *chosen)
         more = self.config.getoption("--converge-arg")
         command = (sys.executable, "-m", "converge_harness", "run", str(self.path))
         done = subprocess.run(

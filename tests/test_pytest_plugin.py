@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 pytest_plugins = ("pytester",)
-PLUGIN = ("-p", "converge_harness.pytest_plugin", "-p", "no:xdist", "--converge")
+OPTIONS = ("-p", "no:xdist", "--converge")  # the plugin is found by its entry point
 PROGRAM = """
 import sys
 factor = float(sys.argv[2])
@@ -56,7 +56,7 @@ def repository(pytester, monkeypatch):
 
 
 def run(repository, *words):
-    return repository.runpytest_subprocess(*PLUGIN, *words)
+    return repository.runpytest_subprocess(*OPTIONS, *words)
 
 
 def test_each_set_is_a_test_with_the_cause_as_its_message(repository):
@@ -92,5 +92,5 @@ def test_what_cannot_be_launched_fails_in_the_words_of_the_command(repository):
 
 
 def test_without_the_option_no_file_is_collected(repository):
-    words = [word for word in PLUGIN if word != "--converge"]
+    words = [word for word in OPTIONS if word != "--converge"]
     assert repository.runpytest_subprocess(*words).ret == pytest.ExitCode.NO_TESTS_COLLECTED

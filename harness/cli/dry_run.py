@@ -61,7 +61,7 @@ def show_dry_run(arguments: argparse.Namespace) -> ExitCode:
 
 
 def _not_called(plan: Plan) -> Iterator[str]:
-    """Functions of the user's that only a real run calls."""
+    """The user's functions that only a real run calls."""
     for job in plan.jobs:
         if job.role in BUILT_AS_ANOTHER:
             continue

@@ -38,7 +38,7 @@ def call_injected(target: str, trainer: Any) -> str:
 
 
 def load_module(file: Path) -> ModuleType:
-    """Run a file of the user's as a module of its own.
+    """Import one of the user's files as a new module.
 
     Raises InjectError for a file that is not Python; what its code raises passes through.
     """

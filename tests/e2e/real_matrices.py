@@ -4,13 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from converge_harness.launch.warm import ServerState, start_server
+from forking_python import forking_python
 
 ROOT = Path(__file__).parents[2]
 INJECTIONS = Path(__file__).parent / "injections.py"
@@ -58,25 +57,13 @@ def run(folder: Path, text: str) -> tuple[Matrix, subprocess.CompletedProcess[st
 def warm_toolchains(folder: Path, name: str = "torchtitan-0.3.0") -> Iterator[Path]:
     """A folder of toolchains with one whose programs are forks of a server, imports done.
 
-    For clusters on this machine, where each rank would import torch and torchtitan by itself, which
-    takes most of the time. The numbers are the same (``tests/launch/test_warm_numbers.py``).
+    For clusters on this machine, where each rank would import torch and torchtitan by itself.
     """
     if not (TOOLCHAINS / name).is_dir():
-        raise FileNotFoundError(f"{TOOLCHAINS / name}: build it with nox -s toolchain -- {name}")
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(Path(__file__).parent))),
-    }
-    python = (TOOLCHAINS / name / "bin" / "python").absolute()
-    server = start_server(python, (), environment, module="titan_server")
-    try:
-        while server.state() is ServerState.STARTING:
-            time.sleep(0.1)
-        assert server.state() is ServerState.READY, server.complaint()
+        raise FileNotFoundError(f"{TOOLCHAINS / name}: converge toolchain build {name}")
+    real = (TOOLCHAINS / name).absolute()
+    with forking_python(real / "bin" / "python", dialect="titan_0_3") as python:
         (folder / name / "bin").mkdir(parents=True)
-        (folder / name / "bin" / "python").symlink_to(server.python)
-        (folder / name / "lib").symlink_to((TOOLCHAINS / name / "lib").absolute())
+        (folder / name / "bin" / "python").symlink_to(python)
+        (folder / name / "lib").symlink_to(real / "lib")
         yield folder
-    finally:
-        server.close()

@@ -187,7 +187,7 @@ def require_words(tests: dict[str, dict], wrong: dict[str, tuple[str, str]]) -> 
 
 def require_toolchain() -> None:
     if not (TOOLCHAINS / "torchtitan-0.3.0").is_dir():
-        pytest.skip(f"no toolchain torchtitan-0.3.0 in {TOOLCHAINS}: nox -s toolchains")
+        pytest.skip(f"no toolchain torchtitan-0.3.0 in {TOOLCHAINS}: converge toolchain build")
 
 
 def test_curves_of_a_program_are_judged_and_none_that_is_broken_passes(tmp_path):

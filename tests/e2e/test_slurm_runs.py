@@ -159,6 +159,10 @@ def late(attached):
     experiment.write_text(LATE)
     site = site._replace(experiment=experiment, out=site.out.with_name("late"))
     process = site.start("run")
+    # From here on, only what the tests submit changes the list of jobs.
+    while not any("asleep" in job for job in site.jobs()):
+        assert process.poll() is None, ended(process)
+        time.sleep(0.1)
     yield site, process
     if process.poll() is None:
         process.terminate()

@@ -6,7 +6,7 @@ from judge_examples import in_force
 from converge_harness.judge.in_force import not_in_force
 from converge_harness.model import OwnTechnique, Parallelism, SetSpec, TrainConfig
 
-APPLY, COUNT = "/work/features.py:use", "/work/features.py:count"
+APPLY, COUNT = "/home/me/features.py:use", "/home/me/features.py:count"
 SEEN = {"name": "fused", "called": True, "changed": True, "count": None, "modules": ["RMSNorm"]}
 UNSEEN = (
     "What it replaces elsewhere cannot be seen: count it in a function, and name that as in_force"

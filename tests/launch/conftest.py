@@ -1,17 +1,16 @@
 """Plans of tiny jobs (``tiny_rank.py``) under real torchrun, with a toolchain's Python."""
 
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from forking_python import forking_python
 from launch_jobs import ROOT, TOOLCHAIN, tiny_job
 from small_disks import small_disk_at
 
 from converge_harness.errors import ToolchainError
 from converge_harness.launch import RunOptions
-from converge_harness.launch.warm import ServerState, start_server
 from converge_harness.store import Store
 from converge_harness.trainers import find_toolchain
 
@@ -32,17 +31,9 @@ PYTHON_PATH = f"{ROOT / 'src'}{os.pathsep}{Path(__file__).parent}"
 
 @pytest.fixture(scope="session")
 def warm_toolchain(toolchain):
-    """The toolchain with a Python whose programs are forks of a server that has imported torch.
-
-    That takes most of the time of a tiny job.
-    """
-    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}
-    server = start_server(toolchain.python, ("--torch",), environment, module="tiny_server")
-    while server.state() is ServerState.STARTING:
-        time.sleep(0.05)
-    assert server.state() is ServerState.READY, server.complaint()
-    yield replace(toolchain, python=server.python)
-    server.close()
+    """The toolchain with a Python whose programs are forks of a server that has imported torch."""
+    with forking_python(toolchain.python, Path(__file__).parent) as python:
+        yield replace(toolchain, python=python)
 
 
 def maker(toolchain):

@@ -25,7 +25,7 @@ OTHER = ChangedSet("cp2", Sameness.DIFFERENT, "gradients are <b>2</b> times the 
 
 
 def against(*sets):
-    return Against("HEAD~1", "0123456789ab", "/work/fork", "v1-dirty", sets)
+    return Against("HEAD~1", "0123456789ab", "/home/me/fork", "v1-dirty", sets)
 
 
 def test_only_what_is_the_same_in_every_number_is_called_bitwise_identical():

@@ -60,7 +60,7 @@ def config_problems(
     functions = {each.name: each for each in tree.body if isinstance(each, ast.FunctionDef)}
     if config in functions:
         yield from _argument_problems(functions[config], arguments, place)
-    elif config not in _other_names(tree) and "*" not in _other_names(tree):
+    elif _other_names(tree).isdisjoint((config, "*")):
         public = ", ".join(name for name in functions if not name.startswith("_")) or "none"
         said = f"there is no function {config!r} in {own.file}" if config else "is missing"
         yield Problem(f"{place} converge.config", said, f"functions there: {public}")

@@ -20,7 +20,7 @@ def register(job: RankJob, config: Any, watch: Callable[[Any], Any] = lambda spe
     A registered spec goes before torchtitan's own of the same name, so the config keeps naming a
     model and a flavor that torchtitan knows. ``[converge.model]`` replaces fields of that flavor's
     arguments; a job with data gets the loader that it names, one without keeps torchtitan's.
-    ``watch`` is told the spec, and answers what is registered in its place.
+    ``watch`` takes the spec and returns the one to register.
     """
     from torchtitan.protocols import train_spec
 
