@@ -276,15 +276,8 @@ def workflows(session: nox.Session) -> None:
     check = ("check-jsonschema", "--builtin-schema")
     github = sorted(str(path) for path in (ROOT / ".github" / "workflows").glob("*.yml"))
     session.run(*check, "vendor.github-workflows", *github)
-    gitlab = Path(session.create_tmp()) / "nightly.gitlab-ci.yml"
-    gitlab.write_text(gitlab_pipeline((ROOT / "docs" / "nightly.md").read_text()))
-    session.run(*check, "vendor.gitlab-ci", "--data-transform", "gitlab-ci", str(gitlab))
-
-
-def gitlab_pipeline(page: str) -> str:
-    """The YAML block for GitLab in docs/nightly.md."""
-    (pipeline,) = re.findall(r"```yaml\n(# \.gitlab-ci\.yml\n.*?)```", page, re.DOTALL)
-    return pipeline
+    session.run(*check, "vendor.github-actions", "action.yml")
+    session.run(*check, "vendor.gitlab-ci", "--data-transform", "gitlab-ci", ".gitlab/gate.yml")
 
 
 @nox.session

@@ -1,4 +1,4 @@
-"""The nightly workflow: its steps run here, night after night, with real matrices."""
+"""The action as nightly.yml calls it: its steps run here, night after night, on real matrices."""
 
 import os
 import shutil
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from workflow_steps import Run, job_of, machine
+from workflow_steps import Run, action_steps, machine
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / ".github" / "workflows"
 TOOLCHAINS = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
-INSTALL = "Install converge and the toolchains"
+INSTALL = ("Install converge", "Build the toolchains")
 EXPERIMENT = """
 schema = 1
 name = "tiny"
@@ -58,8 +58,8 @@ class Nights:
             **machine(),
             "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "GH_LOG": str(self.calls),
-            "CONVERGE": str(Path(sys.executable).parent / "converge"),
         }
+        self.installed = Path(sys.executable).parent
         self.number = 0
         self.event = "schedule"
 
@@ -68,15 +68,18 @@ class Nights:
         self.number += 1
         (self.workspace / "tiny.toml").write_text(experiment)
         runner = self.folder / f"runner{self.number}"
-        inputs = {"experiment": "tiny.toml", "expect": expect, "cache_toolchains": True}
+        inputs = {"experiment": "tiny.toml", "expect": expect}
         run = Run(inputs, self.workspace, runner, dict(self.environment), number=self.number)
         run.event = self.event
         (runner / "tools" / "converge").symlink_to(TOOLCHAINS)
-        history = runner / "temp" / "converge" / "history.sqlite"
+        if self.installed:
+            (runner / "temp" / "converge-python").mkdir()
+            (runner / "temp" / "converge-python" / "bin").symlink_to(self.installed)
+        history = runner / "temp" / "converge-tiny" / "history.sqlite"
         if self.cache.exists():
             history.parent.mkdir()
             shutil.copy(self.cache, history)
-        code = run.steps(job_of(WORKFLOWS / "matrix.yml", "matrix"), leave_out=(INSTALL,))
+        code = run.steps(leave_out=INSTALL)
         if history.exists():
             shutil.copy(history, self.cache)
         return code, run
@@ -103,7 +106,7 @@ def test_a_week_of_nights(tmp_path):
     assert set(run.codes.values()) == {0, 1}  # the gate alone fails
     assert run.codes["Gate"] == 1
     assert "FAIL" in run.summary
-    message = (run.runner / "temp" / "message.md").read_text()
+    message = (run.runner / "temp" / "message-tiny.md").read_text()
     assert "It passed last on" in message
     assert "https://github.example/somebody/model/actions/runs/2" in message
     assert nights.asked_of_github() == ["issue list", "issue create"]
@@ -116,10 +119,10 @@ def test_a_week_of_nights(tmp_path):
     assert nights.asked_of_github() == []
 
     # The same files as an experiment of bugs: found is what is wanted.
-    run.inputs["expect"] = run.environment["EXPECT"] = "no pass"
-    gate = job_of(WORKFLOWS / "matrix.yml", "matrix")["steps"][-1]
+    run.environment["GATE_EXPECT"] = "no pass"
+    gate = action_steps()[-1]
     assert run.step(gate) == 0, run.log
-    run.environment["REPORT"] = "reports/tiny-1-1"
+    run.environment["GATE_REPORT"] = "reports/tiny-1-1"
     assert run.step(gate) != 0
     assert "bugs that nothing found: ddp2" in run.log
 
@@ -131,7 +134,7 @@ def test_a_wrong_file_is_red_and_told_of_once(tmp_path):
     assert code == 2, run.log
     assert {name: each for name, each in run.codes.items() if each} == {"Gate": 2}
     assert "no report was written" in run.summary
-    message = (run.runner / "temp" / "message.md").read_text()
+    message = (run.runner / "temp" / "message-tiny.md").read_text()
     assert "nothing was judged" in message
     assert "dp_copies" in message
     assert nights.asked_of_github() == ["issue list", "issue create"]
@@ -141,7 +144,7 @@ def test_a_wrong_file_is_red_and_told_of_once(tmp_path):
 
 def test_a_night_without_converge_is_told_of(tmp_path):
     nights = Nights(tmp_path)
-    nights.environment["CONVERGE"] = str(tmp_path / "not-installed")
+    nights.installed = None
     code, run = nights.night(EXPERIMENT)
     assert [name for name, each in run.codes.items() if each] == ["Gate"], run.log
     assert code != 0
@@ -156,8 +159,7 @@ def test_a_night_started_by_hand_opens_no_issue_and_is_not_remembered(tmp_path):
     nights.event = "workflow_dispatch"
     code, run = nights.night(EXPERIMENT.replace("dp_replicate", "dp_copies"))
     assert (code, nights.asked_of_github()) == (2, []), run.log
-    steps = job_of(WORKFLOWS / "matrix.yml", "matrix")["steps"]
-    (save,) = (step for step in steps if step.get("name") == "Save the history")
+    (save,) = (step for step in action_steps() if step.get("name") == "Save the history")
     assert not run.value(save["if"])
 
 
@@ -169,8 +171,7 @@ def test_every_experiment_of_the_night_is_there():
 
 
 def test_no_experiment_restores_the_history_of_another():
-    steps = job_of(WORKFLOWS / "matrix.yml", "matrix")["steps"]
-    (restore,) = (step for step in steps if step.get("name") == "Restore the history")
+    (restore,) = (step for step in action_steps() if step.get("name") == "Restore the history")
 
     def filled(text, name):
         return text.replace("${{ steps.places.outputs.name }}", name)
@@ -183,7 +184,7 @@ def test_no_experiment_restores_the_history_of_another():
 def test_scripts_of_the_steps_are_sound(tmp_path):
     if shutil.which("shellcheck") is None:
         pytest.skip("there is no shellcheck: install shellcheck")
-    for step in job_of(WORKFLOWS / "matrix.yml", "matrix")["steps"]:
+    for step in action_steps():
         if "run" in step:
             assert "${{" not in step["run"], "values of others go through env, not into a script"
             path = tmp_path / "step.sh"

@@ -1,4 +1,4 @@
-"""A small GitHub runner: the ``run`` steps of a job, in bash, as the real one starts them.
+"""A small GitHub runner: the ``run`` steps of our action, in bash, as the real one starts them.
 
 Steps that ``use`` an action are left out; what the cache would bring is put into place by the test.
 """
@@ -11,16 +11,17 @@ from pathlib import Path
 
 import yaml
 
-REFERENCE = re.compile(r"\b(?:inputs|steps|github|vars|env|runner)(?:\.[\w-]+)+")
+ACTION = Path(__file__).parents[2] / "action.yml"
+REFERENCE = re.compile(r"\b(?:inputs|steps|github)(?:\.[\w-]+)+")
 EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}")
 SHELL = ("bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c")  # as `shell: bash` there
 
 
 @dataclass
 class Run:
-    """One run of a job's steps."""
+    """One run of the action; ``inputs`` replace its defaults."""
 
-    inputs: dict[str, object]
+    inputs: dict[str, str]
     workspace: Path
     runner: Path
     """Folder of what the runner itself keeps: its files, temporary files and tools."""
@@ -33,6 +34,9 @@ class Run:
     log: str = ""
 
     def __post_init__(self) -> None:
+        given = yaml.safe_load(ACTION.read_text())["inputs"]
+        defaults = {name: self.text(each.get("default", "")) for name, each in given.items()}
+        self.inputs = defaults | self.inputs
         for name in ("temp", "tools"):
             (self.runner / name).mkdir(parents=True, exist_ok=True)
         for name in ("env", "output", "summary"):
@@ -54,12 +58,10 @@ class Run:
     def summary(self) -> str:
         return (self.runner / "summary").read_text()
 
-    def steps(self, job: dict, leave_out: tuple[str, ...] = ()) -> int:
-        """Run the steps; return the job's exit code: that of the first step that failed, or 0."""
-        for name, value in job["env"].items():
-            self.environment.setdefault(name, self.text(value))
+    def steps(self, leave_out: tuple[str, ...] = ()) -> int:
+        """Run the steps; return the exit code of the first that failed, or 0."""
         failed = 0
-        for step in job["steps"]:
+        for step in action_steps():
             if "run" not in step or step["name"] in leave_out:
                 continue
             condition = str(step.get("if", "success()"))
@@ -120,13 +122,13 @@ class Run:
                 return self.event
             case "github", ["token" | "repository" as name]:
                 return name
-            case "vars", [_]:
-                return ""
+            case "github", ["event", "pull_request", "number"]:
+                return 12
         raise KeyError(reference)
 
 
-def job_of(path: Path, name: str) -> dict:
-    return yaml.safe_load(path.read_text())["jobs"][name]
+def action_steps() -> list[dict]:
+    return yaml.safe_load(ACTION.read_text())["runs"]["steps"]
 
 
 def machine() -> dict[str, str]:

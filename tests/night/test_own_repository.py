@@ -1,0 +1,235 @@
+"""The gate in a repository of one's own: the action and the GitLab job, converge from its wheel."""
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from workflow_steps import ACTION, Run, action_steps, machine
+
+from converge_harness import DISTRIBUTION, __version__
+
+ROOT = Path(__file__).parents[2]
+GITLAB = ROOT / ".gitlab" / "gate.yml"
+WORKFLOWS = ROOT / ".github" / "workflows"
+PROGRAM = """
+import sys
+factor = float(sys.argv[2])
+with open(sys.argv[1], "w") as curve:
+    curve.write("step,loss\\n")
+    for step in range(1, 13):
+        curve.write(f"{step},{factor * 4 / step}\\n")
+"""
+EXPERIMENT = f"""
+schema = 1
+repeats = ["rerun"]
+[trainer]
+kind = "command"
+command = ["{{python}}", "program.py", "{{output}}/curve.csv", "{{config.factor}}"]
+launcher = "none"
+python = "{sys.executable}"
+probe = false
+curves = "{{output}}/curve.csv"
+[trainer.config]
+factor = 1.0
+training = {{ steps = 12, local_batch_size = 1 }}
+[control]
+name = "one"
+parallelism = {{}}
+[[test]]
+name = "again"
+parallelism = {{}}
+"""
+WRONG = """
+[[test]]
+name = "doubled"
+parallelism = {}
+set = { factor = 2.0 }
+"""
+# `gh api`: lists comments, writes them.
+GH = """#!/bin/sh
+echo "$@" >> "$GH_LOG"
+case "$*" in
+  *"--method POST"*) [ "$GH_FORK" ] && exit 1; cp "$RUNNER_TEMP/comment.md" "$GH_COMMENT";;
+  *"--method PATCH"*) cp "$RUNNER_TEMP/comment.md" "$GH_COMMENT";;
+  *) [ -f "$GH_COMMENT" ] && echo 34;;
+esac
+exit 0
+"""
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """The wheel of this checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir")
+    subprocess.run((*pip, str(folder), str(ROOT)), check=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A repository that has nothing of this one."""
+    folder = tmp_path / "mine"
+    (folder / "experiments").mkdir(parents=True)
+    (folder / "program.py").write_text(PROGRAM)
+    (folder / "experiments" / "mine.toml").write_text(EXPERIMENT)
+    git = ("git", "-c", "user.name=me", "-c", "user.email=me@example.org", "-C", str(folder))
+    for command in (("init", "--quiet"), ("add", "."), ("commit", "--quiet", "-m", "Begin")):
+        subprocess.run((*git, *command), check=True)
+    return folder
+
+
+def on_github(repository, runner, wheel, **environment):
+    """A run of the action for pull request 12."""
+    runner.mkdir(exist_ok=True)
+    environment = {
+        **machine(),
+        "PATH": path_with(runner, gh=GH),
+        "PIP_NO_COMPILE": "1",  # half of the time
+        "GH_LOG": str(runner / "gh.log"),
+        "GH_COMMENT": str(runner / "comment.md"),
+        **environment,
+    }
+    inputs = {"experiment": "experiments/mine.toml", "converge": str(wheel)}
+    return Run(inputs, repository, runner, environment, event="pull_request")
+
+
+def path_with(folder, **scripts):
+    """A $PATH with these programs and the Python of the tests before all else."""
+    (folder / "bin").mkdir(exist_ok=True)
+    for name, script in scripts.items():
+        (folder / "bin" / name).write_text(script)
+        (folder / "bin" / name).chmod(stat.S_IRWXU)
+    return os.pathsep.join(
+        (str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"])
+    )
+
+
+@pytest.mark.slow
+def test_the_action_gates_a_repository_that_has_only_an_experiment(repository, tmp_path, wheel):
+    runner = tmp_path / "runner"
+    experiment = repository / "experiments" / "mine.toml"
+
+    experiment.write_text(EXPERIMENT + WRONG)
+    run = on_github(repository, runner, wheel)
+    assert run.steps() == 1, run.log
+    assert {name for name, code in run.codes.items() if code} == {"Gate"}
+    assert set(run.codes) == {step["name"] for step in action_steps() if "run" in step} - {
+        "Open an issue, or comment on the open one"  # of scheduled runs
+    }
+    assert __version__ in run.log
+    comment = (runner / "comment.md").read_text()
+    assert "doubled" in comment
+    assert "FAIL" in comment
+    assert "<details>" not in comment
+    assert "https://github.example/somebody/model/actions/runs/1" in comment
+    assert "POST repos/repository/issues/12/comments" in (runner / "gh.log").read_text()
+
+    # The next commit of the pull request mends it, and changes the comment.
+    experiment.write_text(EXPERIMENT)
+    run = on_github(repository, runner, wheel)
+    run.number = 2
+    assert run.steps(leave_out=("Install converge",)) == 0, run.log
+    assert "doubled" not in (runner / "comment.md").read_text()
+    assert "PATCH repos/repository/issues/comments/34" in (runner / "gh.log").read_text()
+
+    # From a fork the token may not write.
+    (runner / "comment.md").unlink()
+    run = on_github(repository, runner, wheel, GH_FORK="yes")
+    assert run.steps(leave_out=("Install converge",)) == 0, run.log
+    assert "::warning::no comment was written" in run.log
+
+
+@pytest.mark.slow
+def test_the_gitlab_job_gates_a_repository_that_has_only_an_experiment(repository, tmp_path, wheel):
+    job = yaml.safe_load(GITLAB.read_text())[".converge"]
+    curl = '#!/bin/sh\necho "$@" >> "$CURL_LOG"\n'
+    environment = {
+        **machine(),
+        "PIP_NO_COMPILE": "1",  # half of the time
+        "PATH": path_with(tmp_path, curl=curl),
+        "EXPERIMENT": "experiments/mine.toml",
+        "CURL_LOG": str(tmp_path / "curl.log"),
+        "CI_PROJECT_DIR": str(repository),
+        "CI_JOB_NAME_SLUG": "mine",
+        "CI_PIPELINE_SOURCE": "merge_request_event",
+        "CI_MERGE_REQUEST_IID": "12",
+        "CI_API_V4_URL": "https://gitlab.example/api/v4",
+        "CI_PROJECT_ID": "56",
+        "CI_PIPELINE_URL": "https://gitlab.example/p/1",
+        "CONVERGE_TOKEN": "secret",
+    }
+    for name, value in {**job["variables"], "CONVERGE": str(wheel)}.items():
+        if name != "PIP_EXTRA_INDEX_URL":  # that of this machine
+            environment[name] = value.replace("$CI_PROJECT_DIR", str(repository))
+
+    def pipeline():
+        return subprocess.run(
+            ("bash", "-eo", "pipefail", "-c", "\n".join(job["script"])),
+            cwd=repository,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+
+    (repository / "experiments" / "mine.toml").write_text(EXPERIMENT + WRONG)
+    done = pipeline()
+    assert done.returncode == 1, done.stdout + done.stderr
+    verdicts = json.loads((repository / "reports" / "mine" / "report.json").read_text())["tests"]
+    assert {each["name"]: each["verdict"] for each in verdicts} == {
+        "again": "PASS",
+        "doubled": "FAIL",
+    }
+    assert "merge_requests/12/notes" in (tmp_path / "curl.log").read_text()
+    assert "doubled" in (repository / "comment.md").read_text()
+    for path in (*job["artifacts"]["paths"], job["artifacts"]["reports"]["junit"]):
+        assert (repository / path.replace("$CI_JOB_NAME_SLUG", "mine")).exists(), path
+
+    # A merge request only reads the cache with the history.
+    (history,) = (each for each in job["cache"] if each["paths"] == [".history/"])
+    assert (history["policy"], job["variables"]["HISTORY_POLICY"]) == ("$HISTORY_POLICY", "pull")
+    shutil.rmtree(repository / ".history")
+    environment["CI_PIPELINE_SOURCE"] = "schedule"
+    done = pipeline()
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "/projects/56/issues" in (tmp_path / "curl.log").read_text()
+
+
+def test_what_is_installed_by_default_is_this_version():
+    published = f"{DISTRIBUTION}=={__version__}"
+    action = yaml.safe_load(ACTION.read_text())["inputs"]
+    # YAML 1.1 reads the key `on` as true.
+    workflow = yaml.safe_load((WORKFLOWS / "matrix.yml").read_text())[True]["workflow_call"]
+    job = yaml.safe_load(GITLAB.read_text())[".converge"]
+    assert action["converge"]["default"] == published
+    assert workflow["inputs"]["converge"]["default"] == published
+    assert job["variables"]["CONVERGE"] == published
+
+
+def test_the_workflow_gives_the_action_what_it_takes():
+    inputs = yaml.safe_load(ACTION.read_text())["inputs"]
+    steps = yaml.safe_load((WORKFLOWS / "matrix.yml").read_text())["jobs"]["matrix"]["steps"]
+    (call,) = (step for step in steps if step.get("uses", "").startswith("./"))
+    assert set(call["with"]) <= set(inputs)
+    required = {name for name, each in inputs.items() if each.get("required")}
+    assert required <= set(call["with"])
+
+
+def test_the_action_that_is_checked_out_leaves_the_tree_clean(repository):
+    (repository / ".converge-action").mkdir()
+    (repository / ".converge-action" / "action.yml").write_text("")
+    steps = yaml.safe_load((WORKFLOWS / "matrix.yml").read_text())["jobs"]["matrix"]["steps"]
+    (step,) = (step for step in steps if "run" in step)
+    (repository / ".git" / "info").mkdir(exist_ok=True)
+    subprocess.run(("bash", "-e", "-c", step["run"]), cwd=repository, check=True)
+    status = ("git", "-C", str(repository), "status", "--porcelain")
+    assert subprocess.run(status, capture_output=True, text=True, check=True).stdout == ""
