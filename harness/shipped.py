@@ -46,12 +46,9 @@ def write_example(name: str, out: Path, *, force: bool = False) -> tuple[Path, .
         ConfigError: there is no such example, or another file is in the way (unless ``force``).
     """
     if name not in examples():
+        hints = (suggest(name, list(examples())), "--example list tells what each is")
         raise ConfigError(
-            Problem(
-                f"--example {name}",
-                "is no example",
-                f"{suggest(name, list(examples()))}; --example list tells what each is",
-            )
+            Problem(f"--example {name}", "is no example", "; ".join(filter(None, hints)))
         )
     source = shipped(EXPERIMENTS) / f"{name}.toml"
     wanted = {out: source.read_bytes()}
