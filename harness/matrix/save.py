@@ -144,10 +144,10 @@ def _with_backend_of(job: Job, record: RunRecord) -> Job:
 
     The default backend of a set depends on the installed torch.
     """
-    told = read_spec(record.folder)
-    if told is None or job.golden is not None:
+    written = read_spec(record.folder)
+    if written is None or job.golden is not None:
         return job
-    return replace(job, spec=replace(job.spec, spmd_backend=told.spmd_backend))
+    return replace(job, spec=replace(job.spec, spmd_backend=written.spmd_backend))
 
 
 def _versions_then(plan: Plan, records: Sequence[RunRecord]) -> dict[str, dict[str, str]]:
@@ -155,8 +155,8 @@ def _versions_then(plan: Plan, records: Sequence[RunRecord]) -> dict[str, dict[s
     found = {}
     for job, record in zip(plan.jobs, records, strict=True):
         if job.golden is None:
-            told = read_json(record.folder / RECORD)
-            found[job.toolchain.name] = told.get("versions") or {}
+            written = read_json(record.folder / RECORD)
+            found[job.toolchain.name] = written.get("versions") or {}
     return found
 
 
@@ -183,9 +183,9 @@ def _record(job: Job, saved: _Saved, experiment: Path, backend: str | None) -> R
     record = read_record(Path(run.folder))
     if record.identity != run.identity:
         raise StoreError(f"{run.folder} has been replaced by another run; {again}")
-    told = read_spec(record.folder)
-    changed = told is not None and (
-        _meaning(told) != _job_settings(job) or backend not in (None, told.spmd_backend)
+    written = read_spec(record.folder)
+    changed = written is not None and (
+        _meaning(written) != _job_settings(job) or backend not in (None, written.spmd_backend)
     )
     if job.role is not Role.SEED and changed:
         raise StoreError(

@@ -228,7 +228,7 @@ class OwnTechnique:
 
     @property
     def meaning(self) -> tuple[object, ...]:
-        """What of it ranks are told: not the sentence."""
+        """What ranks get of it: all but the sentence."""
         return self.name, dict(self.overrides), self.apply, self.in_force
 
 

@@ -92,8 +92,8 @@ def _sizes(run_folder: Path, step: int) -> dict[str, int] | None:
             continue
         path = state / manifest_name(step)
         try:
-            told = json.loads(path.read_bytes())
-            return dict(upgraded(path.name, told)["files"])
+            parsed = json.loads(path.read_bytes())
+            return dict(upgraded(path.name, parsed)["files"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SchemaError):
             return None
     return None

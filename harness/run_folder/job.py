@@ -192,10 +192,10 @@ def recovery_of(job: JobDocument) -> RecoveryDocument | None:
     Older files name the faults and the checkpoint interval, but not who restarts the run, how soon
     it has to recover, and how many nodes may leave or join: two then stand for several.
     """
-    told = job.get("recovery")
+    recovery = job.get("recovery")
     every = job.get("checkpoint_every")
-    if told is not None or every is None:
-        return told
+    if recovery is not None or every is None:
+        return recovery
     nodes = [1, 2] if job.get("elastic_nodes") else [1, 1]
     return {"faults": job.get("faults") or [], "checkpoint_every": every, "nodes": nodes}
 

@@ -226,7 +226,7 @@ def build(
         root: the folder of toolchains.
         extra: more packages to install, by names that pip understands.
         fresh: build it anew, even if it is up to date.
-        observer: is told of every step.
+        observer: called at the start of every step.
 
     Raises:
         ToolchainError: there is no such recipe, no installer, or it could not install something;
@@ -337,7 +337,7 @@ def _replacing(folder: Path, *, keep: bool) -> Iterator[None]:
     """Mark a toolchain as unfinished until the block ends; ``keep``: it is changed in its place.
 
     An environment that is replaced comes back if the block fails. One that was changed in its place
-    stays marked then: what is missing in it, nobody knows.
+    stays marked as unfinished, because something may be missing in it.
     """
     marker, before = unfinished(folder), folder.with_name(f".{folder.name}.before")
     if marker.exists():  # a builder was killed

@@ -162,8 +162,8 @@ def all_packages(paths: list[str]) -> str:
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
         if name not in ("", DISTRIBUTION):
             found.setdefault(name, _version(distribution))
-    told = "".join(f"{name}=={version}\n" for name, version in sorted(found.items()))
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    listed = "".join(f"{name}=={version}\n" for name, version in sorted(found.items()))
+    return hashlib.sha256(listed.encode()).hexdigest()[:16]
 
 
 def _version(distribution: Distribution) -> str:

@@ -39,12 +39,12 @@ def own_source() -> str:
     if folder := checkout():
         return f"-e {shlex.quote(str(folder))}"
     for distribution in distributions(name=DISTRIBUTION, path=[str(_packages())]):
-        told = json.loads(distribution.read_text("direct_url.json") or "{}")
-        url = told.get("url", "")
-        if url.startswith("file://") and "dir_info" in told:
+        described = json.loads(distribution.read_text("direct_url.json") or "{}")
+        url = described.get("url", "")
+        if url.startswith("file://") and "dir_info" in described:
             return shlex.quote(unquote(urlsplit(url).path))
-        if "vcs_info" in told:
-            vcs = told["vcs_info"]
+        if "vcs_info" in described:
+            vcs = described["vcs_info"]
             return shlex.quote(f"{vcs['vcs']}+{url}@{vcs['commit_id']}")
         if url:
             return shlex.quote(url)
@@ -55,8 +55,8 @@ def own_code() -> str:
     """Which converge this is: a checkout by its path, since that is edited, else a digest."""
     if folder := checkout():
         return f"-e {folder.resolve()}"
-    told = "".join(f"{file} {file.hash}\n" for file in sorted(_files(_installed())))
-    return f"{__version__} {hashlib.sha256(told.encode()).hexdigest()[:16]}"
+    described = "".join(f"{file} {file.hash}\n" for file in sorted(_files(_installed())))
+    return f"{__version__} {hashlib.sha256(described.encode()).hexdigest()[:16]}"
 
 
 def is_imported_by_path() -> bool:

@@ -88,12 +88,14 @@ def ask(python: Path, modules: Sequence[str] = (), first: Sequence[Path] = ()) -
             env=variables,
         )
         # What a .pth file prints comes before.
-        told = json.loads(asked.stdout.rpartition("\n{")[2].join(("{", "")))
-        places = {name: Path(place) if place else None for name, place in told["places"].items()}
+        described = json.loads(asked.stdout.rpartition("\n{")[2].join(("{", "")))
+        places = {
+            name: Path(place) if place else None for name, place in described["places"].items()
+        }
         paths, base, standard = (
-            tuple(map(str, told[name])) for name in ("paths", "base", "standard")
+            tuple(map(str, described[name])) for name in ("paths", "base", "standard")
         )
-        executable, release = told["executable"], str(told["release"])
+        executable, release = described["executable"], str(described["release"])
     except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError) as error:
         if isinstance(error, ValueError | KeyError | TypeError):
             said = "it ends without an answer"
@@ -134,8 +136,8 @@ def digests_of(package: Path) -> dict[str, str]:
 
 def digest_of(code: Mapping[str, str]) -> str:
     """One digest for the files of a package, short enough to be read."""
-    told = "".join(f"{name}\0{digest}\n" for name, digest in sorted(code.items()))
-    return hashlib.sha256(told.encode()).hexdigest()[:12]
+    described = "".join(f"{name}\0{digest}\n" for name, digest in sorted(code.items()))
+    return hashlib.sha256(described.encode()).hexdigest()[:12]
 
 
 def has_own_package(answer: PythonAnswer) -> bool:

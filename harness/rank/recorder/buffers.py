@@ -78,8 +78,8 @@ class BufferSamples:
                 continue
             parts = hashed_parts(self.names[row], held_here, device)
             self._owned.append(_Owned(row, part, name, held_here, parts))
-        told = {each.row for each in self._owned}
-        self._untold = [row for row, _ in shards.owned if row not in told]
+        owned_rows = {each.row for each in self._owned}
+        self._placeless = [row for row, _ in shards.owned if row not in owned_rows]
 
     @torch.no_grad()
     def finish(self, sketcher: Sketcher) -> torch.Tensor:
@@ -88,18 +88,18 @@ class BufferSamples:
         A buffer that is gone, or whose shape has changed since training began, has NaN.
         """
         added = torch.zeros(len(self.names), WIDTH, dtype=torch.float64, device=self._device)
-        untold = list(self._untold)
+        without_value = list(self._placeless)
         values: list[tuple[int, ShardHash, torch.Tensor]] = []
         now = {id(part): dict(part.named_buffers()) for part in {each.part for each in self._owned}}
         for each in self._owned:
             buffer = now[id(each.part)].get(each.name)
             shard = local_shard(_as_real(buffer)) if buffer is not None else None
             if shard is None or not each.held.fits(tuple(shard.shape)):
-                untold.append(each.row)
+                without_value.append(each.row)
             else:
                 values += [(each.row, part.hash, part.of(shard)) for part in each.parts]
         sketcher.add(values, added)
-        added[untold] = math.nan
+        added[without_value] = math.nan
         return torch.cat([folded(added), added[:, SQUARES, None]], dim=1)
 
     def arrays(self, table: np.ndarray) -> dict[str, np.ndarray]:

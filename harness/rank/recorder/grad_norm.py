@@ -73,7 +73,7 @@ class SquareSums:
     """Per row, the sum of squares of its shards in float64; a row without shards has 0.
 
     What is computed stays on the devices of the shards, which need not be one, until it is asked
-    for: whoever takes gradients before they are clipped must not wait for the device there.
+    for: code that reads gradients before they are clipped must not wait for the device there.
     """
 
     def __init__(self, shards: Iterable[tuple[int, torch.Tensor]], rows: int) -> None:

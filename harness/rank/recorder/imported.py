@@ -118,11 +118,11 @@ def _package_folders() -> list[str]:
 
 def _is_local(distribution: Distribution) -> bool:
     """Whether a package was installed from a folder or file, and is not editable."""
-    told = distribution.read_text("direct_url.json")
-    if told is None or distribution.metadata["Name"] == _OWN:
+    text = distribution.read_text("direct_url.json")
+    if text is None or distribution.metadata["Name"] == _OWN:
         return False
     try:
-        origin = json.loads(told)
+        origin = json.loads(text)
         return "vcs_info" not in origin and not origin.get("dir_info", {}).get("editable", False)
     except (ValueError, AttributeError):
         return True

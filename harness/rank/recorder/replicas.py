@@ -375,9 +375,11 @@ def _dims_that_tell(
     dims = tuple(dict.fromkeys(dim for place in places.values() for dim in place))
     for size in range(1, len(dims) + 1):
         for chosen in combinations(dims, size):
-            told: dict[tuple[int, ...], int] = {}
+            groups_seen: dict[tuple[int, ...], int] = {}
             if all(
-                told.setdefault((copy[0], *(places[copy].get(dim, -1) for dim in chosen)), group)
+                groups_seen.setdefault(
+                    (copy[0], *(places[copy].get(dim, -1) for dim in chosen)), group
+                )
                 == group
                 for copy, group in group_of.items()
             ):

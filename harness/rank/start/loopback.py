@@ -44,8 +44,8 @@ def listen_on_loopback() -> None:
 def keep_to_loopback(distributed: ModuleType, is_here: Callable[[str], bool]) -> None:
     """Have the stores of ``torch.distributed`` whose host is here meet on loopback.
 
-    Modules that have imported ``TCPStore`` before keep the old one, and a torch that cannot be
-    given a socket (before 2.1) does altogether.
+    Modules that imported ``TCPStore`` before keep torch's own. So does everything in a torch before
+    2.1, which cannot be given a socket.
     """
     tcp_store: Any = distributed.TCPStore
     if "master_listen_fd" not in (tcp_store.__init__.__doc__ or ""):
@@ -86,7 +86,7 @@ def is_of_this_machine(host: str) -> bool:
 def _listener(port: int) -> socket.socket | None:
     """A socket that is bound to loopback (port 0: a free one); None where the port is taken.
 
-    By a store of this process, say, which torch then shares; else it complains in its own words.
+    A store of this process may have it, which torch then shares; otherwise torch raises its error.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:

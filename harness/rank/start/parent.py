@@ -8,7 +8,7 @@ import signal
 import sys
 
 PARENT_VARIABLE = "CONVERGE_PARENT"
-"""Process id of whoever starts a process of ours: by it a process notices that its parent has
+"""Process id of the parent of a process of ours: by it a process notices that its parent has
 already ended."""
 
 _PR_SET_PDEATHSIG = 1

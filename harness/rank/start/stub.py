@@ -63,7 +63,7 @@ def ask(server: socket.socket, program: dict[str, object]) -> None:
 
 
 def wait(server: socket.socket) -> int:
-    """Hand signals on until the server tells the child's exit code (negative: a signal)."""
+    """Hand signals on until the server sends the child's exit code (negative: a signal)."""
 
     def hand_on(number: int, _frame: object) -> None:
         try:

@@ -218,15 +218,15 @@ def read_spec(path: Path) -> SetSpec | None:
         ) from error
 
 
-def _own_technique(told: OwnTechniqueDocument) -> OwnTechnique:
+def _own_technique(document: OwnTechniqueDocument) -> OwnTechnique:
     return OwnTechnique(
-        name=told["name"],
-        what=told["what"],
-        overrides=_table(told["set"]),
-        apply=told["apply"],
-        place=told["place"],
-        in_force=told["in_force"],
-        folder=told["folder"],
+        name=document["name"],
+        what=document["what"],
+        overrides=_table(document["set"]),
+        apply=document["apply"],
+        place=document["place"],
+        in_force=document["in_force"],
+        folder=document["folder"],
     )
 
 

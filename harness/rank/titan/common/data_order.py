@@ -175,8 +175,8 @@ class SampleStream:
                 )
                 numbers = [step_start + self._dealt(place, step_start) for place in places]
                 if first + self.batch_size == share:
-                    # Before the yield: whoever asks for the state after a step's last batch
-                    # must be told that the step's samples are used.
+                    # Before the yield: code that asks for the state after a step's last batch
+                    # must get one in which the step's samples are used.
                     self.consumed = step_start + self.global_batch_size
                 samples = [
                     self.corpus.sample(place_in_order(n, count, self.seed), self.seq_len)

@@ -7,7 +7,7 @@ What the package takes for granted, and what is done about it (streaming 0.13.0)
   import fails. Nothing of it is used here: a stand-in is there while streaming is imported.
 - ``streaming/base/distributed.py`` reads a rank's place from torchrun's environment and takes
   every rank for one that reads samples of its own. Under tensor, context or pipeline parallelism
-  only data-parallel ranks do: it is told the place among those. (Its own ``replication`` needs
+  only data-parallel ranks do: it gets the rank's place among those. (Its own ``replication`` needs
   ranks that read the same to be neighbours, which torchtitan's pipeline stages are not.)
 - Names in ``/dev/shm`` start with the first number that is free (``streaming/base/shared/
   prefix.py``), which two jobs that start at once may both take, and which a killed job keeps. Here
