@@ -109,13 +109,20 @@ class ExperimentFile(pytest.File):
     @property
     def out(self) -> Path:
         """The folder of the report."""
-        return Path(self.config.getoption("--converge-out")) / self.path.stem
+        place = self.path.with_suffix("")
+        if place.is_relative_to(self.config.rootpath):
+            place = place.relative_to(self.config.rootpath)
+        else:
+            place = Path(place.name)
+        return Path(self.config.getoption("--converge-out")) / place
 
     def _run(self) -> Mapping[str, Mapping[str, Any]]:
         chosen = [item.name for item in self.session.items if item.parent is self]
         only = () if set(chosen) == set(self._sets) else ("--only", *chosen)
         more = self.config.getoption("--converge-arg")
         command = (sys.executable, "-m", "converge_harness", "run", str(self.path))
+        report = self.out / "report.json"
+        before = _written(report)
         done = subprocess.run(
             [*command, "--out", str(self.out), *only, *more],
             capture_output=True,
@@ -124,10 +131,9 @@ class ExperimentFile(pytest.File):
         )
         sys.stdout.write(done.stdout)  # pytest shows it with the first test that fails
         sys.stderr.write(done.stderr)
-        report = self.out / "report.json"
         try:
-            if done.returncode == NOT_LAUNCHED:
-                raise FileNotFoundError(report)
+            if done.returncode == NOT_LAUNCHED or _written(report) == before:
+                raise FileNotFoundError(report)  # what is there is of an earlier run
             found = json.loads(report.read_text(encoding="utf-8"))["tests"]
         except (OSError, ValueError, KeyError):
             last = done.stderr.strip() or done.stdout.strip() or "it said nothing"
@@ -157,6 +163,15 @@ class TestSetItem(pytest.Item):
     def reportinfo(self) -> tuple[Path, None, str]:
         """Name the test by its test set."""
         return self.path, None, f"test set {self.name}"
+
+
+def _written(path: Path) -> tuple[int, int] | None:
+    """What changes when a file is replaced."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_mtime_ns, status.st_ino
 
 
 def _message(verdict: Mapping[str, Any], report: Path) -> str:

@@ -68,6 +68,14 @@ def test_each_set_is_a_test_with_the_cause_as_its_message(repository):
     assert (repository.path / "reports" / "mine" / "report.html").is_file()
 
 
+def test_a_file_in_a_folder_has_its_report_in_one_of_that_name(repository):
+    (repository.path / "gates").mkdir()
+    for name in ("mine.toml", "program.py"):
+        (repository.path / name).rename(repository.path / "gates" / name)
+    run(repository, "gates", "-k", "again").assert_outcomes(passed=1, deselected=1)
+    assert (repository.path / "reports" / "gates" / "mine" / "report.html").is_file()
+
+
 def test_what_is_chosen_is_all_that_runs(repository):
     run(repository, "-k", "again").assert_outcomes(passed=1, deselected=1)
     runs = [path.name for path in (repository.path / "store" / "runs").iterdir()]
@@ -89,6 +97,16 @@ def test_what_cannot_be_launched_fails_in_the_words_of_the_command(repository):
         ["converge run ended with 2: *", "*unrecognized arguments: --no-such-option"]
     )
     result.stdout.no_fnmatch_line("*another exception*")
+
+
+def test_a_report_of_an_earlier_run_is_no_verdict(repository):
+    right = EXPERIMENT.partition('[[test]]\nname = "doubled"')[0]
+    (repository.path / "mine.toml").write_text(right)
+    run(repository, "mine.toml").assert_outcomes(passed=1)
+    # The store cannot be made, so the run ends before a report is written.
+    (repository.path / "store").rename(repository.path / "elsewhere")
+    (repository.path / "store").write_text("")
+    run(repository, "mine.toml").assert_outcomes(failed=1)
 
 
 def test_without_the_option_no_file_is_collected(repository):

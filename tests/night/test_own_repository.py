@@ -63,6 +63,17 @@ exit 0
 """
 
 
+# Lists the notes of a merge request, writes notes and issues.
+CURL = """#!/bin/sh
+echo "$@" >> "$CURL_LOG"
+case "$*" in
+  *per_page*) if [ -f "$CURL_NOTE" ]; then cat "$CURL_NOTE"; else echo "[]"; fi;;
+  *"--request POST"*) echo '[{"id": 78, "body": "<!-- converge: mine --> …"}]' > "$CURL_NOTE";;
+  *issues*) exit "$CURL_ISSUES";;
+esac
+"""
+
+
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory):
     """The wheel of this checkout."""
@@ -86,7 +97,7 @@ def repository(tmp_path):
     return folder
 
 
-def on_github(repository, runner, wheel, **environment):
+def on_github(repository, runner, wheel, number=1, **environment):
     """A run of the action for pull request 12."""
     runner.mkdir(exist_ok=True)
     environment = {
@@ -98,7 +109,7 @@ def on_github(repository, runner, wheel, **environment):
         **environment,
     }
     inputs = {"experiment": "experiments/mine.toml", "converge": str(wheel)}
-    return Run(inputs, repository, runner, environment, event="pull_request")
+    return Run(inputs, repository, runner, environment, event="pull_request", number=number)
 
 
 def path_with(folder, **scripts):
@@ -122,7 +133,8 @@ def test_the_action_gates_a_repository_that_has_only_an_experiment(repository, t
     assert run.steps() == 1, run.log
     assert {name for name, code in run.codes.items() if code} == {"Gate"}
     assert set(run.codes) == {step["name"] for step in action_steps() if "run" in step} - {
-        "Open an issue, or comment on the open one"  # of scheduled runs
+        "Open an issue, or comment on the open one",  # of scheduled runs
+        "List the bugs that nothing found",  # of experiments of bugs
     }
     assert __version__ in run.log
     comment = (runner / "comment.md").read_text()
@@ -134,8 +146,7 @@ def test_the_action_gates_a_repository_that_has_only_an_experiment(repository, t
 
     # The next commit of the pull request mends it, and changes the comment.
     experiment.write_text(EXPERIMENT)
-    run = on_github(repository, runner, wheel)
-    run.number = 2
+    run = on_github(repository, runner, wheel, number=2)
     assert run.steps(leave_out=("Install converge",)) == 0, run.log
     assert "doubled" not in (runner / "comment.md").read_text()
     assert "PATCH repos/repository/issues/comments/34" in (runner / "gh.log").read_text()
@@ -150,15 +161,18 @@ def test_the_action_gates_a_repository_that_has_only_an_experiment(repository, t
 @pytest.mark.slow
 def test_the_gitlab_job_gates_a_repository_that_has_only_an_experiment(repository, tmp_path, wheel):
     job = yaml.safe_load(GITLAB.read_text())[".converge"]
-    curl = '#!/bin/sh\necho "$@" >> "$CURL_LOG"\n'
     environment = {
         **machine(),
         "PIP_NO_COMPILE": "1",  # half of the time
-        "PATH": path_with(tmp_path, curl=curl),
+        "PATH": path_with(tmp_path, curl=CURL),
         "EXPERIMENT": "experiments/mine.toml",
+        "TMPDIR": str(tmp_path / "tmp"),
         "CURL_LOG": str(tmp_path / "curl.log"),
+        "CURL_NOTE": str(tmp_path / "note.json"),
+        "CURL_ISSUES": "22",
         "CI_PROJECT_DIR": str(repository),
         "CI_JOB_NAME_SLUG": "mine",
+        "CI_JOB_ID": "1",
         "CI_PIPELINE_SOURCE": "merge_request_event",
         "CI_MERGE_REQUEST_IID": "12",
         "CI_API_V4_URL": "https://gitlab.example/api/v4",
@@ -170,9 +184,18 @@ def test_the_gitlab_job_gates_a_repository_that_has_only_an_experiment(repositor
         if name != "PIP_EXTRA_INDEX_URL":  # that of this machine
             environment[name] = value.replace("$CI_PROJECT_DIR", str(repository))
 
-    def pipeline():
+    def asked():
+        return (tmp_path / "curl.log").read_text()
+
+    def pipeline(number, *, again=False):
+        lines = [
+            line
+            for line in job["script"]
+            if not (again and ("venv" in line or "pip install" in line))
+        ]
+        environment["CI_JOB_ID"] = str(number)
         return subprocess.run(
-            ("bash", "-eo", "pipefail", "-c", "\n".join(job["script"])),
+            ("bash", "-eo", "pipefail", "-c", "\n".join(lines)),
             cwd=repository,
             env=environment,
             capture_output=True,
@@ -181,27 +204,43 @@ def test_the_gitlab_job_gates_a_repository_that_has_only_an_experiment(repositor
             timeout=600,
         )
 
+    (tmp_path / "tmp").mkdir()
     (repository / "experiments" / "mine.toml").write_text(EXPERIMENT + WRONG)
-    done = pipeline()
+    done = pipeline(1)
     assert done.returncode == 1, done.stdout + done.stderr
-    verdicts = json.loads((repository / "reports" / "mine" / "report.json").read_text())["tests"]
-    assert {each["name"]: each["verdict"] for each in verdicts} == {
-        "again": "PASS",
-        "doubled": "FAIL",
-    }
-    assert "merge_requests/12/notes" in (tmp_path / "curl.log").read_text()
+    report = repository / "reports" / "mine" / "1" / "report.json"
+    verdicts = {each["name"]: each["verdict"] for each in json.loads(report.read_text())["tests"]}
+    assert verdicts == {"again": "PASS", "doubled": "FAIL"}
+    assert "--request POST" in asked()
     assert "doubled" in (repository / "comment.md").read_text()
     for path in (*job["artifacts"]["paths"], job["artifacts"]["reports"]["junit"]):
-        assert (repository / path.replace("$CI_JOB_NAME_SLUG", "mine")).exists(), path
+        place = path.replace("$CI_JOB_NAME_SLUG", "mine").replace("$CI_JOB_ID", "1")
+        assert (repository / place).exists(), path
+    # Once more, without installing it again: the note that is there is changed.
+    (installed,) = (tmp_path / "tmp").glob("*/bin/converge")
+    environment["PATH"] = f"{installed.parent}:{environment['PATH']}"
+    assert pipeline(2, again=True).returncode == 1
+    assert "--request PUT" in asked()
+    assert "notes/78" in asked()
 
     # A merge request only reads the cache with the history.
     (history,) = (each for each in job["cache"] if each["paths"] == [".history/"])
     assert (history["policy"], job["variables"]["HISTORY_POLICY"]) == ("$HISTORY_POLICY", "pull")
     shutil.rmtree(repository / ".history")
     environment["CI_PIPELINE_SOURCE"] = "schedule"
-    done = pipeline()
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "/projects/56/issues" in (tmp_path / "curl.log").read_text()
+    assert pipeline(3, again=True).returncode == 1  # the issue could not be written
+    assert asked().count("/projects/56/issues") == 1
+    assert not list((repository / ".history").glob("*.sqlite"))
+    environment["CURL_ISSUES"] = "0"
+    assert pipeline(4, again=True).returncode == 1
+    assert asked().count("/projects/56/issues") == 2
+    assert pipeline(5, again=True).returncode == 1  # is no news
+    assert asked().count("/projects/56/issues") == 2
+    # Two nights on which nothing is judged: the first is news.
+    (repository / "experiments" / "mine.toml").write_text("schema = 2")
+    assert pipeline(6, again=True).returncode == 2
+    assert pipeline(7, again=True).returncode == 2
+    assert asked().count("/projects/56/issues") == 3
 
 
 def test_what_is_installed_by_default_is_this_version():

@@ -14,6 +14,7 @@ from workflow_steps import Run, action_steps, machine
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / ".github" / "workflows"
 TOOLCHAINS = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
+BUGS = "List the bugs that nothing found"
 INSTALL = ("Install converge", "Build the toolchains")
 EXPERIMENT = """
 schema = 1
@@ -120,9 +121,10 @@ def test_a_week_of_nights(tmp_path):
 
     # The same files as an experiment of bugs: found is what is wanted.
     run.environment["GATE_EXPECT"] = "no pass"
-    gate = action_steps()[-1]
-    assert run.step(gate) == 0, run.log
+    bugs, gate = (step for step in action_steps() if step.get("name") in ("Gate", BUGS))
+    assert (run.step(bugs), run.step(gate)) == (0, 0), run.log
     run.environment["GATE_REPORT"] = "reports/tiny-1-1"
+    assert run.step(bugs) == 0
     assert run.step(gate) != 0
     assert "bugs that nothing found: ddp2" in run.log
 
@@ -181,12 +183,35 @@ def test_no_experiment_restores_the_history_of_another():
     assert not filled(key, "smoke-long").startswith(filled(prefix, "smoke"))
 
 
+def test_a_wrong_expectation_is_refused_before_anything_runs(tmp_path):
+    nights = Nights(tmp_path)
+    code, run = nights.night(EXPERIMENT, expect="fail")
+    assert run.codes["Choose the places"] == 2
+    assert "'fail' is neither 'pass' nor 'no pass'" in run.log
+    assert code != 0
+    assert "Run the matrix" not in run.codes
+
+
+def test_what_could_not_be_reported_is_not_remembered():
+    names = [step.get("name") for step in action_steps()]
+    report, save = (
+        names.index("Open an issue, or comment on the open one"),
+        names.index("Save the history"),
+    )
+    assert report < save
+    assert "steps.issue.outcome == 'success'" in action_steps()[save]["if"]
+
+
+def test_values_of_others_go_into_variables_and_not_into_a_script():
+    for step in action_steps():
+        assert "${{" not in step.get("run", ""), step["name"]
+
+
 def test_scripts_of_the_steps_are_sound(tmp_path):
     if shutil.which("shellcheck") is None:
         pytest.skip("there is no shellcheck: install shellcheck")
     for step in action_steps():
         if "run" in step:
-            assert "${{" not in step["run"], "values of others go through env, not into a script"
             path = tmp_path / "step.sh"
             path.write_text("set -eo pipefail\n" + step["run"])
             found = subprocess.run(

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 ACTION = Path(__file__).parents[2] / "action.yml"
-REFERENCE = re.compile(r"\b(?:inputs|steps|github)(?:\.[\w-]+)+")
+REFERENCE = re.compile(r"\b(?:inputs|steps|github|runner)(?:\.[\w-]+)+")
 EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}")
 SHELL = ("bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c")  # as `shell: bash` there
 
@@ -62,7 +62,11 @@ class Run:
         """Run the steps; return the exit code of the first that failed, or 0."""
         failed = 0
         for step in action_steps():
-            if "run" not in step or step["name"] in leave_out:
+            if "run" not in step:
+                for value in step.get("with", {}).values():
+                    self.text(value)  # a name that does not exist raises KeyError
+                continue
+            if step["name"] in leave_out:
                 continue
             condition = str(step.get("if", "success()"))
             if self.value(condition, success=not failed):
@@ -96,6 +100,13 @@ class Run:
         path.write_text("")
         return dict(line.split("=", 1) for line in lines)
 
+    def output(self, identifier: str, name: str) -> str:
+        """An output of a step, empty where the step has not run."""
+        (step,) = (step for step in action_steps() if step.get("id") == identifier)
+        if "run" in step and f'"{name}=' not in step["run"]:
+            raise KeyError(f"steps.{identifier}.outputs.{name}")
+        return self.outputs.get(identifier, {}).get(name, "")
+
     def text(self, value: object) -> str:
         return EXPRESSION.sub(lambda found: str(self.value(found[1])), str(value))
 
@@ -117,10 +128,14 @@ class Run:
             case "inputs", [name]:
                 return self.inputs[name]
             case "steps", [identifier, "outputs", name]:
-                return self.outputs.get(identifier, {}).get(name, "")
+                return self.output(identifier, name)
+            case "steps", ["issue", "outcome"]:
+                return "success"
             case "github", ["event_name"]:
                 return self.event
-            case "github", ["token" | "repository" as name]:
+            case "github" | "runner", [
+                "token" | "repository" | "run_id" | "run_attempt" | "os" | "arch" as name
+            ]:
                 return name
             case "github", ["event", "pull_request", "number"]:
                 return 12
