@@ -1,45 +1,12 @@
 """``pytest --converge``, run by pytest itself on experiments of a small program."""
 
-import sys
 from pathlib import Path
 
 import pytest
+from curve_program import EXPERIMENT, PROGRAM, WRONG
 
 pytest_plugins = ("pytester",)
 OPTIONS = ("-p", "no:xdist", "--converge")  # the plugin is found by its entry point
-PROGRAM = """
-import sys
-factor = float(sys.argv[2])
-with open(sys.argv[1], "w") as curve:
-    curve.write("step,loss\\n")
-    for step in range(1, 13):
-        curve.write(f"{step},{factor * 4 / step}\\n")
-"""
-EXPERIMENT = f"""
-schema = 1
-name = "mine"
-repeats = ["rerun"]
-[trainer]
-kind = "command"
-command = ["{{python}}", "program.py", "{{output}}/curve.csv", "{{config.factor}}"]
-launcher = "none"
-python = "{sys.executable}"
-probe = false
-curves = "{{output}}/curve.csv"
-[trainer.config]
-factor = 1.0
-training = {{ steps = 12, local_batch_size = 1 }}
-[control]
-name = "one"
-parallelism = {{}}
-[[test]]
-name = "again"
-parallelism = {{}}
-[[test]]
-name = "doubled"
-parallelism = {{}}
-set = {{ factor = 2.0 }}
-"""
 
 
 @pytest.fixture
@@ -51,7 +18,7 @@ def repository(pytester, monkeypatch):
     monkeypatch.setenv("CONVERGE_HISTORY", str(pytester.path / "history.sqlite"))
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     pytester.makefile(".py", program=PROGRAM)
-    pytester.makefile(".toml", mine=EXPERIMENT, pyproject='[project]\nname = "other"\n')
+    pytester.makefile(".toml", mine=EXPERIMENT + WRONG, pyproject='[project]\nname = "other"\n')
     return pytester
 
 
@@ -100,8 +67,7 @@ def test_what_cannot_be_launched_fails_in_the_words_of_the_command(repository):
 
 
 def test_a_report_of_an_earlier_run_is_no_verdict(repository):
-    right = EXPERIMENT.partition('[[test]]\nname = "doubled"')[0]
-    (repository.path / "mine.toml").write_text(right)
+    (repository.path / "mine.toml").write_text(EXPERIMENT)
     run(repository, "mine.toml").assert_outcomes(passed=1)
     # The store cannot be made, so the run ends before a report is written.
     (repository.path / "store").rename(repository.path / "elsewhere")

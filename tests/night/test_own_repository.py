@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from curve_program import EXPERIMENT, PROGRAM, WRONG
 from workflow_steps import ACTION, Run, action_steps, machine
 
 from converge_harness import DISTRIBUTION, __version__
@@ -17,40 +18,6 @@ from converge_harness import DISTRIBUTION, __version__
 ROOT = Path(__file__).parents[2]
 GITLAB = ROOT / ".gitlab" / "gate.yml"
 WORKFLOWS = ROOT / ".github" / "workflows"
-PROGRAM = """
-import sys
-factor = float(sys.argv[2])
-with open(sys.argv[1], "w") as curve:
-    curve.write("step,loss\\n")
-    for step in range(1, 13):
-        curve.write(f"{step},{factor * 4 / step}\\n")
-"""
-EXPERIMENT = f"""
-schema = 1
-repeats = ["rerun"]
-[trainer]
-kind = "command"
-command = ["{{python}}", "program.py", "{{output}}/curve.csv", "{{config.factor}}"]
-launcher = "none"
-python = "{sys.executable}"
-probe = false
-curves = "{{output}}/curve.csv"
-[trainer.config]
-factor = 1.0
-training = {{ steps = 12, local_batch_size = 1 }}
-[control]
-name = "one"
-parallelism = {{}}
-[[test]]
-name = "again"
-parallelism = {{}}
-"""
-WRONG = """
-[[test]]
-name = "doubled"
-parallelism = {}
-set = { factor = 2.0 }
-"""
 # `gh api`: lists comments, writes them.
 GH = """#!/bin/sh
 echo "$@" >> "$GH_LOG"
