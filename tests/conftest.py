@@ -4,6 +4,9 @@ In CI a skip hides a failure: with ``CONVERGE_NO_SKIPS`` what a test needs has t
 """
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +46,16 @@ def pytest_collection_modifyitems(items):
     """Files of real runs come first: then what is short keeps all processes busy to the end."""
     long = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in long and item.path.parent.name != "e2e")
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """The wheel of this checkout, really built."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder))
+    subprocess.run((*pip, str(Path(__file__).parents[1])), cwd=folder, check=True)
+    (path,) = folder.glob("*.whl")
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ sys.path[:] = [path for path in sys.path if path]
 def place(name):
     try:
         found = importlib.util.find_spec(name)
-    except Exception:
+    except Exception:  # find_spec imports the parents of a name, whose code may raise anything
         return None
     if found is None:
         return None

@@ -41,16 +41,6 @@ esac
 """
 
 
-@pytest.fixture(scope="session")
-def wheel(tmp_path_factory):
-    """The wheel of this checkout."""
-    folder = tmp_path_factory.mktemp("wheel")
-    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir")
-    subprocess.run((*pip, str(folder), str(ROOT)), check=True)
-    (path,) = folder.glob("*.whl")
-    return path
-
-
 @pytest.fixture
 def repository(tmp_path):
     """A repository that has nothing of this one."""

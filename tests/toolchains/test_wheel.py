@@ -31,15 +31,6 @@ def run(*command, cwd):
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("wheel")
-    pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps")
-    run(*pip, "--wheel-dir", folder, ROOT, cwd=folder)
-    (path,) = folder.glob("*.whl")
-    return path
-
-
-@pytest.fixture(scope="module")
 def scratch(tmp_path_factory, wheel):
     """An environment that has the wheel, and the other packages of that of the tests."""
     folder = tmp_path_factory.mktemp("scratch")

@@ -199,7 +199,7 @@ def _run(tensor: torch.Tensor | FlatShard) -> tuple[int, int] | None:
 def whole_gradients(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
     """During the block, ``grad`` of each parameter is placed like the parameter.
 
-    Collective over the meshes of gradients that are partial sums; does nothing if there are none.
+    Collective over each mesh on which a gradient is a partial sum; if there is none, a no-op.
     """
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
     with torch.no_grad():

@@ -5,9 +5,9 @@
     trainer.py     Torchtitan, and how torchrun is called for it
     table.py       its part of an experiment file: [trainer], train configs, checkpoint keys
     releases.py    differences and known bugs of releases; its toolchains
-    own_python.py  a Python of the user's own with a torchtitan, often a fork
+    own_python.py  the user's own Python, often with a fork of torchtitan
     dialect.py     which rank adapter can drive a torchtitan, found in its source
-    own_module.py  a model module of the user's own, read without importing it
+    own_module.py  the user's own model module, read without importing it
 """
 
 from converge_harness.trainers.torchtitan.trainer import TRAINER
