@@ -19,6 +19,9 @@ nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_existing_virtualenvs = True
 nox.options.sessions = ["lint", "tests"]
 
+# With it, every process of every session compiles a thousand modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
 TOOLCHAIN_ROOT = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))

@@ -18,7 +18,7 @@ def preload():
         for name in ("torch.distributed.run", "converge_harness.rank.recorder.imported"):
             importlib.import_module(name)
     # torchrun starts ranks with the Python that it runs in itself.
-    sys.executable = str(address().with_name("python"))
+    sys.executable = str(address().with_name("stand-in"))
 
 
 def address():

@@ -1,11 +1,15 @@
 """Every user's mistake ends with exit code 2, a sentence, and no traceback."""
 
+import contextlib
+import io
 import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
 
 import pytest
+
+from converge_harness.cli import main
 
 ROOT = Path(__file__).parents[2]
 GOOD_CONTROL = (
@@ -13,19 +17,29 @@ GOOD_CONTROL = (
 )
 
 
-def converge(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "converge_harness", *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+class Said(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
+def converge(*arguments: str, cwd: Path, **environment: str) -> Said:
+    """The command, in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(cwd),
+        mock.patch.dict(os.environ, environment),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            code = main(arguments)
+        except SystemExit as stop:  # of argparse
+            code = stop.code
+    return Said(code, out.getvalue(), err.getvalue())
+
+
+def assert_refused(result: Said, *words: str) -> None:
     assert result.returncode == 2, result.stderr
     assert "Traceback" not in result.stderr
     for word in words:

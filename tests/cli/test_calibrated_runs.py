@@ -1,21 +1,19 @@
 """Real runs: calibrate once, judge by that, and let an anchor catch a wrong control."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
+from warm_toolchains import warm_toolchains
 
 from converge_harness.cli import main
 
 ROOT = Path(__file__).parents[2]
-TOOLCHAINS = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
 DOUBLED = f'inject = "{ROOT}/tests/e2e/injections.py:double_gradients"'
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1200),
-    pytest.mark.skipif(not (TOOLCHAINS / "torchtitan-0.3.0").exists(), reason="no toolchain"),
 ]
 
 EXPERIMENT = f"""
@@ -47,7 +45,7 @@ def verdicts(folder: Path) -> dict[str, str]:
 
 
 def test_a_wrong_control_passes_its_tests_and_fails_its_anchor(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("CONVERGE_TOOLCHAINS", str(TOOLCHAINS))
+    monkeypatch.setenv("CONVERGE_TOOLCHAINS", str(warm_toolchains()))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     monkeypatch.setenv("CONVERGE_STORE", str(tmp_path / "store"))
     experiment, learnt, out = (tmp_path / name for name in ("e.toml", "c.json", "out"))

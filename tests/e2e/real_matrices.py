@@ -4,22 +4,20 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from forking_python import forking_python
+from warm_toolchains import TOOLCHAINS
 
 ROOT = Path(__file__).parents[2]
 INJECTIONS = Path(__file__).parent / "injections.py"
-TOOLCHAINS = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
 
 
 class Matrix(NamedTuple):
     experiment: Path
     store: Path
     out: Path
+    toolchains: Path = TOOLCHAINS
 
     def converge(self, command: str, *more: str) -> subprocess.CompletedProcess[str]:
         where = {
@@ -32,7 +30,7 @@ class Matrix(NamedTuple):
             cwd=ROOT,
             env={
                 **os.environ,
-                "CONVERGE_TOOLCHAINS": str(TOOLCHAINS),
+                "CONVERGE_TOOLCHAINS": str(self.toolchains),
                 "CONVERGE_STORE": str(self.store),
             },
             capture_output=True,
@@ -46,24 +44,10 @@ class Matrix(NamedTuple):
         return {test["name"]: test for test in report["tests"]}
 
 
-def run(folder: Path, text: str) -> tuple[Matrix, subprocess.CompletedProcess[str]]:
+def run(
+    folder: Path, text: str, toolchains: Path = TOOLCHAINS
+) -> tuple[Matrix, subprocess.CompletedProcess[str]]:
     experiment = folder / "matrix.toml"
     experiment.write_text(text)
-    matrix = Matrix(experiment, folder / "store", folder / "report")
+    matrix = Matrix(experiment, folder / "store", folder / "report", toolchains)
     return matrix, matrix.converge("run")
-
-
-@contextmanager
-def warm_toolchains(folder: Path, name: str = "torchtitan-0.3.0") -> Iterator[Path]:
-    """A folder of toolchains with one whose programs are forks of a server, imports done.
-
-    For clusters on this machine, where each rank would import torch and torchtitan by itself.
-    """
-    if not (TOOLCHAINS / name).is_dir():
-        raise FileNotFoundError(f"{TOOLCHAINS / name}: converge toolchain build {name}")
-    real = (TOOLCHAINS / name).absolute()
-    with forking_python(real / "bin" / "python", dialect="titan_0_3") as python:
-        (folder / name / "bin").mkdir(parents=True)
-        (folder / name / "bin" / "python").symlink_to(python)
-        (folder / name / "lib").symlink_to(real / "lib")
-        yield folder

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm_toolchains import warm_toolchains
 
 ROOT = Path(__file__).parents[2]
-TOOLCHAINS = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
 BUGS = {
     "world_size_factor": "C1",
     "unit_averaged": "C1",
@@ -32,7 +32,7 @@ def prove(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*command, "--only", *names],
         cwd=ROOT,
-        env={**os.environ, "CONVERGE_TOOLCHAINS": str(TOOLCHAINS)},
+        env={**os.environ, "CONVERGE_TOOLCHAINS": str(warm_toolchains())},
         capture_output=True,
         text=True,
         timeout=850,

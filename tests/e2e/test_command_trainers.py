@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm_toolchains import warm_torch
 
 ROOT = Path(__file__).parents[2]
 TRAINERS = Path(__file__).parent / "trainers"
-TOOLCHAINS = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -153,7 +153,7 @@ def converge(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         env={
             **os.environ,
-            "CONVERGE_TOOLCHAINS": str(TOOLCHAINS),
+            "CONVERGE_TOOLCHAINS": str(warm_torch()),
             "CONVERGE_HISTORY": str(folder / "history.sqlite"),
         },
         capture_output=True,
@@ -185,11 +185,6 @@ def require_words(tests: dict[str, dict], wrong: dict[str, tuple[str, str]]) -> 
     assert not missed
 
 
-def require_toolchain() -> None:
-    if not (TOOLCHAINS / "torchtitan-0.3.0").is_dir():
-        pytest.skip(f"no toolchain torchtitan-0.3.0 in {TOOLCHAINS}: converge toolchain build")
-
-
 def test_curves_of_a_program_are_judged_and_none_that_is_broken_passes(tmp_path):
     wrong = sets(CURVES_GONE_WRONG, 'parallelism = {}\nset = { bug = "%s" }')
     tests, report, code = judged(tmp_path, CURVES + wrong)
@@ -218,7 +213,6 @@ def test_what_only_torchtitan_can_do_is_refused_in_words(tmp_path):
 
 
 def test_a_probed_program_has_all_tiers_and_none_that_is_broken_passes(tmp_path):
-    require_toolchain()
     two = "parallelism = { dp_replicate = 2 }\n"
     wrong = sets(PROBED_GONE_WRONG, two + 'set = { training.local_batch_size = 2, bug = "%s" }')
     tests, report, _ = judged(tmp_path, PROBED + wrong)
@@ -231,7 +225,6 @@ def test_a_probed_program_has_all_tiers_and_none_that_is_broken_passes(tmp_path)
 
 
 def test_parameters_of_two_types_are_judged_each_by_its_own(tmp_path):
-    require_toolchain()
     wrong = sets(MIXED_TYPES_GONE_WRONG, 'parallelism = {}\nset = { bug = "%s" }')
     tests, _, code = judged(tmp_path, MIXED_TYPES + wrong)
     assert code == 1

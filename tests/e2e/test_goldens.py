@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_matrices import INJECTIONS, ROOT, TOOLCHAINS
+from real_matrices import INJECTIONS, ROOT
+from warm_toolchains import warm_toolchains
 
 from converge_harness.references import read_golden
 
@@ -46,7 +47,7 @@ def converge(*words: object, store: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "converge_harness", *map(str, words), "--store", str(store)],
         cwd=ROOT,
-        env={**os.environ, "CONVERGE_TOOLCHAINS": str(TOOLCHAINS)},
+        env={**os.environ, "CONVERGE_TOOLCHAINS": str(warm_toolchains())},
         capture_output=True,
         text=True,
         timeout=600,

@@ -2,6 +2,7 @@
 
 import pytest
 from real_matrices import INJECTIONS, run
+from warm_toolchains import warm_toolchains
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +40,7 @@ margin = 0.01
 
 
 def test_dropout_of_other_degrees_is_judged_in_the_mean(tmp_path):
-    matrix, result = run(tmp_path, DROPOUT)
+    matrix, result = run(tmp_path, DROPOUT, warm_toolchains())
     assert result.returncode == 1, result.stdout + result.stderr
     tests = matrix.tests()
     assert {name: test["verdict"] for name, test in tests.items()} == {

@@ -3,18 +3,19 @@
 import pytest
 from real_matrices import Matrix, run
 from resumed_matrices import RESUMED, STOCK
+from warm_toolchains import warm_toolchains
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("resumed"), RESUMED)
+    return run(tmp_path_factory.mktemp("resumed"), RESUMED, warm_toolchains())
 
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("stock"), STOCK)
+    return run(tmp_path_factory.mktemp("stock"), STOCK, warm_toolchains())
 
 
 def verdicts(matrix: Matrix) -> dict[str, str]:

@@ -10,7 +10,8 @@ import sys
 import time
 
 import pytest
-from real_matrices import INJECTIONS, ROOT, Matrix, warm_toolchains
+from real_matrices import INJECTIONS, ROOT, Matrix
+from warm_toolchains import warm_toolchains
 
 pytestmark = pytest.mark.slow
 
@@ -73,13 +74,7 @@ def node_of(slurm, run):
 
 
 @pytest.fixture(scope="module")
-def toolchains(tmp_path_factory):
-    with warm_toolchains(tmp_path_factory.mktemp("toolchains")) as folder:
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def requeued(tmp_path_factory, slurm, toolchains):
+def requeued(tmp_path_factory, slurm):
     """A set loses its node; its control, a repeat and a forgetful set are requeued by hand."""
     folder = tmp_path_factory.mktemp("requeued")
     (folder / "matrix.toml").write_text(EXPERIMENT)
@@ -90,7 +85,7 @@ def requeued(tmp_path_factory, slurm, toolchains):
             *("--store", str(matrix.store), "--out", str(matrix.out)),
         ],
         cwd=ROOT,
-        env={**slurm.environment, "CONVERGE_TOOLCHAINS": str(toolchains)},
+        env={**slurm.environment, "CONVERGE_TOOLCHAINS": str(warm_toolchains())},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from real_matrices import INJECTIONS, ROOT, TOOLCHAINS, warm_toolchains
+from real_matrices import INJECTIONS, ROOT, TOOLCHAINS
 from slurm_daemons import SlurmDaemons, slurm_daemons
+from warm_toolchains import warm_toolchains
 
 pytestmark = pytest.mark.slow
 
@@ -145,9 +146,9 @@ def attached(cluster, tmp_path_factory):
     """The matrix, run while converge waits."""
     folder = tmp_path_factory.mktemp("attached é")
     (folder / "matrix.toml").write_text(MATRIX)
-    with warm_toolchains(tmp_path_factory.mktemp("toolchains")) as warm:
-        site = Site(cluster, folder / "matrix.toml", folder / "store", folder / "report", warm)
-        yield site, *site.converge("run")
+    places = (folder / "matrix.toml", folder / "store", folder / "report")
+    site = Site(cluster, *places, warm_toolchains())
+    return site, *site.converge("run")
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import pytest
 from real_matrices import run
+from warm_toolchains import warm_toolchains
 
 TITAN_02 = """
 schema = 1
@@ -38,7 +39,7 @@ techniques = ["compile", "async_tp"]
 
 @pytest.fixture(scope="module")
 def titan_02(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("titan02"), TITAN_02)
+    return run(tmp_path_factory.mktemp("titan02"), TITAN_02, warm_toolchains("torchtitan-0.2.2"))
 
 
 def test_known_bugs_of_0_2_2_do_not_pass(titan_02):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import titan_0_3_jobs as jobs
+from warm_ranks import warm_python
 
 jobs.require_titan_0_3()
 
@@ -15,12 +16,12 @@ EMPTY_STAGE = {"pp": 2, "cp": 2, "pipeline_schedule": "Interleaved1F1B", "rank":
 MEASURED = Path(__file__).with_name("measured_tensors.py")
 
 
-def dry_run(folder, rank=0, **changes):
-    """What the rank side prints, from a process of its own as it always is."""
+def dry_run(folder, rank=0, *, cold=False, **changes):
+    """What the rank side prints, from a process of its own; ``cold``: started as by converge."""
     path = jobs.write_job(folder, **changes)
     done = subprocess.run(
         [
-            sys.executable,
+            sys.executable if cold else warm_python("titan_0_3"),
             "-m",
             "converge_harness.rank",
             "--dry-run",
@@ -62,6 +63,7 @@ def test_a_gpu_job_of_four_dimensions_has_real_float8_layers(tmp_path):
     found = dry_run(
         tmp_path / "job",
         rank=8,
+        cold=True,
         device="cuda",
         techniques=["compile", "float8", "async_tp"],
         model={"dim": 64, "n_layers": 6, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 512},

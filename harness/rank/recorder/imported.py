@@ -9,6 +9,7 @@ finished run is reused only while they are the same.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -67,12 +68,32 @@ def leave_imported(run_folder: Path, rank: int) -> None:
     write_json(folder / f"rank-{rank:05d}.json", left)
 
 
+def resolve_imported() -> None:
+    """Find out now what ``leave_imported`` asks of the modules so far: forks of this process know.
+
+    There are thousands, and a path is resolved by reading each part of it from the disk.
+    """
+    _packages()
+    for path in _files():
+        str(path)  # which a Path keeps
+
+
 def _files() -> Iterator[Path]:
     for module in list(sys.modules.values()):
         # Some modules have any attribute, and some raise.
         name = getattr(module, "__dict__", {}).get("__file__")
         if isinstance(name, str) and name:
-            yield Path(os.path.realpath(name))
+            yield _resolved(name)
+
+
+@functools.cache
+def _resolved(name: str) -> Path:
+    folder, file = os.path.split(name)
+    path = Path(_resolved_folder(folder), file)
+    return path.resolve() if path.is_symlink() else path
+
+
+_resolved_folder = functools.cache(os.path.realpath)
 
 
 def _covered(run_folder: Path) -> tuple[Path, ...]:
@@ -89,6 +110,7 @@ def _is_covered(path: Path, covered: tuple[Path, ...]) -> bool:
     return any(path.is_relative_to(each) for each in covered) and not packages
 
 
+@functools.cache
 def _packages() -> tuple[frozenset[str], tuple[Path, ...]]:
     """Files of this Python's packages, and ``RECORD`` of those that a version does not identify.
 

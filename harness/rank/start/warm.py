@@ -27,11 +27,13 @@ import socket
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from converge_harness.rank.recorder.imported import resolve_imported
 from converge_harness.rank.start import entry
 from converge_harness.rank.start.parent import PARENT_VARIABLE, die_with_parent
 from converge_harness.rank.start.stub import EXIT_CODE, LENGTH
@@ -74,7 +76,9 @@ def serve(address: Path, preload: Callable[[], object]) -> NoReturn:
     preload()
     importlib.import_module("torch.distributed.run")  # what the agent needs
 
+    resolve_imported()
     require_forkable()
+    leave_imports_at_exit()
     set_by_imports = {
         name: value for name, value in os.environ.items() if before.get(name) != value
     }
@@ -90,6 +94,16 @@ def require_forkable() -> None:
     }
     if names - FORK_SAFE_THREADS:
         raise NotForkableError(f"threads after the imports: {', '.join(sorted(names))}")
+
+
+def leave_imports_at_exit() -> None:
+    """Keep what was imported from being torn down when a child ends.
+
+    torch unregisters every operator of every ``torch.library.Library`` by a finalizer, which takes
+    a rank longer than a training step.
+    """
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False
 
 
 class Server:
