@@ -57,10 +57,10 @@ def facts(record):
     return json.loads((record.folder / "record.json").read_text())
 
 
-def test_a_plan_under_real_torchrun(tiny, site, slurm):
-    seed = tiny("seed", **SEED)
-    control = tiny("control", role=Role.CONTROL, needs=seed.identity)
-    bad = tiny("bad", mode="crash", at=2, needs=seed.identity)
+def test_a_plan_under_real_torchrun(warm_tiny, site, slurm):
+    seed = warm_tiny("seed", **SEED)
+    control = warm_tiny("control", role=Role.CONTROL, needs=seed.identity)
+    bad = warm_tiny("bad", mode="crash", at=2, needs=seed.identity)
     records, events = follow(site(), seed, control, bad)
     assert [records[name].status for name in ("seed", "control", "bad")] == [
         RunStatus.FINISHED,

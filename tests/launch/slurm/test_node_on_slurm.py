@@ -139,8 +139,8 @@ def test_cancelled_job_leaves_no_rank(submitted):
     wait(lambda: not processes_of(folder))
 
 
-def test_job_that_has_lost_a_node_starts_over(slurm, submitted):
-    backend, job_id, folder = submitted("lost", steps=30, seconds=0.2)
+def test_job_that_has_lost_a_node_starts_over(slurm, submitted, warm_tiny):
+    backend, job_id, folder = submitted("lost", make=warm_tiny, steps=30, seconds=0.2)
     wait(lambda: len(steps(folder)) >= 2)
     slurm.down("node2")
     state = follow(backend, job_id, ended)
