@@ -1,10 +1,11 @@
 """A cut-down matrix of real torchtitan 0.2.2, bugs of its own among the sets."""
 
 import pytest
-from real_matrices import run
+from real_matrices import ROOT, run
 from warm_toolchains import warm_toolchains
 
-TITAN_02 = """
+REPAIRS = ROOT / "experiments" / "repairs_of_0_2_2.py"
+TITAN_02 = f"""
 schema = 1
 [trainer]
 train_config = "train_configs/llama3_debug_titan02.toml"
@@ -17,23 +18,39 @@ name = "fsdp2"
 parallelism.dp_shard = 2
 [[test]]
 name = "pp2"
-parallelism = { dp_shard = 2, pp = 2 }
+parallelism = {{ dp_shard = 2, pp = 2 }}
 [[test]]
 name = "ddp2"
 parallelism.dp_replicate = 2
 [[test]]
 name = "cp2"
-parallelism = { dp_shard = 2, cp = 2 }
+parallelism = {{ dp_shard = 2, cp = 2 }}
 cp_rotation = "alltoall"
 [[test]]
 name = "cp2_rotation_ignored"
-parallelism = { dp_shard = 2, cp = 2 }
+parallelism = {{ dp_shard = 2, cp = 2 }}
 cp_rotation = "alltoall"
 without_fixes = ["cp-rotation"]
 [[test]]
 name = "async_tp"
-parallelism = { dp_shard = 2, tp = 2 }
+parallelism = {{ dp_shard = 2, tp = 2 }}
 techniques = ["compile", "async_tp"]
+[technique.divided]
+what = "Issue 2972 repaired"
+apply = "{REPAIRS}:divide_pipeline_gradients"
+in_force = "{REPAIRS}:was_repaired"
+[technique.summed]
+what = "Issue 2318 repaired"
+apply = "{REPAIRS}:sum_replicas_gradients"
+in_force = "{REPAIRS}:was_repaired"
+[[test]]
+name = "pp2_repaired"
+parallelism = {{ dp_shard = 2, pp = 2 }}
+techniques = ["divided"]
+[[test]]
+name = "ddp2_repaired"
+parallelism.dp_replicate = 2
+techniques = ["summed"]
 """
 
 
@@ -53,6 +70,8 @@ def test_known_bugs_of_0_2_2_do_not_pass(titan_02):
         "cp2": "PASS",
         "cp2_rotation_ignored": "INVALID",
         "async_tp": "PASS",
+        "pp2_repaired": "PASS",
+        "ddp2_repaired": "PASS",
     }
     classes = {tests[name]["cause_class"] for name in ("pp2", "ddp2")}
     assert classes == {"gradient scale"}
