@@ -40,7 +40,11 @@ from converge_harness.model import Job, Plan, RunRecord, RunStatus
 from converge_harness.run_folder.layout import LOGS
 from converge_harness.store import Store
 
-STYLES = {RunStatus.FINISHED: "green", RunStatus.SKIPPED: "yellow"}
+STYLES = {
+    RunStatus.FINISHED: "green",
+    RunStatus.SKIPPED: "yellow",
+    RunStatus.STOPPED: "yellow",
+}
 
 
 def run_shown(plan: Plan, store: Store, arguments: argparse.Namespace, console: Console) -> Ran:

@@ -17,6 +17,10 @@ An experiment file (``schema = 1``)::
     cadence = "powers of two"       # when per-tensor evidence is taken: steps 0, 1, 2, 4, 8, …;
                                     # or "off", every N steps, or a list of steps
 
+    [stop]                          # a test set that is certain to FAIL ends early
+    fail = true                     # the default; also `stop = false` in a test set
+    after = 16                      # but not before it has trained as many steps
+
     [trainer]                       # torchtitan's; any program: harness/trainers/command/table.py
     kind = "torchtitan"             # the default, or "command"
     train_config = "train_configs/llama3_debug.toml"

@@ -24,6 +24,7 @@ from converge_harness.experiment.tables import (
     FileTable,
     ProbeTable,
     SpaceTimeTable,
+    StopTable,
     TestTable,
     read_test,
 )
@@ -79,6 +80,7 @@ def load_experiment(
     problems: list[Problem] = []
     top = validate(FileTable, data, _place(path), problems)
     probe = validate(ProbeTable, _tables_of(data, "probe"), _place(path, "probe"), problems)
+    stop = validate(StopTable, _tables_of(data, "stop"), _place(path, "stop"), problems)
     trainer = read_trainer(_tables_of(data, "trainer"), _place(path, "trainer"), problems)
     anchor = _anchor(path, data, problems)
     controls = list(_controls(path, data, problems))
@@ -110,7 +112,7 @@ def load_experiment(
     problems += _seed_problems(data, _place(path), builder)
     if top is not None and probe is not None:
         problems += _drawing_problems(path, test_specs, top, probe)
-    if problems or top is None or probe is None:
+    if problems or top is None or probe is None or stop is None:
         # Sets generated from one table share its problems.
         raise ConfigError(list(dict.fromkeys(problems)))
     return Experiment(
@@ -127,6 +129,7 @@ def load_experiment(
         baseline=_baseline_of(top.baseline, builder.folders),
         baseline_across=tuple(map(Across, top.baseline_across)),
         cadence=probe.cadence,
+        stop_after=stop.after if stop.fail else None,
         anchor=anchor_spec,
         startup_timeout_s=trainer.startup_timeout_s,
         progress_timeout_s=trainer.progress_timeout_s,

@@ -130,6 +130,7 @@ class SetBuilder:
             margin=table.margin,
             ask=Ask(table.ask) if isinstance(table, TestTable) else Ask.SAME,
             own_random_numbers=isinstance(table, TestTable) and table.own_random_numbers,
+            stop=not isinstance(table, TestTable) or table.stop,
             waive=tuple(table.waive),
             inject=inject,
             without_fixes=tuple(table.without_fixes),

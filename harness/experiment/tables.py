@@ -57,6 +57,7 @@ from converge_harness.model import (
     JUDGED_SIGNALS,
     POWERS_OF_TWO,
     SPMD_BACKENDS,
+    STOP_AFTER,
     Across,
     Ask,
     Cadence,
@@ -224,6 +225,7 @@ class TestTable(SetTable):
     control: Name | None = None
     ask: AskWord = Ask.SAME
     own_random_numbers: bool = False
+    stop: bool = True
 
     __test__ = False  # pytest: this is not a test class
 
@@ -231,6 +233,11 @@ class TestTable(SetTable):
 class ProbeTable(Table):
     cadence: Annotated[Cadence, PlainValidator(cadence_of)] = POWERS_OF_TWO
     frozen: Annotated[int, Field(ge=0, le=MOST_FROZEN)] = FROZEN_STEPS
+
+
+class StopTable(Table):
+    fail: bool = True
+    after: Annotated[int, Field(ge=1)] = STOP_AFTER
 
 
 class FileTable(Table):
@@ -253,6 +260,7 @@ class FileTable(Table):
     launcher: Annotated[str, one_of(Launcher)] = Launcher.LOCAL
     cluster: dict[str, Any] = Field(default={})
     probe: dict[str, Any] = Field(default={})
+    stop: dict[str, Any] = Field(default={})
     trainer: dict[str, Any] = Field(default={})
     technique: dict[str, dict[str, Any]] = Field(default={})
     anchor: dict[str, Any] | None = None

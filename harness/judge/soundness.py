@@ -13,7 +13,13 @@ from converge_harness.judge.compare.curves import common_steps, has, series
 from converge_harness.model import JUDGED_SIGNALS, Evidence, RestartOwner, RunStatus
 
 DONE_TO_IT = frozenset(
-    {RunStatus.SKIPPED, RunStatus.REFUSED, RunStatus.CANCELLED, RunStatus.INTERRUPTED}
+    {
+        RunStatus.SKIPPED,
+        RunStatus.REFUSED,
+        RunStatus.CANCELLED,
+        RunStatus.INTERRUPTED,
+        RunStatus.STOPPED,
+    }
 )
 """Endings that a message puts in the passive: the run *was* skipped, but it crashed."""
 

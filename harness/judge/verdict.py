@@ -235,6 +235,7 @@ def _how_it_ended(compared: RunComparison) -> str:
         RunStatus.CANCELLED: "was cancelled",
         RunStatus.REFUSED: "was refused by the scheduler",
         RunStatus.INTERRUPTED: "was interrupted",
+        RunStatus.STOPPED: "was stopped",
         RunStatus.SKIPPED: "was not started, because something it needs did not finish",
     }[test.status]
     if test.status in (RunStatus.CRASHED, RunStatus.HUNG):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
-from converge_harness.model import Job, SyntheticData
+from converge_harness.model import Job, RunRecord, SyntheticData
 from converge_harness.trainers import RANK_MODULE
+
+FailLook: TypeAlias = Callable[[Job, Path, Mapping[str, RunRecord]], "str | None"]
+"""Asked of a test set that is training, with its run folder and all records so far by identity: why
+its FAIL is certain, empty if it is not, None while a run that it is judged by has not finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,8 @@ class RunOptions:
     """Seconds between asking processes to end and killing them."""
     poll_s: float = 0.05
     """How often running jobs are checked, in seconds."""
+    fail_look: FailLook | None = None
+    """Judges a running test set, which is stopped if its FAIL is certain; None: all train on."""
     rank_module: str = RANK_MODULE
     """The module that torchrun runs in every rank."""
 

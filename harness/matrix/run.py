@@ -14,6 +14,7 @@ from converge_harness.launch.events import Observer, Preparing
 from converge_harness.launch.slurm.commands import Slurm
 from converge_harness.launch.slurm.follow import follow_plan
 from converge_harness.launch.slurm.job_status import Site
+from converge_harness.matrix.stop import fail_look
 from converge_harness.model import Job, Launcher, Plan, RunRecord, SyntheticData
 from converge_harness.store import Store, read_record
 from converge_harness.surroundings import gpu_models
@@ -49,6 +50,8 @@ def run_jobs(
     data = prepare(plan, store, observer)
     options = options_of(plan, data, fresh=fresh, warm=warm)
     to_run = plan.without_golden
+    if plan.experiment.baseline is None:
+        options = replace(options, fail_look=fail_look(plan))
     if plan.experiment.launcher is Launcher.SLURM:
         records = follow_plan(to_run, site_of(plan, store, options, observer), observer)
     else:

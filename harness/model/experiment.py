@@ -165,6 +165,8 @@ ENOUGH_RERUNS = 3
 against the two others."""
 FROZEN_STEPS = 16
 """Frozen steps of every run that is judged by a reference, by default."""
+STOP_AFTER = 16
+"""Steps that a test set trains, by default, before it may be stopped: as many as a cause needs."""
 FEWEST_DRAWN = 4
 """Frozen steps needed for a mean over random numbers (``own_random_numbers``)."""
 
@@ -356,6 +358,8 @@ class SetSpec:
     """
     ask: Ask = Ask.SAME
     own_random_numbers: bool = False
+    stop: bool = True
+    """Whether its run may be stopped once its FAIL is certain (``Experiment.stop_after``)."""
     """Whether it legitimately draws other random numbers than its control, as dropout does under
     another parallelism. Then the mean over frozen steps is compared, not single steps.
     """
@@ -440,6 +444,8 @@ class Experiment:
     """In what that golden may differ."""
     cadence: Cadence = POWERS_OF_TWO
     """Steps at which every run writes per-tensor evidence."""
+    stop_after: int | None = STOP_AFTER
+    """The step after which a test set whose FAIL is certain is stopped; None: all train on."""
     anchor: SetSpec | None = None
     """``[anchor]``: a set against which the first control is judged (one device, DDP …)."""
     startup_timeout_s: float = 600.0

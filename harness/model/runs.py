@@ -20,6 +20,8 @@ class RunStatus(StrEnum):
     REFUSED = "refused"
     """A scheduler will never start it: what it requests does not exist or is not allowed."""
     INTERRUPTED = "interrupted"
+    STOPPED = "stopped"
+    """converge ended it before its last step, because its FAIL was certain."""
     SKIPPED = "skipped"
     """A job that it depends on did not finish."""
 

@@ -60,4 +60,5 @@ class SubmissionDocument(TypedDict, total=False):
     after_any: list[str]
     cancelled: str
     hung: bool
+    stopped: bool
     uid: int | None

@@ -43,6 +43,7 @@ from converge_harness.launch.next_call import faults_due
 from converge_harness.launch.options import RunOptions
 from converge_harness.launch.private_folder import private_folder, remove_left_behind
 from converge_harness.launch.progress import Pace, matrix_eta_s
+from converge_harness.launch.stopping import first_look, is_due, next_look, still_certain
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import (
     Experiment,
@@ -83,6 +84,10 @@ def run_plan(
     """
     remove_left_behind()  # even if nothing has to run
     records, others = ({}, {}) if options.fresh else finished_runs(plan.jobs, store)
+    for job in () if options.fresh else plan.jobs:
+        record = store.record(job.identity)
+        if record and still_certain(job, record, plan.experiment, options, records):
+            records[job.identity] = replace(record, reused=True)
     for identity, why in others.items():
         name = next(job.name for job in plan.jobs if job.identity == identity)
         observer(Notice(time.time(), f"{name} runs again: {why}"))
@@ -205,7 +210,9 @@ class Supervisor:
         cases no process of a job is left.
         """
         self._records = dict(finished)
-        self._waiting = list(launch_order(pending))
+        looks = (first_look(job, self._experiment, self._place.options) for job in pending)
+        stops = any(step is not None for step in looks)
+        self._waiting = list(launch_order(pending, tests_last=stops))
         overview_due = 0.0
         try:
             while self._waiting or self._running:
@@ -293,6 +300,7 @@ class Supervisor:
             lock=lock,
         )
         self._slots = left
+        run.look_at = first_look(job, self._experiment, self._place.options)
         self._running.append(run)
         self._tell(Started(time.time(), job, taken, run.call.argv, attempt))
 
@@ -314,6 +322,8 @@ class Supervisor:
                 self._leave(run)
             elif sentence := run.overdue(self._experiment):
                 self._leave_hung(run, sentence)
+            elif reason := self._certain_fail(run):
+                self._stop(run, reason)
 
     def _leave(self, run: Run) -> None:
         """Handle a job whose agents have ended."""
@@ -335,6 +345,24 @@ class Supervisor:
         self._end([run])
         if not self._goes_on(run, sentence):
             self._finish(run, RunStatus.HUNG, run.hung(sentence))
+
+    def _certain_fail(self, run: Run) -> str:
+        """Why a running test set is certain to FAIL; empty if it is not, or not looked at now."""
+        look, last = self._place.options.fail_look, run.last
+        if look is None or last is None or not is_due(last.step, run.job, run.look_at):
+            return ""
+        reason = look(run.job, run.folder, self._records)
+        if reason == "":
+            run.look_at = next_look(last.step)
+        return reason or ""
+
+    def _stop(self, run: Run, reason: str) -> None:
+        """End a test set whose verdict is known."""
+        self._end([run])
+        run.new_steps()
+        last = 0 if run.last is None else run.last.step
+        why = RankError(None, f"after step {last} of {run.job.steps}, because {reason}")
+        self._finish(run, RunStatus.STOPPED, why)
 
     def _goes_on(self, run: Run, why: str = "") -> bool:
         """Start the next segment of a run, or restart it, if there is more to do."""
@@ -430,12 +458,16 @@ def cpu_slots(cores: int, jobs: Sequence[Job], wanted: int | None) -> Slots:
     return Slots(tuple(range(max(wanted or RANKS_PER_CORE * cores, largest))))
 
 
-def launch_order(jobs: Iterable[Job]) -> tuple[Job, ...]:
+def launch_order(jobs: Iterable[Job], *, tests_last: bool = False) -> tuple[Job, ...]:
     """Seed checkpoints first (others wait for them), then the longest jobs: large and compiled.
 
-    Small jobs come last and fill the slots that large ones leave.
+    Small jobs come last and fill the slots that large ones leave. ``tests_last`` is for test sets
+    that may be stopped early: what they are judged by has to finish before.
     """
-    return tuple(sorted(jobs, key=_weight, reverse=True))
+    largest_first = sorted(jobs, key=_weight, reverse=True)
+    if not tests_last:
+        return tuple(largest_first)
+    return tuple(sorted(largest_first, key=lambda job: job.role is Role.TEST))
 
 
 def _weight(job: Job) -> tuple[bool, int]:

@@ -163,8 +163,8 @@ def _over(known: Known) -> tuple[RunStatus, RankError | None]:
     returncode = _returncode(known)
     if returncode == 0 and word in ("", "COMPLETED"):
         return _ended_well(known)
-    if submission.hung:
-        return RunStatus.HUNG, _with_log(known, submission.cancelled)
+    if submission.hung or submission.stopped:
+        return _ended_on_purpose(known)
     if word in _TIME_IS_UP:
         limit = f" of {known.cluster.time} ([cluster] time)" if known.cluster.time else ""
         return RunStatus.TIMED_OUT, _with_log(
@@ -175,6 +175,13 @@ def _over(known: Known) -> tuple[RunStatus, RankError | None]:
     if word in _TAKEN_AWAY:
         return RunStatus.CRASHED, _with_log(known, _taken(known))
     return RunStatus.CRASHED, _failed(known, returncode)
+
+
+def _ended_on_purpose(known: Known) -> tuple[RunStatus, RankError]:
+    why = known.submission.cancelled
+    if known.submission.stopped:
+        return RunStatus.STOPPED, RankError(None, f"{_where(known)}, because {why}")
+    return RunStatus.HUNG, _with_log(known, why)
 
 
 def _ended_well(known: Known) -> tuple[RunStatus, RankError | None]:

@@ -29,6 +29,8 @@ class Submission:
     """Why converge cancelled it, for people; empty: it did not."""
     hung: bool = False
     """Whether it was cancelled because no step finished within a timeout."""
+    stopped: bool = False
+    """Whether it was cancelled because its FAIL was certain."""
     uid: int | None = None
     """The job's user by number: a scheduler may hide jobs from other users."""
 
@@ -67,5 +69,6 @@ def _submission(value: SubmissionDocument) -> Submission:
         after_any=tuple(value["after_any"]),
         cancelled=value.get("cancelled", ""),
         hung=bool(value.get("hung", False)),
+        stopped=bool(value.get("stopped", False)),
         uid=value.get("uid"),
     )

@@ -47,6 +47,7 @@ from converge_harness.launch.slurm.job_status import (
 )
 from converge_harness.launch.slurm.settle import Known, facts, has_ended, skipped
 from converge_harness.launch.slurm.submission import Submission, read_submission, write_submission
+from converge_harness.launch.stopping import still_certain
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import Job, Plan, RankError, RunRecord, RunStatus
 from converge_harness.run_folder.layout import RECORD, seed_checkpoint_of
@@ -114,9 +115,13 @@ def prepare_plan(plan: Plan, site: Site, observer: Observer, stop: Interruption)
             observer(Notice(time.time(), f"{job_status.job.name} runs again: {why}"))
             todo.append(job_status.job)
             continue
-        record = replace(job_status.record, reused=True)
-        statuses[identity] = replace(job_status, record=record)
-        observer(Reused(time.time(), job_status.job, record))
+        statuses[identity] = _reused(job_status, job_status.record, observer)
+    records = PreparedPlan(statuses, tuple(todo)).records
+    for job in [] if fresh else list(todo):
+        record = statuses[job.identity].record
+        if record and still_certain(job, record, plan.experiment, site.options, records):
+            statuses[job.identity] = _reused(statuses[job.identity], record, observer)
+            todo.remove(job)
     prepared = PreparedPlan(statuses, tuple(todo))
     _say_what_runs_again(todo, statuses, observer)
     queued = [each.job for each in prepared.queued.values()]
@@ -127,6 +132,12 @@ def prepare_plan(plan: Plan, site: Site, observer: Observer, stop: Interruption)
         )  # reports problems now, before anything is submitted
     _check(todo, site, observer, stop)
     return prepared
+
+
+def _reused(job_status: JobStatus, record: RunRecord, observer: Observer) -> JobStatus:
+    found = replace(record, reused=True)
+    observer(Reused(time.time(), job_status.job, found))
+    return replace(job_status, record=found)
 
 
 def _say_what_runs_again(

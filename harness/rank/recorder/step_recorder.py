@@ -79,6 +79,8 @@ class StepRecorder:
     The constructor and every ``end_step`` are collective over the world.
     """
 
+    _ended_a_step = False
+
     def __init__(self, view: TrainerView, job: RankJob) -> None:
         self.view = view
         parameters = view.parameters
@@ -288,6 +290,10 @@ class StepRecorder:
         with whole_gradients(self._parameters):
             agreement = self._sampled(self._step)
         seen = self._everyones()
+        if not self._ended_a_step:
+            # A run that is stopped later does not get to leave them when it closes.
+            leave_imported(self._run_folder, world.rank())
+            self._ended_a_step = True
         if self._writer is not None:
             self._writer.step(self._line(seen))
         self._write_replicas(agreement)

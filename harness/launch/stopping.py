@@ -1,0 +1,58 @@
+"""Which test sets may be stopped before their last step, and when to look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from converge_harness.launch.options import RunOptions
+from converge_harness.model import Ask, Experiment, Job, Role, RunRecord, RunStatus
+from converge_harness.seal import stale
+from converge_harness.trainers import comes_in_passes
+
+
+def first_look(job: Job, experiment: Experiment, options: RunOptions) -> int | None:
+    """The step after which a job is looked at for the first time; None: it always trains on.
+
+    A set of several passes is judged by its resumes, and one of several seeds by all of them.
+    """
+    after = experiment.stop_after
+    may_stop = (
+        job.role is Role.TEST
+        and job.spec.stop
+        and job.spec.ask is Ask.SAME
+        and job.spec.trainer.can.probed
+        and not comes_in_passes(job)
+        and not experiment.other_seeds
+    )
+    if options.fail_look is None or after is None or not may_stop:
+        return None
+    return after if after < job.steps else None
+
+
+def next_look(step: int) -> int:
+    """The step of the next look after one at ``step``: each costs as much as it can still save."""
+    return 2 * step
+
+
+def is_due(step: int, job: Job, look_at: int | None) -> bool:
+    """Whether to look at a job now that a step has ended; not after its last."""
+    return look_at is not None and look_at <= step < job.steps
+
+
+def still_certain(
+    job: Job,
+    record: RunRecord | None,
+    experiment: Experiment,
+    options: RunOptions,
+    records: Mapping[str, RunRecord],
+) -> bool:
+    """Whether an earlier run was stopped and would be stopped again, so that it need not run.
+
+    ``records`` are those of finished runs, by identity. Raises StoreError as ``stale`` does.
+    """
+    look = options.fail_look
+    if look is None or record is None or record.status is not RunStatus.STOPPED:
+        return False
+    if first_look(job, experiment, options) is None or stale(record):
+        return False
+    return bool(look(job, record.folder, records))

@@ -1,0 +1,113 @@
+"""Judges a test set while it trains: whether its FAIL is certain, so that it need not train on.
+
+Certain is what no later step can take back: a first step, frozen steps, replicas or data that are
+wrong. That a curve left its envelope may still be an accident of the steps so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from converge_harness.errors import ConvergeError
+from converge_harness.launch.options import FailLook
+from converge_harness.matrix.calibrate import read_given, repeats_of
+from converge_harness.matrix.judge import PlannedPair, pairs_of
+from converge_harness.model import (
+    Calibration,
+    Check,
+    Evidence,
+    Job,
+    Judgement,
+    Outcome,
+    Plan,
+    RunRecord,
+    RunStatus,
+    Tier,
+)
+from converge_harness.readers import read_run
+
+CERTAIN = frozenset({"finite", "same-data", "ranks-see-same-batch", "replicas-agree"})
+"""Checks, besides those of the first step, whose failure no later step can take back."""
+
+
+def fail_look(plan: Plan) -> FailLook:
+    """A function that judges a running test set of a plan by the runs that have finished.
+
+    What it has read of a control and its repeats it keeps.
+    """
+    pairs = {pair.test.identity: pair for pair in pairs_of(plan)}
+    runs: dict[str, Evidence] = {}
+    calibrations: dict[str, Calibration] = {}
+
+    def evidence(job: Job, record: RunRecord) -> Evidence:
+        if job.identity not in runs:
+            read = read_run(record.folder)
+            runs[job.identity] = replace(read, name=job.name, precision=job.precision)
+        return runs[job.identity]
+
+    def look(job: Job, folder: Path, records: Mapping[str, RunRecord]) -> str | None:
+        pair = pairs[job.identity]
+        if any(each.identity not in records for each in _judged_by(plan, pair)):
+            return None
+        try:
+            known = {
+                each.name: evidence(each, records[each.identity]) for each in _judged_by(plan, pair)
+            }
+            name = pair.control.name
+            if name not in calibrations:
+                calibrations[name] = _calibration(plan, pair.control, known)
+            running = replace(
+                read_run(folder), name=job.name, precision=job.precision, status=RunStatus.STOPPED
+            )
+            return _certain(pair, running, known, calibrations[name])
+        except ConvergeError:
+            return ""  # the verdict after the last step says what is wrong with the evidence
+
+    return look
+
+
+def _judged_by(plan: Plan, pair: PlannedPair) -> tuple[Job, ...]:
+    """The runs without which a test set cannot be judged."""
+    of_precision = (plan.job(name) for name in (pair.matched, pair.reference) if name)
+    taught = () if plan.experiment.calibration else repeats_of(plan, pair.control)
+    jobs = (pair.control, *taught, *of_precision)
+    return tuple({job.identity: job for job in jobs if job.golden is None}.values())
+
+
+def _calibration(plan: Plan, control: Job, known: Mapping[str, Evidence]) -> Calibration:
+    from converge_harness.judge import calibrate  # noqa: PLC0415 - needs scipy
+
+    if given := read_given(plan):
+        return given[control.name].calibration
+    return calibrate(known[control.name], [known[job.name] for job in repeats_of(plan, control)])
+
+
+def _certain(
+    pair: PlannedPair, test: Evidence, known: Mapping[str, Evidence], calibration: Calibration
+) -> str:
+    """Why the set is certain to FAIL, as a clause; empty if it is not."""
+    from converge_harness.judge import PrecisionRuns, judge  # noqa: PLC0415 - needs scipy
+
+    measure = None
+    if pair.matched and pair.reference:
+        measure = PrecisionRuns(known[pair.matched], known[pair.reference])
+    verdict, _ = judge(
+        test,
+        known[pair.control.name],
+        calibration,
+        spec=pair.test.spec,
+        control_spec=pair.control.spec,
+        own_start=pair.test.needs != pair.control.needs,
+        measure=measure,
+    )
+    if verdict.judgement is not Judgement.FAIL:
+        return ""
+    failed = next(filter(_is_certain, verdict.checks), None)
+    return f"{failed.name} had failed" if failed else ""
+
+
+def _is_certain(check: Check) -> bool:
+    first = check.tier is Tier.FIRST_STEP
+    return check.outcome is Outcome.FAIL and (first or check.name in CERTAIN)

@@ -1,0 +1,82 @@
+"""A set that is certain to FAIL is stopped, with the verdict that it would have had."""
+
+import json
+
+import pytest
+from real_matrices import INJECTIONS, run
+from warm_toolchains import warm_toolchains
+
+MATRIX = f"""
+schema = 1
+repeats = ["ulp", "ulp.2"]
+[stop]
+after = 2
+[trainer]
+train_config = "train_configs/llama3_debug.toml"
+[trainer.set]
+"training.steps" = 12
+[control]
+name = "fsdp2"
+parallelism.dp_shard = 2
+[[test]]
+name = "doubled"
+parallelism.dp_shard = 2
+inject = "{INJECTIONS}:double_gradients"
+[[test]]
+name = "doubled to the end"
+parallelism.dp_replicate = 2
+stop = false
+inject = "{INJECTIONS}:double_gradients"
+[[test]]
+name = "right"
+parallelism.dp_replicate = 2
+"""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("stopping"), MATRIX, warm_toolchains())
+
+
+def recorded(matrix, name):
+    (path,) = (matrix.store / "runs").glob(f"{name}-*/record.json")
+    return json.loads(path.read_text())
+
+
+def test_only_what_is_certain_to_fail_is_stopped(ran):
+    matrix, result = ran
+    assert result.returncode == 1, result.stdout + result.stderr
+    tests = matrix.tests()
+    assert {name: test["verdict"] for name, test in tests.items()} == {
+        "doubled": "FAIL",
+        "doubled to the end": "FAIL",
+        "right": "PASS",
+    }
+    assert recorded(matrix, "doubled")["status"] == "stopped"
+    stopped, whole = (tests[name]["cause"] for name in ("doubled", "doubled to the end"))
+    assert "by 2" in stopped
+    assert stopped.startswith(whole)
+    assert "; the run then was stopped: after step " in stopped
+    assert " of 12, because " in stopped
+    assert tests["doubled"]["cause_class"] == tests["doubled to the end"]["cause_class"]
+
+
+def test_a_stopped_run_is_used_again_while_it_is_certain_to_fail(ran):
+    matrix, first = ran
+    again = matrix.converge("run")
+    assert again.returncode == first.returncode
+    assert "started on" not in again.stdout
+    assert matrix.tests()["doubled"]["verdict"] == "FAIL"
+
+
+def test_who_wants_every_step_gets_them(ran):
+    matrix, _ = ran
+    matrix.experiment.write_text(MATRIX.replace("after = 2", "fail = false"))
+    again = matrix.converge("run")
+    assert [line for line in again.stdout.splitlines() if "started on" in line] == [
+        "doubled: started on 2 ranks"
+    ]
+    assert recorded(matrix, "doubled")["status"] == "finished"
+    assert "stopped" not in matrix.tests()["doubled"]["cause"]
