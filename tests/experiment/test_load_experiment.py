@@ -13,6 +13,7 @@ from converge_harness.model import (
     CADENCE_OFF,
     DEFAULT_REPEATS,
     POWERS_OF_TWO,
+    STOP_AFTER,
     Parallelism,
     Repeat,
     RepeatKind,
@@ -111,6 +112,14 @@ note = "why"
     assert test.inject == f"{folder / 'bug.py'}:break_it"
     assert test.without_fixes == ("act-grad",)
     assert test.note == "why"
+
+
+def test_when_a_failing_set_stops_is_said_by_the_file_and_by_the_set(load):
+    assert load(MINIMAL).stop_after == STOP_AFTER == 16
+    assert load(MINIMAL + "[stop]\nafter = 3\n").stop_after == 3
+    assert load(MINIMAL + "[stop]\nfail = false\n").stop_after is None
+    assert load(MINIMAL).tests[0].stop
+    assert not load(MINIMAL + "stop = false\n").tests[0].stop
 
 
 BACKENDS = """

@@ -118,9 +118,9 @@ def prepare_plan(plan: Plan, site: Site, observer: Observer, stop: Interruption)
         statuses[identity] = _reused(job_status, job_status.record, observer)
     records = PreparedPlan(statuses, tuple(todo)).records
     for job in [] if fresh else list(todo):
-        record = statuses[job.identity].record
-        if record and still_certain(job, record, plan.experiment, site.options, records):
-            statuses[job.identity] = _reused(statuses[job.identity], record, observer)
+        stopped = statuses[job.identity].record
+        if stopped and still_certain(job, stopped, plan.experiment, site.options, records):
+            statuses[job.identity] = _reused(statuses[job.identity], stopped, observer)
             todo.remove(job)
     prepared = PreparedPlan(statuses, tuple(todo))
     _say_what_runs_again(todo, statuses, observer)
