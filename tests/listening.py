@@ -45,8 +45,12 @@ class Sampled:
 
 @contextmanager
 def sampling(root):
-    """Look at a process and its descendants again and again, as long as the block lasts."""
+    """Look at a process and its descendants again and again, as long as the block lasts.
+
+    Not at those that it had before, such as servers that other tests use.
+    """
     sampled, over = Sampled(), threading.Event()
+    before = set(root.children(recursive=True))
 
     def sample():
         while not over.wait(0.02):
@@ -58,7 +62,7 @@ def sampling(root):
 
     def family():
         try:
-            return [root, *root.children(recursive=True)]
+            return [root, *(each for each in root.children(recursive=True) if each not in before)]
         except psutil.Error:
             return []
 
