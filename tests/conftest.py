@@ -45,7 +45,12 @@ def pytest_make_collect_report():
 def pytest_collection_modifyitems(items):
     """Files of real runs come first: then what is short keeps all processes busy to the end."""
     long = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in long and item.path.parent.name != "e2e")
+
+    def order(item):
+        short = item.path not in long and item.path.parent.name != "e2e"
+        return item.get_closest_marker("longest") is None, short
+
+    items.sort(key=order)
 
 
 @pytest.fixture(scope="session")

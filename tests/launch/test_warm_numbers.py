@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 EXPERIMENT = f"""
 schema = 1
 name = "warm"
-repeats = ["rerun"]
+repeats = []
 
 [trainer]
 train_config = "{ROOT}/train_configs/llama3_debug.toml"
@@ -30,11 +30,13 @@ toolchain = "torchtitan-0.3.0"
 
 [control]
 name = "fsdp2"
+waive = ["control-is-repeated"]
 parallelism = {{ dp_shard = 2 }}
 
 [[test]]
-name = "fsdp2_tp2"
-parallelism = {{ dp_shard = 2, tp = 2 }}
+name = "tp2"
+parallelism = {{ tp = 2 }}
+set = {{ "training.local_batch_size" = 8 }}
 """
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from warm_toolchains import TOOLCHAINS, warm_toolchains
 from workflow_steps import Run, action_steps, machine
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / ".github" / "workflows"
-TOOLCHAINS = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
 BUGS = "List the bugs that nothing found"
 INSTALL = ("Install converge", "Build the toolchains")
 EXPERIMENT = """
@@ -61,6 +61,7 @@ class Nights:
             "GH_LOG": str(self.calls),
         }
         self.installed = Path(sys.executable).parent
+        self.toolchains = TOOLCHAINS
         self.number = 0
         self.event = "schedule"
 
@@ -72,7 +73,7 @@ class Nights:
         inputs = {"experiment": "tiny.toml", "expect": expect}
         run = Run(inputs, self.workspace, runner, dict(self.environment), number=self.number)
         run.event = self.event
-        (runner / "tools" / "converge").symlink_to(TOOLCHAINS)
+        (runner / "tools" / "converge").symlink_to(self.toolchains)
         if self.installed:
             (runner / "temp" / "converge-python").mkdir()
             (runner / "temp" / "converge-python" / "bin").symlink_to(self.installed)
@@ -94,6 +95,7 @@ class Nights:
 @pytest.mark.slow
 def test_a_week_of_nights(tmp_path):
     nights = Nights(tmp_path)
+    nights.toolchains = warm_toolchains()
 
     code, run = nights.night(EXPERIMENT)
     assert code == 0, run.log

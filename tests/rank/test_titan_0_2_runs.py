@@ -139,6 +139,7 @@ def test_ddp_gradients_are_too_small_by_the_replicate_degree(runs, control):
     assert_every_gradient_is_scaled(runs, "ddp2", 0.5)
 
 
+@pytest.mark.longest
 def test_compiled_async_tp_fuses_and_trains_the_embedding_only_with_its_fixes(runs, control):
     """Two bugs in one pair of jobs, for compiling is what takes the time."""
     techniques = ["compile", "async_tp"]

@@ -283,6 +283,7 @@ def test_rowwise_float8_is_tensorwise_when_emulated(runs, control):
     assert 1e-7 < largest_difference(control, steps, "loss_recomputed") < 1e-2
 
 
+@pytest.mark.longest
 def test_compile_is_in_force(runs, control):
     steps, in_force = runs.run("compile", techniques=["compile"])
     assert in_force["compile"]["regions"] == 4
