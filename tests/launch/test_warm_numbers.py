@@ -35,6 +35,7 @@ parallelism = {{ dp_shard = 2 }}
 
 [[test]]
 name = "tp2"
+waive = ["same-dp-degree"]
 parallelism = {{ tp = 2 }}
 set = {{ "training.local_batch_size" = 8 }}
 """
