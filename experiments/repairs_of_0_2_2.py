@@ -24,14 +24,13 @@ def divide_pipeline_gradients(trainer: Any) -> None:
     sum_of_losses = schedule._loss_fn  # noqa: SLF001 - a schedule's loss has no public name
 
     @functools.wraps(step)
-    def divided(*, global_valid_tokens: torch.Tensor, **batch: Any) -> torch.Tensor:
+    def divided(*, global_valid_tokens: torch.Tensor | float, **batch: Any) -> torch.Tensor:
         def loss(*arguments: Any, **more: Any) -> torch.Tensor:
             return sum_of_losses(*arguments, **more) / global_valid_tokens
 
         schedule._loss_fn = loss  # noqa: SLF001
         trainer.repaired = "pipeline"
-        # They are divided already.
-        return step(global_valid_tokens=torch.ones_like(global_valid_tokens), **batch)
+        return step(global_valid_tokens=1, **batch)  # the losses are divided already
 
     trainer.forward_backward_step = divided
 
@@ -48,7 +47,7 @@ def sum_replicas_gradients(trainer: Any) -> None:
     step, degree = trainer.forward_backward_step, dims.dp_replicate
 
     @functools.wraps(step)
-    def summed(*, global_valid_tokens: torch.Tensor, **batch: Any) -> torch.Tensor:
+    def summed(*, global_valid_tokens: torch.Tensor | float, **batch: Any) -> torch.Tensor:
         trainer.repaired = "replicas"
         return step(global_valid_tokens=global_valid_tokens / degree, **batch) / degree
 

@@ -1,6 +1,7 @@
 """Plans on a real Slurm, while the harness stays: starts, ends, limits, interruptions."""
 
 import json
+import re
 import signal
 import sys
 import time
@@ -404,6 +405,35 @@ def test_an_interrupted_harness_cancels_what_it_submitted(harness, light, site, 
         collected.records[long.identity].error.message
     )
     assert collected.records[short.identity].status is RunStatus.FINISHED
+
+
+def test_a_set_that_is_certain_to_fail_is_cancelled_and_not_submitted_again(light, site):
+    def look(job, folder, records):
+        if control.identity not in records:
+            return None
+        return "its first step had failed" if job == wrong else ""
+
+    control = light("control", role=Role.CONTROL, ranks=1, steps=2)
+    wrong = light("wrong", ranks=1, steps=10_000, seconds=0.05)
+    right = light("right", ranks=1, steps=6, seconds=0.05)
+    given = site(limits={"stop_after": 3})
+    given = replace(given, options=replace(given.options, fail_look=look))
+    records, _ = follow(given, control, wrong, right)
+    assert [records[name].status for name in ("control", "wrong", "right")] == [
+        RunStatus.FINISHED,
+        RunStatus.STOPPED,
+        RunStatus.FINISHED,
+    ]
+    message = records["wrong"].error.message
+    assert re.fullmatch(r"after step \d+ of 10000, because its first step had failed", message), (
+        message
+    )
+    assert read_submission(records["wrong"].folder).stopped
+
+    again, events = follow(given, control, wrong, right)
+    assert all(record.reused for record in again.values())
+    assert again["wrong"].status is RunStatus.STOPPED
+    assert not any(isinstance(event, launch.Queued) for event in events)
 
 
 def test_an_interrupted_plan_can_be_run_again_at_once(harness, light, site):
