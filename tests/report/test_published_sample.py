@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 PUBLISHED = Path(__file__).parents[2] / "reports"
+UPGRADES = ("upgrade/0.2.2-to-0.3.0", "upgrade/torch-2.13-to-2.15")
 FILES = sorted(
     path
-    for part in ("sample", "benchmark")
+    for part in ("sample", "benchmark", *UPGRADES)
     for path in (PUBLISHED / part).rglob("*")
     if path.suffix in {".html", ".json", ".md", ".svg", ".xml"}
 )
