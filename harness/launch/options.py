@@ -12,7 +12,8 @@ from converge_harness.trainers import RANK_MODULE
 
 FailLook: TypeAlias = Callable[[Job, Path, Mapping[str, RunRecord]], "str | None"]
 """Asked of a test set that is training, with its run folder and all records so far by identity: why
-its FAIL is certain, empty if it is not, None while a run that it is judged by has not finished."""
+its FAIL is certain (the name of a check), empty if it is not, None while a run that it is judged by
+has not finished."""
 
 
 @dataclass(frozen=True, slots=True)

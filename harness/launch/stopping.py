@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from converge_harness.launch.options import RunOptions
-from converge_harness.model import Ask, Experiment, Job, Role, RunRecord, RunStatus
+from converge_harness.launch.progress import last_line
+from converge_harness.model import Ask, Experiment, Job, RankError, Role, RunRecord, RunStatus
 from converge_harness.seal import stale
 from converge_harness.trainers import comes_in_passes
 
@@ -26,7 +27,8 @@ def first_look(job: Job, experiment: Experiment, options: RunOptions) -> int | N
     )
     if options.fail_look is None or after is None or not may_stop:
         return None
-    return after if after < job.steps else None
+    # Of a run that is nearly over, little is saved, and its last steps are missed.
+    return after if 2 * after <= job.steps else None
 
 
 def next_look(step: int) -> int:
@@ -53,6 +55,13 @@ def still_certain(
     look = options.fail_look
     if look is None or record is None or record.status is not RunStatus.STOPPED:
         return False
-    if first_look(job, experiment, options) is None or stale(record):
+    after = first_look(job, experiment, options)
+    reached = last_line(record.folder, in_passes=False)
+    if after is None or reached is None or reached.step < after or stale(record):
         return False
     return bool(look(job, record.folder, records))
+
+
+def stopped_error(reason: str, step: int, steps: int) -> RankError:
+    """What the record of a stopped run says."""
+    return RankError(None, f"its FAIL was certain ({reason}), after step {step} of {steps}")

@@ -50,7 +50,7 @@ def run_jobs(
     data = prepare(plan, store, observer)
     options = options_of(plan, data, fresh=fresh, warm=warm)
     to_run = plan.without_golden
-    if plan.experiment.baseline is None:
+    if plan.experiment.stop_after is not None and plan.experiment.baseline is None:
         options = replace(options, fail_look=fail_look(plan))
     if plan.experiment.launcher is Launcher.SLURM:
         records = follow_plan(to_run, site_of(plan, store, options, observer), observer)

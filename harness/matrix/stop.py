@@ -1,16 +1,16 @@
 """Judges a test set while it trains: whether its FAIL is certain, so that it need not train on.
 
-Certain is what no later step can take back: a first step, frozen steps, replicas or data that are
-wrong. That a curve left its envelope may still be an accident of the steps so far.
+Certain is what no later step can take back: a first step, frozen steps or replicas that are wrong,
+or a NaN. That a curve left its envelope may still be an accident of the steps so far.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from converge_harness.errors import ConvergeError
 from converge_harness.launch.options import FailLook
 from converge_harness.matrix.calibrate import read_given, repeats_of
 from converge_harness.matrix.judge import PlannedPair, pairs_of
@@ -28,8 +28,8 @@ from converge_harness.model import (
 )
 from converge_harness.readers import read_run
 
-CERTAIN = frozenset({"finite", "same-data", "ranks-see-same-batch", "replicas-agree"})
-"""Checks, besides those of the first step, whose failure no later step can take back."""
+FINITE = "finite"
+"""The check, besides those of the first step, whose failure no later step can take back."""
 
 
 def fail_look(plan: Plan) -> FailLook:
@@ -37,7 +37,10 @@ def fail_look(plan: Plan) -> FailLook:
 
     What it has read of a control and its repeats it keeps.
     """
+    from converge_harness import judge as _  # noqa: F401, PLC0415 - slow, so before ranks start
+
     pairs = {pair.test.identity: pair for pair in pairs_of(plan)}
+    count = Counter(job.identity for job in plan.jobs)
     runs: dict[str, Evidence] = {}
     calibrations: dict[str, Calibration] = {}
 
@@ -48,24 +51,42 @@ def fail_look(plan: Plan) -> FailLook:
         return runs[job.identity]
 
     def look(job: Job, folder: Path, records: Mapping[str, RunRecord]) -> str | None:
+        if count[job.identity] > 1:
+            return ""  # it is also another set's run, which may need all steps
         pair = pairs[job.identity]
-        if any(each.identity not in records for each in _judged_by(plan, pair)):
+        judged_by = _judged_by(plan, pair)
+        if any(each.identity not in records for each in judged_by):
             return None
         try:
-            known = {
-                each.name: evidence(each, records[each.identity]) for each in _judged_by(plan, pair)
-            }
+            running = _so_far(job, folder)
+            if running is None:
+                return ""
+            known = {each.name: evidence(each, records[each.identity]) for each in judged_by}
             name = pair.control.name
             if name not in calibrations:
                 calibrations[name] = _calibration(plan, pair.control, known)
-            running = replace(
-                read_run(folder), name=job.name, precision=job.precision, status=RunStatus.STOPPED
-            )
             return _certain(pair, running, known, calibrations[name])
-        except ConvergeError:
-            return ""  # the verdict after the last step says what is wrong with the evidence
+        except Exception:  # noqa: BLE001 - a look is optional, and other runs depend on its caller
+            return ""  # the verdict after the last step says what is wrong
 
     return look
+
+
+def _so_far(job: Job, folder: Path) -> Evidence | None:
+    """The evidence of a running set up to its last whole step; None if too little is there."""
+    read = read_run(folder)
+    if read.in_force is None or not read.steps.size:
+        return None
+    # The arrays of a step are written before its line, which may tell of problems with them.
+    last = int(read.steps[-1])
+    return replace(
+        read,
+        name=job.name,
+        precision=job.precision,
+        status=RunStatus.STOPPED,
+        samples=tuple(each for each in read.samples if each.step <= last),
+        replicas=tuple(each for each in read.replicas if each.step <= last),
+    )
 
 
 def _judged_by(plan: Plan, pair: PlannedPair) -> tuple[Job, ...]:
@@ -105,9 +126,9 @@ def _certain(
     if verdict.judgement is not Judgement.FAIL:
         return ""
     failed = next(filter(_is_certain, verdict.checks), None)
-    return f"{failed.name} had failed" if failed else ""
+    return failed.name if failed else ""
 
 
 def _is_certain(check: Check) -> bool:
     first = check.tier is Tier.FIRST_STEP
-    return check.outcome is Outcome.FAIL and (first or check.name in CERTAIN)
+    return check.outcome is Outcome.FAIL and (first or check.name == FINITE)

@@ -358,11 +358,11 @@ class SetSpec:
     """
     ask: Ask = Ask.SAME
     own_random_numbers: bool = False
-    stop: bool = True
-    """Whether its run may be stopped once its FAIL is certain (``Experiment.stop_after``)."""
     """Whether it legitimately draws other random numbers than its control, as dropout does under
     another parallelism. Then the mean over frozen steps is compared, not single steps.
     """
+    stop: bool = True
+    """Whether its run may be stopped once its FAIL is certain (``Experiment.stop_after``)."""
     waive: tuple[str, ...] = ()
     """Names of the rules of the converging guide that this set waives."""
     inject: str | None = None

@@ -62,7 +62,8 @@ def test_only_what_is_certain_to_fail_is_stopped(ran):
     assert stopped.startswith(by)
     assert whole.startswith(by)
     assert "stopped" not in whole
-    (after,) = re.findall(r"; the run then was stopped: after step (\d+) of 40, because ", stopped)
+    ending = r"; the run then was stopped: its FAIL was certain \(.+\), after step (\d+) of 40$"
+    (after,) = re.findall(ending, stopped)
     assert 2 <= int(after) < 40
     assert tests["doubled"]["cause_class"] == tests["unstopped"]["cause_class"]
 

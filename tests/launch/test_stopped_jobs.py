@@ -7,7 +7,7 @@ from launch_jobs import plan_of, tiny_job
 
 from converge_harness import launch
 from converge_harness.launch import RunOptions, run_plan
-from converge_harness.launch.stopping import first_look, is_due, next_look
+from converge_harness.launch.stopping import first_look, is_due, next_look, still_certain
 from converge_harness.model import Ask, Role, RunStatus
 
 pytestmark = pytest.mark.timeout(300)
@@ -28,7 +28,7 @@ def test_a_test_set_is_looked_at_after_16_steps_unless_told_otherwise():
 @pytest.mark.parametrize(
     "job",
     [
-        tiny_job("short", steps=16),
+        tiny_job("short", steps=31),
         tiny_job("control", steps=100, role=Role.CONTROL),
         tiny_job("repeat", steps=100, role=Role.REPEAT),
     ],
@@ -72,7 +72,7 @@ class Judge:
         if self.needed.identity not in records:
             return None
         self.asked.append(job.name)
-        return "its first step had failed" if job.name == self.wrong else ""
+        return "loss-first-step" if job.name == self.wrong else ""
 
 
 def test_only_the_set_that_is_certain_to_fail_ends_early_and_is_not_run_again(
@@ -95,7 +95,7 @@ def test_only_the_set_that_is_certain_to_fail_ends_early_and_is_not_run_again(
     steps = [each.step for each in events if isinstance(each, launch.Step) and each.job == wrong]
     assert 3 <= len(steps) < 1000
     assert stopped.error.message == (
-        f"after step {steps[-1]} of 1000, because its first step had failed"
+        f"its FAIL was certain (loss-first-step), after step {steps[-1]} of 1000"
     )
     started = [event.job.name for event in events if isinstance(event, launch.Started)]
     assert started[0] == "control"  # it is judged by that
@@ -103,6 +103,16 @@ def test_only_the_set_that_is_certain_to_fail_ends_early_and_is_not_run_again(
     again = run_plan(plan, store, options, events.append)
     assert [record.reused for record in again] == [True] * 3
     assert again[0].status is RunStatus.STOPPED
+
+    longer = replace(plan, experiment=replace(plan.experiment, stop_after=400))
+    assert first_look(wrong, longer.experiment, options) == 400
+    assert not still_certain(
+        wrong,
+        store.record(wrong.identity),
+        longer.experiment,
+        options,
+        {control.identity: records[2]},
+    )
 
     asked_for_all = replace(plan, experiment=replace(plan.experiment, stop_after=None))
     short = replace(asked_for_all, jobs=(control, right))

@@ -51,6 +51,12 @@ def test_a_fail_says_how_far_it_is_from_passing_and_that_a_floor_was_not_learnt(
     assert len(words(Judgement.FAIL, check("loss", Outcome.FAIL, 1e-3, 1e-6))) == 2
 
 
+def test_a_fail_without_all_evidence_does_not_say_that_the_rest_holds():
+    stopped = check("complete", Outcome.INVALID)
+    found = words(Judgement.FAIL, check("loss", Outcome.FAIL, 1e-3, 1e-6), stopped)
+    assert found[0] == "It would PASS only if loss and complete did."
+
+
 def test_every_failed_check_would_have_to_hold():
     failed = [check(f"c{number}", Outcome.FAIL, 2.0, 1.0) for number in range(5)]
     found = words(Judgement.FAIL, *failed)

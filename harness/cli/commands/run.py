@@ -91,6 +91,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     console = make_console()
     begun = time.monotonic()
     plan = plan_of(arguments, find=_building(console) if arguments.build else None)
+    if arguments.against:  # every step of both sides is compared
+        plan = replace(plan, experiment=replace(plan.experiment, stop_after=None))
     given = read_given(plan)
     store = store_of(arguments)
     store.require_writable()

@@ -43,7 +43,13 @@ from converge_harness.launch.next_call import faults_due
 from converge_harness.launch.options import RunOptions
 from converge_harness.launch.private_folder import private_folder, remove_left_behind
 from converge_harness.launch.progress import Pace, matrix_eta_s
-from converge_harness.launch.stopping import first_look, is_due, next_look, still_certain
+from converge_harness.launch.stopping import (
+    first_look,
+    is_due,
+    next_look,
+    still_certain,
+    stopped_error,
+)
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import (
     Experiment,
@@ -361,8 +367,10 @@ class Supervisor:
         self._end([run])
         run.new_steps()
         last = 0 if run.last is None else run.last.step
-        why = RankError(None, f"after step {last} of {run.job.steps}, because {reason}")
-        self._finish(run, RunStatus.STOPPED, why)
+        if is_complete(run.job, run.folder):  # it was quicker
+            self._finish(run, RunStatus.FINISHED, None)
+        else:
+            self._finish(run, RunStatus.STOPPED, stopped_error(reason, last, run.job.steps))
 
     def _goes_on(self, run: Run, why: str = "") -> bool:
         """Start the next segment of a run, or restart it, if there is more to do."""

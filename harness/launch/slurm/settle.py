@@ -18,6 +18,7 @@ from converge_harness.launch.slurm.backend import JobState, Phase
 from converge_harness.launch.slurm.batch_script import JOB_SCRIPT, SLURM_LOG, submit_argv
 from converge_harness.launch.slurm.commands import with_keys
 from converge_harness.launch.slurm.submission import Submission
+from converge_harness.launch.stopping import stopped_error
 from converge_harness.model import Cluster, Job, RankError, RunRecord, RunStatus
 from converge_harness.run_folder.layout import ENDED, JOB, LOGS
 from converge_harness.store import read_json
@@ -180,7 +181,9 @@ def _over(known: Known) -> tuple[RunStatus, RankError | None]:
 def _ended_on_purpose(known: Known) -> tuple[RunStatus, RankError]:
     why = known.submission.cancelled
     if known.submission.stopped:
-        return RunStatus.STOPPED, RankError(None, f"{_where(known)}, because {why}")
+        last = last_line(known.folder, in_passes=comes_in_passes(known.job))
+        step = last.step if last else 0
+        return RunStatus.STOPPED, stopped_error(why, step, known.job.steps)
     return RunStatus.HUNG, _with_log(known, why)
 
 

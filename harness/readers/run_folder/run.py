@@ -75,7 +75,7 @@ def read_run(folder: Path) -> Evidence:
         if broken:
             return _unsealed(folder, record, broken)
     job: JobDocument = read_job(folder) or {}
-    if record is not None and record.status is RunStatus.FINISHED:
+    if record is not None and record.status in (RunStatus.FINISHED, RunStatus.STOPPED):
         other = other_code(job.get("code") or {}, record.sources)
         if other:
             return _unsealed(folder, record, other)

@@ -55,7 +55,10 @@ def _of_fail(
     failed = [check for check in checks if check.outcome is Outcome.FAIL]
     if not failed:
         return
-    if len(failed) == 1:
+    missing = next((check.name for check in checks if check.outcome is Outcome.INVALID), None)
+    if len(failed) == 1 and missing:
+        yield f"It would PASS only if {failed[0].name} and {missing} did."
+    elif len(failed) == 1:
         yield f"It would PASS if {failed[0].name} did: every other check holds."
     else:
         yield f"It would PASS only if all {len(failed)} failed checks did."

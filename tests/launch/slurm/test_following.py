@@ -411,7 +411,7 @@ def test_a_set_that_is_certain_to_fail_is_cancelled_and_not_submitted_again(ligh
     def look(job, folder, records):
         if control.identity not in records:
             return None
-        return "its first step had failed" if job == wrong else ""
+        return "loss-first-step" if job == wrong else ""
 
     control = light("control", role=Role.CONTROL, ranks=1, steps=2)
     wrong = light("wrong", ranks=1, steps=10_000, seconds=0.05)
@@ -425,9 +425,8 @@ def test_a_set_that_is_certain_to_fail_is_cancelled_and_not_submitted_again(ligh
         RunStatus.FINISHED,
     ]
     message = records["wrong"].error.message
-    assert re.fullmatch(r"after step \d+ of 10000, because its first step had failed", message), (
-        message
-    )
+    said = r"its FAIL was certain \(loss-first-step\), after step \d+ of 10000"
+    assert re.fullmatch(said, message), message
     assert read_submission(records["wrong"].folder).stopped
 
     again, events = follow(given, control, wrong, right)
