@@ -119,7 +119,7 @@ def prepare_plan(plan: Plan, site: Site, observer: Observer, stop: Interruption)
     records = PreparedPlan(statuses, tuple(todo)).records
     for job in [] if fresh else list(todo):
         stopped = statuses[job.identity].record
-        if stopped and still_certain(job, stopped, plan.experiment, site.options, records):
+        if stopped and still_certain(job, stopped, site.experiment, site.options, records):
             statuses[job.identity] = _reused(statuses[job.identity], stopped, observer)
             todo.remove(job)
     prepared = PreparedPlan(statuses, tuple(todo))
