@@ -16,7 +16,7 @@ after = 2
 train_config = "train_configs/llama3_debug.toml"
 cpu_ranks = 2   # one after the other: the control and its repeat have ended
 [trainer.set]
-"training.steps" = 40
+"training.steps" = 32
 [control]
 name = "fsdp2"
 parallelism.dp_shard = 2
@@ -62,9 +62,9 @@ def test_only_what_is_certain_to_fail_is_stopped(ran):
     assert stopped.startswith(by)
     assert whole.startswith(by)
     assert "stopped" not in whole
-    ending = r"; the run then was stopped: its FAIL was certain \(.+\), after step (\d+) of 40$"
+    ending = r"; the run then was stopped: its FAIL was certain \(.+\), after step (\d+) of 32$"
     (after,) = re.findall(ending, stopped)
-    assert 2 <= int(after) < 40
+    assert 2 <= int(after) < 32
     assert tests["doubled"]["cause_class"] == tests["unstopped"]["cause_class"]
 
 

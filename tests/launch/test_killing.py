@@ -64,6 +64,7 @@ def test_harness_killed_while_ranks_start(harness, how):
     assert not alive
 
 
+@pytest.mark.slow
 def test_interrupted_matrix_goes_on_where_it_was(harness, tiny, store, cold):
     process = harness("cold", "short:1:1:0.0", "long:2:60:0.2")
     read_until(process, "Ended short")

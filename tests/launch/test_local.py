@@ -100,6 +100,7 @@ def test_a_run_whose_evidence_was_changed_runs_again(warm_tiny, store, cold):
     assert run(plan_of(job), store, cold)[0][0].reused
 
 
+@pytest.mark.slow
 def test_a_run_whose_code_changed_runs_again(tiny, store, cold, tmp_path, monkeypatch):
     module = tmp_path / "my_override.py"
     module.write_text("SCALE = 1.0\n")

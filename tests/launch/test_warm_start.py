@@ -176,6 +176,7 @@ def test_matrix_by_warm_start(tiny, store):
     assert json.loads((records[0].folder / "record.json").read_text())["warm"] is True
 
 
+@pytest.mark.slow
 def test_server_that_dies_costs_one_try(tiny, store):
     """Its jobs start once more, cold."""
     options = RunOptions(rank_module="tiny_rank", check=False, grace_s=2.0)
