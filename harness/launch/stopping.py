@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from converge_harness.launch.options import RunOptions
 from converge_harness.launch.progress import last_line
@@ -41,9 +42,40 @@ def is_due(step: int, job: Job, look_at: int | None) -> bool:
     return look_at is not None and look_at <= step < job.steps
 
 
+class Looks:
+    """Looks at the running test sets of one experiment, each when it is due."""
+
+    def __init__(self, experiment: Experiment, options: RunOptions) -> None:
+        self._experiment = experiment
+        self._options = options
+        self._due: dict[str, int | None] = {}
+        """By identity, the step after which the next look is due; None: never."""
+
+    def will_stop_any(self, jobs: Iterable[Job]) -> bool:
+        """Whether one of the jobs may be stopped."""
+        return any(first_look(job, self._experiment, self._options) is not None for job in jobs)
+
+    def certain_fail(
+        self, job: Job, folder: Path, step: int, records: Mapping[str, RunRecord]
+    ) -> str:
+        """Why a set that trains is certain to FAIL; empty if it is not, or not looked at now.
+
+        ``step`` is its last, and ``records`` are those of finished runs, by identity.
+        """
+        look, identity = self._options.fail_look, job.identity
+        if identity not in self._due:
+            self._due[identity] = first_look(job, self._experiment, self._options)
+        if look is None or not is_due(step, job, self._due[identity]):
+            return ""
+        reason = look(job, folder, records)
+        if reason == "":
+            self._due[identity] = next_look(step)
+        return reason or ""
+
+
 def still_certain(
     job: Job,
-    record: RunRecord | None,
+    record: RunRecord,
     experiment: Experiment,
     options: RunOptions,
     records: Mapping[str, RunRecord],
@@ -53,7 +85,7 @@ def still_certain(
     ``records`` are those of finished runs, by identity. Raises StoreError as ``stale`` does.
     """
     look = options.fail_look
-    if look is None or record is None or record.status is not RunStatus.STOPPED:
+    if look is None or record.status is not RunStatus.STOPPED:
         return False
     after = first_look(job, experiment, options)
     reached = last_line(record.folder, in_passes=False)

@@ -40,15 +40,19 @@ def learn(plan: Plan, evidences: Mapping[str, Evidence]) -> dict[str, StoredCali
 
 def calibrate_controls(plan: Plan, evidences: Mapping[str, Evidence]) -> dict[str, Calibration]:
     """The calibrations learnt from the repeats of every control, by its name."""
-    from converge_harness.judge import calibrate  # noqa: PLC0415 - a plan does not need scipy
-
     return {
-        job.name: calibrate(
-            evidences[job.name], [evidences[repeat.name] for repeat in repeats_of(plan, job)]
-        )
+        job.name: calibrate_control(plan, job, evidences)
         for job in plan.jobs
         if job.role is Role.CONTROL
     }
+
+
+def calibrate_control(plan: Plan, control: Job, evidences: Mapping[str, Evidence]) -> Calibration:
+    """The calibration learnt from the repeats of one control."""
+    from converge_harness.judge import calibrate  # noqa: PLC0415 - a plan does not need scipy
+
+    repeats = [evidences[repeat.name] for repeat in repeats_of(plan, control)]
+    return calibrate(evidences[control.name], repeats)
 
 
 def repeats_of(plan: Plan, control: Job) -> tuple[Job, ...]:

@@ -30,6 +30,7 @@ from converge_harness.model import (
 from converge_harness.readers import read_run
 
 if TYPE_CHECKING:
+    from converge_harness.judge.verdict import JudgedPair
     from converge_harness.report import ReportView
 
 MENDED_BY_TRAINING = frozenset(
@@ -54,13 +55,14 @@ class Judged:
 def read_evidence(plan: Plan, records: Sequence[RunRecord]) -> dict[str, Evidence]:
     """The evidence of the anchor and of every control, repeat and test, by job name."""
     return {
-        job.name: _evidence(job, record)
+        job.name: evidence_of(job, record)
         for job, record in zip(plan.jobs, records, strict=True)
         if job.role is not Role.SEED
     }
 
 
-def _evidence(job: Job, record: RunRecord) -> Evidence:
+def evidence_of(job: Job, record: RunRecord) -> Evidence:
+    """The evidence of one job's run; empty if it was skipped."""
     if record.status is RunStatus.SKIPPED:
         return Evidence(
             name=job.name,
@@ -92,31 +94,18 @@ def judge_matrix(
 
     ``evidences`` are by job name, ``calibrations`` by the name of the control.
     """
-    # Imported here: `converge plan` judges and draws nothing, and needs neither scipy nor plots.
-    from converge_harness.judge import PrecisionRuns, judge  # noqa: PLC0415
+    # Imported here: `converge plan` draws nothing and does not need plots.
     from converge_harness.report import build_view  # noqa: PLC0415
 
     verdicts = []
     comparisons = {}
     seeds = {}
     for pair in pairs_of(plan):
-        job, against, calibrated, matched, reference = pair
-        test, control = evidences[job.name], evidences[against.name]
-        calibration = calibrations[calibrated]
+        job = pair.test
         if runs := seed_runs(plan, pair, evidences):
             seeds[job.name] = runs
-        verdict, comparisons[job.name] = judge(
-            test,
-            control,
-            calibration,
-            spec=job.spec,
-            control_spec=against.spec,
-            own_start=job.needs != against.needs or against.golden is not None,
-            measure=PrecisionRuns(evidences[matched], evidences[reference])
-            if matched and reference
-            else None,
-            seeds=runs,
-        )
+        calibration = calibrations[pair.calibrated]
+        verdict, comparisons[job.name] = judge_pair(pair, evidences, calibration, runs)
         verdicts.append(replace(verdict, next_command=next_command(plan, job, verdict)))
     view = build_view(
         title=plan.experiment.name,
@@ -134,6 +123,32 @@ def judge_matrix(
         seeds=seeds,
     )
     return Judged(tuple(verdicts), view, wall_s)
+
+
+def judge_pair(
+    pair: PlannedPair,
+    evidences: Mapping[str, Evidence],
+    calibration: Calibration,
+    seeds: SeedRuns | None = None,
+) -> JudgedPair:
+    """Judge one comparison of a plan; ``evidences`` are by job name."""
+    # Imported here: `converge plan` judges nothing and does not need scipy.
+    from converge_harness.judge import PrecisionRuns, judge  # noqa: PLC0415
+
+    measure = None
+    if pair.matched and pair.reference:
+        measure = PrecisionRuns(evidences[pair.matched], evidences[pair.reference])
+    test, control = pair.test, pair.control
+    return judge(
+        evidences[test.name],
+        evidences[control.name],
+        calibration,
+        spec=test.spec,
+        control_spec=control.spec,
+        own_start=test.needs != control.needs or control.golden is not None,
+        measure=measure,
+        seeds=seeds,
+    )
 
 
 def versions_of(plan: Plan) -> dict[str, str]:

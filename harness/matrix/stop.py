@@ -6,14 +6,15 @@ or a NaN. That a curve left its envelope may still be an accident of the steps s
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from converge_harness.launch.options import FailLook
-from converge_harness.matrix.calibrate import read_given, repeats_of
-from converge_harness.matrix.judge import PlannedPair, pairs_of
+from converge_harness.matrix.calibrate import calibrate_control, read_given, repeats_of
+from converge_harness.matrix.judge import PlannedPair, evidence_of, judge_pair, pairs_of
 from converge_harness.model import (
     Calibration,
     Check,
@@ -37,8 +38,7 @@ def fail_look(plan: Plan) -> FailLook:
 
     What it has read of a control and its repeats it keeps.
     """
-    from converge_harness import judge as _  # noqa: F401, PLC0415 - slow, so before ranks start
-
+    importlib.import_module("converge_harness.judge")  # slow, so before ranks start
     pairs = {pair.test.identity: pair for pair in pairs_of(plan)}
     count = Counter(job.identity for job in plan.jobs)
     runs: dict[str, Evidence] = {}
@@ -46,8 +46,7 @@ def fail_look(plan: Plan) -> FailLook:
 
     def evidence(job: Job, record: RunRecord) -> Evidence:
         if job.identity not in runs:
-            read = read_run(record.folder)
-            runs[job.identity] = replace(read, name=job.name, precision=job.precision)
+            runs[job.identity] = evidence_of(job, record)
         return runs[job.identity]
 
     def look(job: Job, folder: Path, records: Mapping[str, RunRecord]) -> str | None:
@@ -65,7 +64,7 @@ def fail_look(plan: Plan) -> FailLook:
             name = pair.control.name
             if name not in calibrations:
                 calibrations[name] = _calibration(plan, pair.control, known)
-            return _certain(pair, running, known, calibrations[name])
+            return _certain(pair, known | {job.name: running}, calibrations[name])
         except Exception:  # noqa: BLE001 - a look is optional, and other runs depend on its caller
             return ""  # the verdict after the last step says what is wrong
 
@@ -98,31 +97,14 @@ def _judged_by(plan: Plan, pair: PlannedPair) -> tuple[Job, ...]:
 
 
 def _calibration(plan: Plan, control: Job, known: Mapping[str, Evidence]) -> Calibration:
-    from converge_harness.judge import calibrate  # noqa: PLC0415 - needs scipy
-
     if given := read_given(plan):
         return given[control.name].calibration
-    return calibrate(known[control.name], [known[job.name] for job in repeats_of(plan, control)])
+    return calibrate_control(plan, control, known)
 
 
-def _certain(
-    pair: PlannedPair, test: Evidence, known: Mapping[str, Evidence], calibration: Calibration
-) -> str:
-    """Why the set is certain to FAIL, as a clause; empty if it is not."""
-    from converge_harness.judge import PrecisionRuns, judge  # noqa: PLC0415 - needs scipy
-
-    measure = None
-    if pair.matched and pair.reference:
-        measure = PrecisionRuns(known[pair.matched], known[pair.reference])
-    verdict, _ = judge(
-        test,
-        known[pair.control.name],
-        calibration,
-        spec=pair.test.spec,
-        control_spec=pair.control.spec,
-        own_start=pair.test.needs != pair.control.needs,
-        measure=measure,
-    )
+def _certain(pair: PlannedPair, evidences: Mapping[str, Evidence], calibration: Calibration) -> str:
+    """The name of a check that makes the set certain to FAIL; empty if there is none."""
+    verdict, _ = judge_pair(pair, evidences, calibration)
     if verdict.judgement is not Judgement.FAIL:
         return ""
     failed = next(filter(_is_certain, verdict.checks), None)

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm_toolchains import TOOLCHAINS
 
 ROOT = Path(__file__).parents[2]
-TOOLCHAINS = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
 
 
 def need(toolchain: str) -> None:

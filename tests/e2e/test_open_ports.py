@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 from listening import sampling
+from warm_toolchains import TOOLCHAINS
 
 ROOT = Path(__file__).parents[2]
-TOOLCHAINS = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
 MATRIX = """
 schema = 1
 name = "listening"

@@ -56,8 +56,6 @@ class Run:
     started: float = field(default_factory=time.monotonic)
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     last: StepLine | None = None
-    look_at: int | None = None
-    """The step after which it is looked at whether its FAIL is certain; None: never."""
     made: int = 0
     """Number of finished steps, including replayed ones."""
     first_step_at: float = 0.0

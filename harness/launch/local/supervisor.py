@@ -43,13 +43,7 @@ from converge_harness.launch.next_call import faults_due
 from converge_harness.launch.options import RunOptions
 from converge_harness.launch.private_folder import private_folder, remove_left_behind
 from converge_harness.launch.progress import Pace, matrix_eta_s
-from converge_harness.launch.stopping import (
-    first_look,
-    is_due,
-    next_look,
-    still_certain,
-    stopped_error,
-)
+from converge_harness.launch.stopping import Looks, still_certain, stopped_error
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import (
     Experiment,
@@ -199,6 +193,7 @@ class Supervisor:
         self._slots = slots
         self._slot_count = len(slots.free)
         self._tell = observer
+        self._looks = Looks(experiment, place.options)
         self._waiting: list[Job] = []
         self._running: list[Run] = []
         self._records: dict[str, RunRecord] = {}
@@ -216,9 +211,7 @@ class Supervisor:
         cases no process of a job is left.
         """
         self._records = dict(finished)
-        looks = (first_look(job, self._experiment, self._place.options) for job in pending)
-        stops = any(step is not None for step in looks)
-        self._waiting = list(launch_order(pending, tests_last=stops))
+        self._waiting = list(launch_order(pending, tests_last=self._looks.will_stop_any(pending)))
         overview_due = 0.0
         try:
             while self._waiting or self._running:
@@ -306,7 +299,6 @@ class Supervisor:
             lock=lock,
         )
         self._slots = left
-        run.look_at = first_look(job, self._experiment, self._place.options)
         self._running.append(run)
         self._tell(Started(time.time(), job, taken, run.call.argv, attempt))
 
@@ -354,13 +346,9 @@ class Supervisor:
 
     def _certain_fail(self, run: Run) -> str:
         """Why a running test set is certain to FAIL; empty if it is not, or not looked at now."""
-        look, last = self._place.options.fail_look, run.last
-        if look is None or last is None or not is_due(last.step, run.job, run.look_at):
+        if run.last is None:
             return ""
-        reason = look(run.job, run.folder, self._records)
-        if reason == "":
-            run.look_at = next_look(last.step)
-        return reason or ""
+        return self._looks.certain_fail(run.job, run.folder, run.last.step, self._records)
 
     def _stop(self, run: Run, reason: str) -> None:
         """End a test set whose verdict is known."""

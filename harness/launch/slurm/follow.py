@@ -23,7 +23,7 @@ from converge_harness.launch.slurm.job_status import UNKNOWN_LOOKS, Site, conclu
 from converge_harness.launch.slurm.settle import Known, has_ended, script_end, skipped
 from converge_harness.launch.slurm.submission import Submission, read_submission
 from converge_harness.launch.slurm.submit import PreparedPlan, Submitter, cancel_all, prepare_plan
-from converge_harness.launch.stopping import first_look, is_due, next_look
+from converge_harness.launch.stopping import Looks
 from converge_harness.model import Experiment, Job, Plan, RunRecord, RunStatus
 from converge_harness.run_folder.metrics import StepLine
 from converge_harness.trainers import comes_in_passes
@@ -71,11 +71,12 @@ class _Follower:
     def __init__(self, prepared: PreparedPlan, site: Site, observer: Observer) -> None:
         self._site = site
         self._tell = observer
+        self._looks = Looks(site.experiment, site.options)
         self._records = prepared.records
         self._waiting = list(prepared.todo)
         self._submitter = Submitter(prepared, site, observer)
         self._followed: dict[str, Followed] = {
-            identity: self._follow(each.job, each.folder, each.submission)
+            identity: follow_from(each.job, each.folder, each.submission)
             for identity, each in prepared.queued.items()
             if each.submission is not None
         }
@@ -83,11 +84,6 @@ class _Follower:
         self._told_busy = ""
         self._silent_since: float | None = None
         """Since when the scheduler has not answered, by the monotonic clock."""
-
-    def _follow(self, job: Job, folder: Path, submission: Submission) -> Followed:
-        """A submitted job, by this process or another."""
-        look_at = first_look(job, self._site.experiment, self._site.options)
-        return Followed(job, folder, submission, MetricsTail(folder, comes_in_passes(job)), look_at)
 
     def run(self, stop: Interruption) -> dict[str, RunRecord]:
         try:
@@ -120,7 +116,7 @@ class _Follower:
             if isinstance(given, Submission):
                 folder = self._submitter.folder_of(job)
                 self._waiting.remove(job)
-                self._followed[job.identity] = self._follow(job, folder, given)
+                self._followed[job.identity] = follow_from(job, folder, given)
             elif given is not None:
                 self._waiting.remove(job)
                 self._conclude(job, given)
@@ -255,15 +251,10 @@ class _Follower:
 
     def _certain_fail(self, followed: Followed) -> str:
         """Why a running test set is certain to FAIL; empty if it is not, or not looked at now."""
-        look, last = self._site.options.fail_look, followed.last
-        if look is None or last is None or followed.cancel_sent or not followed.is_running:
+        last = followed.last
+        if last is None or followed.cancel_sent or not followed.is_running:
             return ""
-        if not is_due(last.step, followed.job, followed.look_at):
-            return ""
-        reason = look(followed.job, followed.folder, self._records)
-        if reason == "":
-            followed.look_at = next_look(last.step)
-        return reason or ""
+        return self._looks.certain_fail(followed.job, followed.folder, last.step, self._records)
 
     def _cancel(
         self, jobs: Iterable[Followed], why: str, *, hung: bool = False, stopped: bool = False
@@ -326,8 +317,6 @@ class Followed:
     folder: Path
     submission: Submission
     tail: MetricsTail
-    look_at: int | None = None
-    """The step after which it is looked at whether its FAIL is certain; None: never."""
     state: JobState | None = None
     """The scheduler's last answer."""
     cancel_sent: bool = False
@@ -421,3 +410,8 @@ class Followed:
                 f"no step finished for {limit:g} s after step {self.last.step} (progress_timeout_s)"
             )
         return ""
+
+
+def follow_from(job: Job, folder: Path, submission: Submission) -> Followed:
+    """A submitted job, by this process or another."""
+    return Followed(job, folder, submission, MetricsTail(folder, comes_in_passes(job)))
