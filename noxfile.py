@@ -61,7 +61,10 @@ FILE_BY_FILE = ("--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder")
 shortest time limit is a minute.
 """
 RELEASES = re.compile(r"titan(?!\.common)")
-"""What is found in the text of a test file of rank code that knows a release of torchtitan."""
+"""What is found in the text of a test file of rank code that knows a release of torchtitan.
+
+The others run once, on the newest torch; on the older one in session `e2e`.
+"""
 OPTIONAL_PROGRAMS = (
     *("munged", "sacct", "sbatch", "scancel", "scontrol", "sinfo", "slurmctld", "slurmd"),
     *("squeue", "srun", "chromium", "chromium-browser", "google-chrome", "shellcheck"),
@@ -200,13 +203,12 @@ def tests(session: nox.Session) -> None:
     if session.posargs not in ([], [SLOW]):
         session.run(*light, *session.posargs, env=env)
         return
-    slow = SLOW in session.posargs
-    chosen = () if slow else ("-m", "not slow")
+    chosen = () if SLOW in session.posargs else ("-m", "not slow")
     of_releases = tests_naming(ROOT / "tests" / "rank", RELEASES)
     paths = {
         DEFAULT_TOOLCHAIN: ["tests/rank"],
         OLDER_TORCH_TOOLCHAIN: OLDER_TORCH_TESTS,
-        OLDER_TOOLCHAIN: ["tests/rank"] if slow else of_releases,
+        OLDER_TOOLCHAIN: of_releases,
     }
     for name, python in pythons.items():
         command = (str(python), "-m", "pytest", *paths[name], *chosen, *TEST_BY_TEST)
@@ -318,8 +320,13 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session
 def e2e(session: nox.Session) -> None:
-    """Real runs of other frameworks, each in its toolchain: ``nox -s e2e [-- PYTEST OPTIONS]``."""
+    """What no gate waits for: ``nox -s e2e [-- PYTEST OPTIONS]``.
+
+    Real runs of other frameworks, each in its toolchain, and all tests of rank code on the older
+    torch.
+    """
     install_light(session, "test")
+    older = (str(build_toolchain(session, OLDER_TOOLCHAIN)), "-m", "pytest", "tests/rank")
     missing = build_what_can_be(session, FRAMEWORKS)
     if missing and "CONVERGE_NO_SKIPS" in os.environ:
         session.error("$CONVERGE_NO_SKIPS is set: not continuing without them")
@@ -333,6 +340,7 @@ def e2e(session: nox.Session) -> None:
             session.run(*command, external=True, env=env)
         runs += [file for file in files if file not in of_ranks]
     session.run("python", "-m", "pytest", *runs, *session.posargs, env=env)
+    session.run(*older, *TEST_BY_TEST, *session.posargs, external=True, env=env)
 
 
 @nox.session

@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from converge_harness.matrix.load import load_plan
 from converge_harness.toolchains.find import toolchain_root
 from converge_harness.trainers import job_payload
@@ -25,15 +23,15 @@ def test_the_suite_is_no_larger_than_its_time():
     assert sum(len(jobs_of(each)) for each in EXPERIMENTS) <= MOST_JOBS
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_torchtitan_takes_every_job_of_the_suite_on_a_gpu(experiment, tmp_path):
+def test_torchtitan_takes_every_job_of_the_suite_on_a_gpu(tmp_path):
     """Configs only: they are built where no GPU is, and say what would run on one."""
     files = []
-    for job in jobs_of(experiment):
-        data = tmp_path / "data" if job.spec.train_config.data else None
-        document = job_payload(job, tmp_path, data=data, seed_checkpoint=None, device="cuda")
-        files.append(tmp_path / f"{job.name}.json")
-        files[-1].write_text(json.dumps({"schema": 1, **document}))
+    for experiment in EXPERIMENTS:
+        for job in jobs_of(experiment):
+            data = tmp_path / "data" if job.spec.train_config.data else None
+            document = job_payload(job, tmp_path, data=data, seed_checkpoint=None, device="cuda")
+            files.append(tmp_path / f"{experiment}.{job.name}.json")
+            files[-1].write_text(json.dumps({"schema": 1, **document}))
     python = toolchain_root() / "torchtitan-0.3.0" / "bin" / "python"
     command = [str(python), "-m", "converge_harness.rank", "--check", *map(str, files)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

@@ -62,6 +62,7 @@ def torchrun(dialect, ranks, arguments, *, folder, max_restarts=0):
     environment = {
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # as in every job
         "PYTHON_EXEC": python,  # what torchrun starts its ranks with
         "CONVERGE_PARENT": str(os.getpid()),
     }
