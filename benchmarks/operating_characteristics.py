@@ -23,6 +23,7 @@ from characteristics.figures import draw_false_alarms, draw_power
 from characteristics.long_runs import long_runs
 from characteristics.rates import LENGTHS, SITUATIONS, Situation, false_alarms, power
 from characteristics.real_runs import real_runs
+from characteristics.settled_early import settled_early
 from characteristics.several_seeds import SETTINGS, several_seeds
 from characteristics.short_runs import short_runs
 from characteristics.simulation import LAWS
@@ -32,6 +33,7 @@ from characteristics.tables import (
     long_run_table,
     power_table,
     real_run_table,
+    settled_early_table,
     several_seeds_table,
     short_run_table,
 )
@@ -41,7 +43,7 @@ from converge_harness.readers import read_run
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "operating-characteristics.md"
 IMAGES = ROOT / "docs" / "images"
-SIMULATED = ("equivalence", "short runs", "several seeds", "power", "false alarms")
+SIMULATED = ("equivalence", "settled early", "short runs", "several seeds", "power", "false alarms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ def simulated_tables(only: Collection[str], size: Size) -> Iterator[tuple[str, s
     """Name and Markdown of all other tables; draws the figures unless quick."""
     if "equivalence" in only:
         yield "equivalence", long_run_table(long_runs(size.series))
+    if "settled early" in only:
+        yield "settled early", settled_early_table(settled_early(size.series // 2))
     if "short runs" in only:
         yield "short runs", short_run_table(short_runs(size.short, size.workers))
     if "several seeds" in only:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from characteristics.deviations import Deviation
 from characteristics.long_runs import CORRELATIONS, LongRuns
-from characteristics.rates import FalseAlarms, Power
+from characteristics.rates import FalseAlarms, Power, Rate
 from characteristics.real_runs import RealRuns
+from characteristics.settled_early import BEYOND, LATE, SPREADS, SettledEarly
 from characteristics.several_seeds import EFFECTS, SeveralSeeds, not_kept
 from characteristics.short_runs import LEVELS, ShortRuns
 
@@ -82,6 +83,39 @@ def long_run_table(found: Sequence[LongRuns]) -> str:
         for window in sorted({one.window for one in found})
     ]
     return _table(("window", "what", *(f"rho {rho:g}" for rho in CORRELATIONS)), rows)
+
+
+def settled_early_table(found: Sequence[SettledEarly]) -> str:
+    """Rows by size of the noise and quantity; columns by autocorrelation."""
+    quantities = (
+        ("at the margin: equivalent (5%)", lambda one: _percent(one.wrongly_equivalent)),
+        ("at the margin: different (5%)", lambda one: _percent(one.wrongly_different)),
+        ("the same if looks could answer so", lambda one: _percent(one.different_early)),
+        ("no difference: equivalent", lambda one: _percent(one.equivalent)),
+        ("the same without looks", lambda one: _percent(one.at_the_end)),
+        ("no difference: share trained", lambda one: f"{one.trained:.0%}"),
+        (f"{BEYOND:g} margins: different", lambda one: _percent(one.different)),
+        (
+            f"2 margins from {LATE:.0%} of the run on: equivalent",
+            lambda one: _percent(one.late_missed),
+        ),
+    )
+    cells = {(one.spread, one.correlation): one for one in found}
+    rows = [
+        (f"{spread:g} margins", words, *(shown(cells[spread, rho]) for rho in CORRELATIONS))
+        for spread in SPREADS
+        for words, shown in quantities
+    ]
+    trials = found[0].equivalent.trials
+    bounds = ", ".join(
+        f"around {share:.0%}: {low:.1%} to {high:.1%}"
+        for share in (0.01, 0.05, 0.12)
+        for low, high in [Rate(round(share * trials), trials).interval]
+    )
+    return (
+        _table(("noise of a step", "what", *(f"rho {rho:g}" for rho in CORRELATIONS)), rows)
+        + f"\n\n{trials:,} runs in each cell, so the 95% interval is, {bounds}."
+    )
 
 
 def short_run_table(found: Sequence[ShortRuns]) -> str:

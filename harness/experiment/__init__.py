@@ -18,7 +18,7 @@ An experiment file (``schema = 1``)::
                                     # or "off", every N steps, or a list of steps
 
     [stop]                          # a test set that is certain to FAIL ends early
-    fail = true                     # the default; also `stop = false` in a test set
+    when = "fail"                   # the default; also `stop = "never"` in a test set
     after = 16                      # but not before it has trained as many steps
 
     [trainer]                       # torchtitan's; any program: harness/trainers/command/table.py

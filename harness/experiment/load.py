@@ -38,6 +38,7 @@ from converge_harness.model import (
     Launcher,
     Repeat,
     SetSpec,
+    Stop,
 )
 from converge_harness.model.plan import other_seed_name
 from converge_harness.toml import Table, Where, expanded, find, find_file, read_toml, validate
@@ -97,6 +98,7 @@ def load_experiment(
         path, data, launcher if can.several_nodes else Launcher.LOCAL, cluster, problems
     )
     builder.cluster = placed
+    builder.stop = Stop(stop.when) if stop else Stop.NEVER
     techniques = _tables_of(data, "technique")
     builder.technique_names = tuple(techniques)
     builder.own_techniques = read_own_techniques(
@@ -129,7 +131,7 @@ def load_experiment(
         baseline=_baseline_of(top.baseline, builder.folders),
         baseline_across=tuple(map(Across, top.baseline_across)),
         cadence=probe.cadence,
-        stop_after=stop.after if stop.fail else None,
+        stop_after=stop.after,
         anchor=anchor_spec,
         startup_timeout_s=trainer.startup_timeout_s,
         progress_timeout_s=trainer.progress_timeout_s,

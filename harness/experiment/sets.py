@@ -32,6 +32,7 @@ from converge_harness.model import (
     Segment,
     SetSpec,
     Setting,
+    Stop,
     Technique,
     TrainConfig,
 )
@@ -65,6 +66,8 @@ class SetBuilder:
     """Where relative paths are resolved; the first match wins."""
     problems: list[Problem]
     cluster: PlacedCluster | None = None
+    stop: Stop = Stop.FAIL
+    """Of test sets that do not say it."""
     own_techniques: Mapping[str, OwnTechnique] = field(default_factory=dict)
     """``[technique.NAME]``, by name."""
     technique_names: Collection[str] = ()
@@ -130,7 +133,7 @@ class SetBuilder:
             margin=table.margin,
             ask=Ask(table.ask) if isinstance(table, TestTable) else Ask.SAME,
             own_random_numbers=isinstance(table, TestTable) and table.own_random_numbers,
-            stop=not isinstance(table, TestTable) or table.stop,
+            stop=self._stop(table),
             waive=tuple(table.waive),
             inject=inject,
             without_fixes=tuple(table.without_fixes),
@@ -149,6 +152,12 @@ class SetBuilder:
         if spec.own_random_numbers:
             self.problems += _undrawable(spec, where)
         return self._with_kind(spec, table, where, control)
+
+    def _stop(self, table: SetTable | ElasticTable) -> Stop:
+        """When the run may end early: only a test set's, for others are judged by the rest."""
+        if not isinstance(table, TestTable):
+            return Stop.NEVER
+        return self.stop if table.stop is None else Stop(table.stop)
 
     def _backend(self, toolchain: str, control: SetSpec | None) -> str | None:
         """The SPMD backend of a set that names none: its control's, else the experiment's.

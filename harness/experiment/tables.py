@@ -67,6 +67,7 @@ from converge_harness.model import (
     Repeat,
     RepeatKind,
     RestartOwner,
+    Stop,
     Torn,
 )
 from converge_harness.toml import (
@@ -173,6 +174,7 @@ Techniques = Annotated[list[str], AfterValidator(no_repetition)]
 """Whether each is known depends on the file's own: see ``sets.py``."""
 KindWord = Annotated[str, one_of(Kind)]
 AskWord = Annotated[str, one_of(Ask)]
+StopWord = Annotated[str, one_of(Stop)]
 # --------------------------------------------------------------------- tables
 
 
@@ -225,7 +227,7 @@ class TestTable(SetTable):
     control: Name | None = None
     ask: AskWord = Ask.SAME
     own_random_numbers: bool = False
-    stop: bool = True
+    stop: StopWord | None = None
 
     __test__ = False  # pytest: this is not a test class
 
@@ -236,7 +238,7 @@ class ProbeTable(Table):
 
 
 class StopTable(Table):
-    fail: bool = True
+    when: StopWord = Stop.FAIL
     after: Annotated[int, Field(ge=1)] = STOP_AFTER
 
 

@@ -29,6 +29,7 @@ from converge_harness.judge.compare.curves import (
 from converge_harness.judge.compare.envelopes import Envelope, LearntLimit
 from converge_harness.judge.compare.precision_errors import PrecisionRuns
 from converge_harness.judge.compare.tensors import Comparisons, TensorComparison, TensorDifferences
+from converge_harness.judge.compare.tost import level_of_look
 from converge_harness.judge.comparison import RunComparison, compare_runs
 from converge_harness.judge.degrees import parallelism_of
 from converge_harness.judge.programs import BEFORE_CLIPPING, probing, wrapping
@@ -65,6 +66,7 @@ __all__ = [
     "curve_difference",
     "judge",
     "judge_submission",
+    "level_of_look",
     "never_interrupted",
     "parallelism_of",
     "pass_of",

@@ -23,6 +23,7 @@ from converge_harness.judge.compare.limits import applicable
 from converge_harness.judge.compare.precision_errors import Errors, PrecisionRuns, measure_errors
 from converge_harness.judge.compare.sketches import Renamed, align
 from converge_harness.judge.compare.tensors import Comparisons, compare_tensors
+from converge_harness.judge.compare.tost import ALPHA
 from converge_harness.judge.programs import is_curve
 from converge_harness.judge.soundness import disordered
 from converge_harness.model import JUDGED_SIGNALS, Calibration, Evidence, Floats, SeedRuns, SetSpec
@@ -65,6 +66,8 @@ class RunComparison:
     """Loss that the seeds have to reach, where the question is when; None: how low they end."""
     draws: bool = False
     """Whether the test set is meant to draw other random numbers than its control."""
+    level: float = ALPHA
+    """Of the test of equivalence; smaller if this is one of several planned looks."""
     tensors: Comparisons = ()
     """Per-tensor comparisons at the steps that both sampled, in their order."""
 
@@ -123,6 +126,7 @@ def compare_runs(
     one_path: bool = False,
     seeds: SeedRuns | None = None,
     target: float | None = None,
+    level: float = ALPHA,
 ) -> RunComparison:
     """Gather the inputs and compare the runs.
 
@@ -155,6 +159,7 @@ def compare_runs(
         seeds=seeds,
         target=target,
         draws=draws,
+        level=level,
         errors=measure_errors(test, measure, draws=draws) if measure else None,
         envelopes={envelope.signal: envelope for envelope in compared},
         tensors=compare_tensors(test, control, calibration),

@@ -13,6 +13,7 @@ from converge_harness.judge.checks.envelope import open_curves, what_settles
 from converge_harness.judge.checks.selection import SEED_CHECKS, Asked, answer, asked
 from converge_harness.judge.compare.envelopes import REPEATS, curves_alone
 from converge_harness.judge.compare.precision_errors import PrecisionRuns
+from converge_harness.judge.compare.tost import ALPHA
 from converge_harness.judge.comparison import RunComparison, compare_runs
 from converge_harness.judge.resume.passes import at_resume
 from converge_harness.judge.soundness import non_finite
@@ -68,6 +69,7 @@ def judge(
     seeds: SeedRuns | None = None,
     same_seed: bool = True,
     target: float | None = None,
+    level: float = ALPHA,
 ) -> JudgedPair:
     """Judge one test set against its control.
 
@@ -89,7 +91,9 @@ def judge(
     first runs have one seed and saw the same samples; if not, they are not compared step by step,
     and the checks over seeds alone answer. ``target`` is a loss: then it is asked whether the test
     set's seeds reach it in no more steps than the control's by the margin, which makes the question
-    that of *no worse*. What was not asked, the verdict names.
+    that of *no worse*. What was not asked, the verdict names. ``level`` is that of the test of
+    equivalence, smaller if this is one of several looks at a run
+    (:func:`converge_harness.judge.compare.tost.level_of_look`).
 
     FAIL if any check fails; else ERROR if the run did not end by itself; else INVALID if any
     check is invalid; else INCONCLUSIVE if any is; PASS only if loss was compared from the first
@@ -120,6 +124,7 @@ def judge(
         one_path=one_path,
         seeds=seeds,
         target=target,
+        level=level,
     )
     resumes = bool(test.passes) or (spec is not None and spec.resumes)
     asks = asked(

@@ -10,10 +10,10 @@ from typing import TypeAlias
 from converge_harness.model import Job, RunRecord, SyntheticData
 from converge_harness.trainers import RANK_MODULE
 
-FailLook: TypeAlias = Callable[[Job, Path, Mapping[str, RunRecord]], "str | None"]
+Look: TypeAlias = Callable[[Job, Path, Mapping[str, RunRecord]], "str | None"]
 """Asked of a test set that is training, with its run folder and all records so far by identity: why
-its FAIL is certain (the name of a check), empty if it is not, None while a run that it is judged by
-has not finished."""
+it need not train on, in a clause; empty if it must, None while a run that it is judged by has not
+finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class RunOptions:
     """Seconds between asking processes to end and killing them."""
     poll_s: float = 0.05
     """How often running jobs are checked, in seconds."""
-    fail_look: FailLook | None = None
-    """Judges a running test set, which is stopped if its FAIL is certain; None: all train on."""
+    look: Look | None = None
+    """Judges a running test set, which is stopped if its verdict is known; None: all train on."""
     rank_module: str = RANK_MODULE
     """The module that torchrun runs in every rank."""
 

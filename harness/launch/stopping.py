@@ -2,44 +2,64 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from converge_harness.launch.options import RunOptions
 from converge_harness.launch.progress import last_line
-from converge_harness.model import Ask, Experiment, Job, RankError, Role, RunRecord, RunStatus
+from converge_harness.model import (
+    Ask,
+    Experiment,
+    Job,
+    RankError,
+    Role,
+    RunRecord,
+    RunStatus,
+    Stop,
+    settling_steps,
+)
 from converge_harness.seal import stale
 from converge_harness.trainers import comes_in_passes
 
 
-def first_look(job: Job, experiment: Experiment, options: RunOptions) -> int | None:
-    """The step after which a job is looked at for the first time; None: it always trains on.
+def may_stop(job: Job, experiment: Experiment) -> bool:
+    """Whether a job may be stopped at all.
 
     A set of several passes is judged by its resumes, and one of several seeds by all of them.
     """
-    after = experiment.stop_after
-    may_stop = (
+    return (
         job.role is Role.TEST
-        and job.spec.stop
+        and job.spec.stop is not Stop.NEVER
         and job.spec.ask is Ask.SAME
         and job.spec.trainer.can.probed
         and not comes_in_passes(job)
         and not experiment.other_seeds
+        and experiment.stop_after is not None
     )
-    if options.fail_look is None or after is None or not may_stop:
-        return None
-    # Of a run that is nearly over, little is saved, and its last steps are missed.
-    return after if 2 * after <= job.steps else None
 
 
-def next_look(step: int) -> int:
-    """The step of the next look after one at ``step``: each costs as much as it can still save."""
-    return 2 * step
+def settling_looks(job: Job, experiment: Experiment) -> tuple[int, ...]:
+    """The steps after which it may be settled that a job's loss is equivalent."""
+    after = experiment.stop_after
+    if after is None or job.spec.stop is not Stop.SETTLED or not may_stop(job, experiment):
+        return ()
+    return tuple(step for step in settling_steps(job.steps) if step >= after)
 
 
-def is_due(step: int, job: Job, look_at: int | None) -> bool:
-    """Whether to look at a job now that a step has ended; not after its last."""
-    return look_at is not None and look_at <= step < job.steps
+def looks(job: Job, experiment: Experiment) -> tuple[int, ...]:
+    """The steps after which a running job is looked at, in order; none: it always trains on.
+
+    Each look for a FAIL is at twice the steps of the one before it, so that it costs as much as it
+    can still save. Of a run that is nearly over little is saved, and its last steps are missed.
+    """
+    after = experiment.stop_after
+    if after is None or not may_stop(job, experiment):
+        return ()
+    doubling = itertools.takewhile(
+        lambda step: 2 * step <= job.steps, (after << exponent for exponent in itertools.count())
+    )
+    return tuple(sorted({*doubling, *settling_looks(job, experiment)}))
 
 
 class Looks:
@@ -48,32 +68,35 @@ class Looks:
     def __init__(self, experiment: Experiment, options: RunOptions) -> None:
         self._experiment = experiment
         self._options = options
-        self._due: dict[str, int | None] = {}
-        """By identity, the step after which the next look is due; None: never."""
+        self._due: dict[str, tuple[int, ...]] = {}
+        """By identity, the steps after which looks are still due."""
 
     def will_stop_any(self, jobs: Iterable[Job]) -> bool:
         """Whether one of the jobs may be stopped."""
-        return any(first_look(job, self._experiment, self._options) is not None for job in jobs)
+        if self._options.look is None:
+            return False
+        return any(looks(job, self._experiment) for job in jobs)
 
-    def certain_fail(
+    def why_to_stop(
         self, job: Job, folder: Path, step: int, records: Mapping[str, RunRecord]
     ) -> str:
-        """Why a set that trains is certain to FAIL; empty if it is not, or not looked at now.
+        """Why a set that trains may end now; empty if it trains on, or is not looked at now.
 
         ``step`` is its last, and ``records`` are those of finished runs, by identity.
         """
-        look, identity = self._options.fail_look, job.identity
+        look, identity = self._options.look, job.identity
         if identity not in self._due:
-            self._due[identity] = first_look(job, self._experiment, self._options)
-        if look is None or not is_due(step, job, self._due[identity]):
+            self._due[identity] = looks(job, self._experiment)
+        due = self._due[identity]
+        if look is None or not due or not due[0] <= step < job.steps:
             return ""
         reason = look(job, folder, records)
         if reason == "":
-            self._due[identity] = next_look(step)
+            self._due[identity] = tuple(later for later in due if later > step)
         return reason or ""
 
 
-def still_certain(
+def would_stop_again(
     job: Job,
     record: RunRecord,
     experiment: Experiment,
@@ -84,16 +107,16 @@ def still_certain(
 
     ``records`` are those of finished runs, by identity. Raises StoreError as ``stale`` does.
     """
-    look = options.fail_look
+    look = options.look
     if look is None or record.status is not RunStatus.STOPPED:
         return False
-    after = first_look(job, experiment, options)
+    planned = looks(job, experiment)
     reached = last_line(record.folder, in_passes=False)
-    if after is None or reached is None or reached.step < after or stale(record):
+    if not planned or reached is None or reached.step < planned[0] or stale(record):
         return False
     return bool(look(job, record.folder, records))
 
 
 def stopped_error(reason: str, step: int, steps: int) -> RankError:
     """What the record of a stopped run says."""
-    return RankError(None, f"its FAIL was certain ({reason}), after step {step} of {steps}")
+    return RankError(None, f"{reason}, after step {step} of {steps}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from converge_harness.launch.stopping import settling_looks
 from converge_harness.model import (
     Ask,
     Calibration,
@@ -40,6 +41,9 @@ MENDED_BY_TRAINING = frozenset(
     }
 )
 """Checks that become INVALID if a run's evidence is damaged, or if one repeat is bad."""
+
+SETTLED_BY = "loss-equivalent"
+"""The check that settles a run before its last step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,23 +135,76 @@ def judge_pair(
     calibration: Calibration,
     seeds: SeedRuns | None = None,
 ) -> JudgedPair:
-    """Judge one comparison of a plan; ``evidences`` are by job name."""
+    """Judge one comparison of a plan; ``evidences`` are by job name.
+
+    A run that was stopped because it was settled is judged at the look at which it was.
+    """
+    test = evidences[pair.test.name]
+    if test.status is RunStatus.STOPPED and (
+        settled := judge_settled(pair, evidences, calibration)
+    ):
+        return settled
+    return _judge(pair, test, evidences[pair.control.name], evidences, calibration, seeds)
+
+
+def judge_settled(
+    pair: PlannedPair, evidences: Mapping[str, Evidence], calibration: Calibration
+) -> JudgedPair | None:
+    """The comparison at the newest planned look, if that settles it; None if it does not.
+
+    It does if the loss is equivalent and every other check passes, too. That it is different is
+    not settled early: with so few steps and correlated noise the far tail of that test is too heavy
+    (``docs/operating-characteristics.md``).
+    """
+    test, control = (evidences[job.name] for job in (pair.test, pair.control))
+    last = int(test.steps.max(initial=0))
+    step = max((look for look in pair.looks if look <= last), default=None)
+    if step is None:
+        return None
+    cut = replace(
+        test.up_to(step),
+        settled_of=pair.test.steps,
+        status=RunStatus.FINISHED,
+        complete=True,
+        error=None,
+    )
+    judged = _judge(pair, cut, control.up_to(step), evidences, calibration, None, step)
+    equivalent = any(
+        check.name == SETTLED_BY and check.outcome is Outcome.PASS
+        for check in judged.verdict.checks
+    )
+    return judged if equivalent and judged.verdict.judgement is Judgement.PASS else None
+
+
+def _judge(
+    pair: PlannedPair,
+    test: Evidence,
+    control: Evidence,
+    evidences: Mapping[str, Evidence],
+    calibration: Calibration,
+    seeds: SeedRuns | None,
+    look: int | None = None,
+) -> JudgedPair:
+    """``look`` is the planned step at which it is judged; None: at the end of the run."""
     # Imported here: `converge plan` judges nothing and does not need scipy.
-    from converge_harness.judge import PrecisionRuns, judge  # noqa: PLC0415
+    from converge_harness.judge import PrecisionRuns, judge, level_of_look  # noqa: PLC0415
 
     measure = None
     if pair.matched and pair.reference:
         measure = PrecisionRuns(evidences[pair.matched], evidences[pair.reference])
-    test, control = pair.test, pair.control
+    steps = pair.test.steps
+    end = steps if look is None else look
+    before = max((each for each in pair.looks if each < end), default=0)
     return judge(
-        evidences[test.name],
-        evidences[control.name],
+        test,
+        control,
         calibration,
-        spec=test.spec,
-        control_spec=control.spec,
-        own_start=test.needs != control.needs or control.golden is not None,
+        spec=pair.test.spec,
+        control_spec=pair.control.spec,
+        own_start=pair.test.needs != pair.control.needs or pair.control.golden is not None,
         measure=measure,
         seeds=seeds,
+        level=level_of_look(end / steps, before / steps),
     )
 
 
@@ -176,6 +233,8 @@ class PlannedPair(NamedTuple):
     """Name of the run whose errors are the measure for those of the test, if any …"""
     reference: str | None
     """… and of the one in float32 from which they are measured."""
+    looks: tuple[int, ...] = ()
+    """The steps, before its last, after which it may be settled that its loss is equivalent."""
 
 
 def pairs_of(plan: Plan) -> Iterator[PlannedPair]:
@@ -197,7 +256,8 @@ def pairs_of(plan: Plan) -> Iterator[PlannedPair]:
             if job.spec.control is None:
                 raise ValueError(f"test set {job.name!r} names no control")
             control = plan.job(job.spec.control)
-            yield PlannedPair(job, control, control.name, job.matched, job.reference)
+            looks = settling_looks(job, plan.experiment)
+            yield PlannedPair(job, control, control.name, job.matched, job.reference, looks)
 
 
 def seed_runs(plan: Plan, pair: PlannedPair, evidences: Mapping[str, Evidence]) -> SeedRuns | None:

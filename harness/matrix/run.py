@@ -14,7 +14,8 @@ from converge_harness.launch.events import Observer, Preparing
 from converge_harness.launch.slurm.commands import Slurm
 from converge_harness.launch.slurm.follow import follow_plan
 from converge_harness.launch.slurm.job_status import Site
-from converge_harness.matrix.stop import fail_look
+from converge_harness.launch.stopping import looks
+from converge_harness.matrix.stop import look_at_running
 from converge_harness.model import Job, Launcher, Plan, RunRecord, SyntheticData
 from converge_harness.store import Store, read_record
 from converge_harness.surroundings import gpu_models
@@ -50,8 +51,8 @@ def run_jobs(
     data = prepare(plan, store, observer)
     options = options_of(plan, data, fresh=fresh, warm=warm)
     to_run = plan.without_golden
-    if plan.experiment.stop_after is not None and plan.experiment.baseline is None:
-        options = replace(options, fail_look=fail_look(plan))
+    if plan.experiment.baseline is None and any(looks(job, plan.experiment) for job in plan.jobs):
+        options = replace(options, look=look_at_running(plan))
     if plan.experiment.launcher is Launcher.SLURM:
         records = follow_plan(to_run, site_of(plan, store, options, observer), observer)
     else:

@@ -1,7 +1,8 @@
-"""Judges a test set while it trains: whether its FAIL is certain, so that it need not train on.
+"""Judges a test set while it trains: whether its verdict is known, so that it need not train on.
 
-Certain is what no later step can take back: a first step, frozen steps or replicas that are wrong,
-or a NaN. That a curve left its envelope may still be an accident of the steps so far.
+* A FAIL is certain by what no later step can take back: a first step, frozen steps or replicas that
+  are wrong, or a NaN. That a curve left its envelope may still be an accident of the steps so far.
+* That the loss is equivalent is settled at planned looks, each at a level of its own.
 """
 
 from __future__ import annotations
@@ -12,9 +13,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from converge_harness.launch.options import FailLook
+from converge_harness.launch.options import Look
 from converge_harness.matrix.calibrate import calibrate_control, read_given, repeats_of
-from converge_harness.matrix.judge import PlannedPair, evidence_of, judge_pair, pairs_of
+from converge_harness.matrix.judge import (
+    SETTLED_BY,
+    PlannedPair,
+    evidence_of,
+    judge_pair,
+    pairs_of,
+)
 from converge_harness.model import (
     Calibration,
     Check,
@@ -33,7 +40,7 @@ FINITE = "finite"
 """The check, besides those of the first step, whose failure no later step can take back."""
 
 
-def fail_look(plan: Plan) -> FailLook:
+def look_at_running(plan: Plan) -> Look:
     """A function that judges a running test set of a plan by the runs that have finished.
 
     What it has read of a control and its repeats it keeps.
@@ -64,7 +71,7 @@ def fail_look(plan: Plan) -> FailLook:
             name = pair.control.name
             if name not in calibrations:
                 calibrations[name] = _calibration(plan, pair.control, known)
-            return _certain(pair, known | {job.name: running}, calibrations[name])
+            return _known(pair, known | {job.name: running}, calibrations[name])
         except Exception:  # noqa: BLE001 - a look is optional, and other runs depend on its caller
             return ""  # the verdict after the last step says what is wrong
 
@@ -79,12 +86,11 @@ def _so_far(job: Job, folder: Path) -> Evidence | None:
     # The arrays of a step are written before its line, which may tell of problems with them.
     last = int(read.steps[-1])
     return replace(
-        read,
+        read.up_to(last),
         name=job.name,
         precision=job.precision,
         status=RunStatus.STOPPED,
-        samples=tuple(each for each in read.samples if each.step <= last),
-        replicas=tuple(each for each in read.replicas if each.step <= last),
+        expected_steps=read.expected_steps,
     )
 
 
@@ -102,13 +108,16 @@ def _calibration(plan: Plan, control: Job, known: Mapping[str, Evidence]) -> Cal
     return calibrate_control(plan, control, known)
 
 
-def _certain(pair: PlannedPair, evidences: Mapping[str, Evidence], calibration: Calibration) -> str:
-    """The name of a check that makes the set certain to FAIL; empty if there is none."""
-    verdict, _ = judge_pair(pair, evidences, calibration)
+def _known(pair: PlannedPair, evidences: Mapping[str, Evidence], calibration: Calibration) -> str:
+    """Why the verdict of a set is known before its last step, in a clause; empty if it is not."""
+    verdict, compared = judge_pair(pair, evidences, calibration)
+    if compared.test.settled_of is not None:
+        step = int(compared.test.steps[-1])
+        return f"it was settled at the look after step {step} ({SETTLED_BY})"
     if verdict.judgement is not Judgement.FAIL:
         return ""
     failed = next(filter(_is_certain, verdict.checks), None)
-    return failed.name if failed else ""
+    return f"its FAIL was certain ({failed.name})" if failed else ""
 
 
 def _is_certain(check: Check) -> bool:

@@ -32,6 +32,7 @@ from converge_harness.model.experiment import (
     GLOBAL_BATCH,
     JUDGED_SIGNALS,
     LOCAL_BATCH,
+    LONG,
     POWERS_OF_TWO,
     RESHARD,
     SPMD_BACKEND,
@@ -53,9 +54,11 @@ from converge_harness.model.experiment import (
     Role,
     SetSpec,
     Setting,
+    Stop,
     SyntheticData,
     Technique,
     TrainConfig,
+    settling_steps,
 )
 from converge_harness.model.kinds import (
     Fault,
@@ -123,6 +126,7 @@ __all__ = [
     "GOLDENS",
     "JUDGED_SIGNALS",
     "LOCAL_BATCH",
+    "LONG",
     "POWERS_OF_TWO",
     "RESHARD",
     "SPMD_BACKEND",
@@ -183,6 +187,7 @@ __all__ = [
     "Setting",
     "SignalScale",
     "StateSample",
+    "Stop",
     "Struck",
     "Surroundings",
     "SyntheticData",
@@ -196,6 +201,7 @@ __all__ = [
     "TrainConfig",
     "TrainerSpec",
     "Verdict",
+    "settling_steps",
 ]
 
 _OF_ARRAYS = ("converge_harness.model.calibration", "converge_harness.model.evidence")

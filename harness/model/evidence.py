@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 import numpy as np
@@ -288,6 +288,9 @@ class Evidence:
     complete: bool = True
     """False if the run ended before its last step."""
     expected_steps: int | None = None
+    settled_of: int | None = None
+    """Planned steps of a run that ended after its last step here because its equivalence was
+    settled; None for other runs."""
     error: RankError | None = None
     status: RunStatus = RunStatus.FINISHED
     wall_s: float | None = None
@@ -339,6 +342,20 @@ class Evidence:
     def requeued(self) -> bool:
         """Whether it has several passes because a scheduler interrupted it."""
         return self.restarts is RestartOwner.CLUSTER and len(self.passes) > 1
+
+    def up_to(self, step: int) -> Evidence:
+        """This run as if ``step`` had been its last; of one pass, with its steps in order."""
+        count = int(np.count_nonzero(self.steps <= step))
+        return replace(
+            self,
+            steps=self.steps[:count],
+            signals={name: column[:count] for name, column in self.signals.items()},
+            batch_digests=self.batch_digests[:count],
+            batch_agrees=self.batch_agrees[:count],
+            samples=tuple(each for each in self.samples if each.step <= step),
+            replicas=tuple(each for each in self.replicas if each.step <= step),
+            expected_steps=None if self.expected_steps is None else step,
+        )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", np.asarray(self.steps, dtype=np.int64))

@@ -167,6 +167,10 @@ FROZEN_STEPS = 16
 """Frozen steps of every run that is judged by a reference, by default."""
 STOP_AFTER = 16
 """Steps that a test set trains, by default, before it may be stopped: as many as a cause needs."""
+LONG = 64
+"""Steps from which on the loss of a run has to show by itself that it is equivalent."""
+SETTLED_AT = (1 / 8, 1 / 4, 1 / 2)
+"""Shares of a run after which its equivalence may be settled; the last look is at its end."""
 FEWEST_DRAWN = 4
 """Frozen steps needed for a mean over random numbers (``own_random_numbers``)."""
 
@@ -251,6 +255,24 @@ class Ask(StrEnum):
     """For a change that is meant to change numbers (another optimizer, schedule, precision, part of
     the architecture): its run is complete, and its loss is no higher than the control's.
     """
+
+
+class Stop(StrEnum):
+    """When the run of a test set may end before its last step."""
+
+    NEVER = "never"
+    FAIL = "fail"
+    """Once its FAIL is certain."""
+    SETTLED = "settled"
+    """Also once it is settled that its loss is equivalent."""
+
+
+def settling_steps(steps: int) -> tuple[int, ...]:
+    """The steps, before its last, after which a run of so many steps may be settled.
+
+    They are planned, so that the error of all looks together is known.
+    """
+    return tuple(step for share in SETTLED_AT if (step := int(share * steps)) >= LONG)
 
 
 DATA_TYPES: Mapping[str, Precision] = MappingProxyType(
@@ -361,8 +383,8 @@ class SetSpec:
     """Whether it legitimately draws other random numbers than its control, as dropout does under
     another parallelism. Then the mean over frozen steps is compared, not single steps.
     """
-    stop: bool = True
-    """Whether its run may be stopped once its FAIL is certain (``Experiment.stop_after``)."""
+    stop: Stop = Stop.FAIL
+    """When its run may end before its last step (not before ``Experiment.stop_after``)."""
     waive: tuple[str, ...] = ()
     """Names of the rules of the converging guide that this set waives."""
     inject: str | None = None
@@ -445,7 +467,7 @@ class Experiment:
     cadence: Cadence = POWERS_OF_TWO
     """Steps at which every run writes per-tensor evidence."""
     stop_after: int | None = STOP_AFTER
-    """The step after which a test set whose FAIL is certain is stopped; None: all train on."""
+    """The earliest step after which a test set is stopped; None: all train on."""
     anchor: SetSpec | None = None
     """``[anchor]``: a set against which the first control is judged (one device, DDP …)."""
     startup_timeout_s: float = 600.0

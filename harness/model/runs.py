@@ -21,7 +21,7 @@ class RunStatus(StrEnum):
     """A scheduler will never start it: what it requests does not exist or is not allowed."""
     INTERRUPTED = "interrupted"
     STOPPED = "stopped"
-    """converge ended it before its last step, because its FAIL was certain."""
+    """converge ended it before its last step, because its verdict was known."""
     SKIPPED = "skipped"
     """A job that it depends on did not finish."""
 

@@ -1,4 +1,4 @@
-"""A set that is certain to FAIL is stopped, with the verdict that it would have had."""
+"""A set whose verdict is known is stopped, with the verdict that it would have had."""
 
 import json
 import re
@@ -14,19 +14,24 @@ repeats = ["ulp"]
 after = 2
 [trainer]
 train_config = "train_configs/llama3_debug.toml"
-cpu_ranks = 2   # one after the other: the control and its repeat have ended
+cpu_ranks = 2   # test sets start once the control and its repeat have ended
 [trainer.set]
-"training.steps" = 32
+"training.steps" = 128
+"training.seq_len" = 32
 [control]
-name = "fsdp2"
-parallelism.dp_shard = 2
+name = "one"
+parallelism = {{}}
+set = {{ "training.local_batch_size" = 8 }}
 [[test]]
 name = "doubled"
-parallelism.dp_shard = 2
+parallelism = {{}}
+set = {{ "training.local_batch_size" = 8 }}
 inject = "{INJECTIONS}:double_gradients"
 [[test]]
 name = "right"
 parallelism.dp_replicate = 2
+waive = ["same-dp-degree"]
+stop = "settled"
 """
 
 DOUBLED = "gradients are scaled by 2, which equals"
@@ -44,7 +49,7 @@ def recorded(matrix, name):
     return json.loads(path.read_text())
 
 
-def test_only_what_is_certain_to_fail_is_stopped(ran):
+def test_what_is_certain_to_fail_and_what_is_settled_are_stopped(ran):
     matrix, result = ran
     assert result.returncode == 1, result.stdout + result.stderr
     tests = matrix.tests()
@@ -53,26 +58,44 @@ def test_only_what_is_certain_to_fail_is_stopped(ran):
     assert recorded(matrix, "doubled")["status"] == "stopped"
     cause = tests["doubled"]["cause"]
     assert cause.startswith(DOUBLED)
-    ending = r"; the run then was stopped: its FAIL was certain \(.+\), after step (\d+) of 32$"
+    ending = r"; the run then was stopped: its FAIL was certain \(.+\), after step (\d+) of 128$"
     (after,) = re.findall(ending, cause)
-    assert 2 <= int(after) < 32
+    assert 2 <= int(after) < 128
 
 
-def test_a_stopped_run_is_used_again_while_it_is_certain_to_fail(ran):
+def test_a_settled_set_passes_every_check_at_its_look(ran):
+    matrix, result = ran
+    assert recorded(matrix, "right")["status"] == "stopped"
+    message = recorded(matrix, "right")["error"]["message"]
+    settled = (
+        r"it was settled at the look after step 64 \(loss-equivalent\), after step (\d+) of 128"
+    )
+    (after,) = re.fullmatch(settled, message).groups()
+    assert 64 <= int(after) < 128
+    note = "right was stopped after step 64 of 128: by then it was settled that its loss is"
+    assert note in " ".join(result.stdout.split())
+    checks = {check["name"]: check for check in matrix.tests()["right"]["checks"]}
+    assert checks["complete"]["detail"] == "64 of 128 steps: then it was settled"
+    assert checks["loss-equivalent"]["outcome"] == "PASS"
+    assert "(one of several looks: at a level of 0.0056)" in checks["loss-equivalent"]["detail"]
+
+
+def test_stopped_runs_are_used_again_while_their_verdicts_are_known(ran):
     matrix, first = ran
     again = matrix.converge("run")
     assert again.returncode == first.returncode
     assert "started on" not in again.stdout
-    assert matrix.tests()["doubled"]["verdict"] == "FAIL"
+    verdicts = {name: test["verdict"] for name, test in matrix.tests().items()}
+    assert verdicts == {"doubled": "FAIL", "right": "PASS"}
 
 
 def test_who_wants_every_step_gets_them(ran):
     matrix, _ = ran
     stopped = matrix.tests()["doubled"]
-    matrix.experiment.write_text(MATRIX.replace("inject =", "stop = false\ninject ="))
+    matrix.experiment.write_text(MATRIX.replace("inject =", 'stop = "never"\ninject ='))
     again = matrix.converge("run")
     assert [line for line in again.stdout.splitlines() if "started on" in line] == [
-        "doubled: started on 2 ranks"
+        "doubled: started on 1 rank"
     ]
     assert recorded(matrix, "doubled")["status"] == "finished"
     whole = matrix.tests()["doubled"]

@@ -17,6 +17,7 @@ from converge_harness.model import (
     Parallelism,
     Repeat,
     RepeatKind,
+    Stop,
     SyntheticData,
     Technique,
 )
@@ -114,12 +115,14 @@ note = "why"
     assert test.note == "why"
 
 
-def test_when_a_failing_set_stops_is_said_by_the_file_and_by_the_set(load):
+def test_when_a_set_stops_is_said_by_the_file_and_by_the_set(load):
     assert load(MINIMAL).stop_after == STOP_AFTER == 16
     assert load(MINIMAL + "[stop]\nafter = 3\n").stop_after == 3
-    assert load(MINIMAL + "[stop]\nfail = false\n").stop_after is None
-    assert load(MINIMAL).tests[0].stop
-    assert not load(MINIMAL + "stop = false\n").tests[0].stop
+    assert load(MINIMAL).tests[0].stop is Stop.FAIL
+    assert load(MINIMAL + '[stop]\nwhen = "settled"\n').tests[0].stop is Stop.SETTLED
+    one = load(MINIMAL + 'stop = "settled"\n[stop]\nwhen = "never"\n')
+    assert one.tests[0].stop is Stop.SETTLED
+    assert one.controls[0].stop is Stop.NEVER
 
 
 BACKENDS = """

@@ -7,22 +7,37 @@ from launch_jobs import plan_of, tiny_job
 
 from converge_harness import launch
 from converge_harness.launch import RunOptions, run_plan
-from converge_harness.launch.stopping import first_look, is_due, next_look, still_certain
-from converge_harness.model import Ask, Role, RunStatus
+from converge_harness.launch.stopping import Looks, looks, settling_looks, would_stop_again
+from converge_harness.model import Ask, Role, RunStatus, Stop
 
 pytestmark = pytest.mark.timeout(300)
 
-LOOKS = RunOptions(fail_look=lambda job, folder, records: "")
+
+def looks_of(job, **limits):
+    return looks(job, plan_of(job, **limits).experiment)
 
 
-def look_of(job, *, options=LOOKS, **limits):
-    return first_look(job, plan_of(job, **limits).experiment, options)
+def stopping(job, stop):
+    return replace(job, spec=replace(job.spec, stop=stop))
 
 
-def test_a_test_set_is_looked_at_after_16_steps_unless_told_otherwise():
+def test_a_test_set_is_looked_at_after_16_steps_and_then_after_twice_as_many():
     job = tiny_job("long", steps=100)
-    assert look_of(job) == 16
-    assert look_of(job, stop_after=3) == 3
+    assert looks_of(job) == (16, 32)
+    assert looks_of(job, stop_after=3) == (3, 6, 12, 24, 48)
+    assert looks_of(tiny_job("shortest", steps=32)) == (16,)
+
+
+def test_whether_it_is_settled_is_looked_at_after_planned_shares_of_the_run():
+    job = stopping(tiny_job("long", steps=3000), Stop.SETTLED)
+    experiment = plan_of(job).experiment
+    assert settling_looks(job, experiment) == (375, 750, 1500)
+    assert looks(job, experiment) == (16, 32, 64, 128, 256, 375, 512, 750, 1024, 1500)
+    late = replace(experiment, stop_after=400)
+    assert looks(job, late) == (400, 750, 800, 1500)
+    # Of fewer than 64 steps nobody asks whether they are equivalent.
+    assert looks_of(stopping(tiny_job("a", steps=200), Stop.SETTLED)) == (16, 32, 64, 100)
+    assert settling_looks(tiny_job("fails", steps=3000), experiment) == ()
 
 
 @pytest.mark.parametrize(
@@ -35,26 +50,41 @@ def test_a_test_set_is_looked_at_after_16_steps_unless_told_otherwise():
     ids=lambda job: job.name,
 )
 def test_short_sets_and_what_others_are_judged_by_are_never_stopped(job):
-    assert look_of(job) is None
+    assert looks_of(job) == ()
+    assert looks_of(stopping(job, Stop.SETTLED)) == ()
 
 
 def test_who_wants_all_steps_gets_them():
     job = tiny_job("long", steps=100)
-    unstopped = replace(job, spec=replace(job.spec, stop=False))
     no_worse = replace(job, spec=replace(job.spec, ask=Ask.NO_WORSE))
-    assert look_of(unstopped) is look_of(no_worse) is None
-    assert look_of(job, stop_after=None) is look_of(job, options=RunOptions()) is None
-    assert look_of(job, other_seeds=(2, 3)) is None
+    assert looks_of(stopping(job, Stop.NEVER)) == looks_of(no_worse) == ()
+    assert looks_of(job, stop_after=None) == looks_of(job, other_seeds=(2, 3)) == ()
 
 
-def test_a_look_is_due_at_twice_the_steps_of_the_last_one_and_not_at_the_end():
+def asked_at(job, answers, steps, tmp_path):
+    """The steps, of those that ended, after which the judge was asked."""
+    asked, answers = [], iter(answers)
+
+    def look(job, folder, records):
+        asked.append(step)
+        return next(answers)
+
+    looking = Looks(plan_of(job).experiment, RunOptions(look=look))
+    for step in steps:
+        looking.why_to_stop(job, tmp_path, step, {})
+    return asked
+
+
+def test_a_look_is_due_once_and_not_at_the_end(tmp_path):
     job = tiny_job("long", steps=100)
-    assert not is_due(15, job, 16)
-    assert is_due(17, job, 16)
-    assert not is_due(20, job, next_look(17))
-    assert is_due(34, job, next_look(17))
-    assert not is_due(100, job, 16)
-    assert not is_due(50, job, None)
+    assert asked_at(job, ("", ""), (15, 17, 18, 31, 34, 64, 99, 100), tmp_path) == [17, 34]
+    assert asked_at(job, ("",), (40, 60), tmp_path) == [40]  # two looks at once
+    assert asked_at(job, (), (100,), tmp_path) == []
+
+
+def test_a_look_that_comes_too_early_is_asked_again(tmp_path):
+    job = tiny_job("long", steps=100)
+    assert asked_at(job, (None, None, ""), (16, 17, 18, 19), tmp_path) == [16, 17, 18]
 
 
 class EnoughError(Exception):
@@ -72,7 +102,7 @@ class Judge:
         if self.needed.identity not in records:
             return None
         self.asked.append(job.name)
-        return "loss-first-step" if job.name == self.wrong else ""
+        return "its FAIL was certain (loss-first-step)" if job.name == self.wrong else ""
 
 
 def test_only_the_set_that_is_certain_to_fail_ends_early_and_is_not_run_again(
@@ -83,7 +113,7 @@ def test_only_the_set_that_is_certain_to_fail_ends_early_and_is_not_run_again(
     right = warm_tiny("right", ranks=1, steps=8, seconds=0.05)
     plan = plan_of(wrong, right, control, stop_after=3)
     judge = Judge("wrong", control)
-    options = replace(cold, fail_look=judge)
+    options = replace(cold, look=judge)
     events = []
     records = run_plan(plan, store, options, events.append)
     assert [record.status for record in records] == [
@@ -105,8 +135,8 @@ def test_only_the_set_that_is_certain_to_fail_ends_early_and_is_not_run_again(
     assert again[0].status is RunStatus.STOPPED
 
     longer = replace(plan, experiment=replace(plan.experiment, stop_after=400))
-    assert first_look(wrong, longer.experiment, options) == 400
-    assert not still_certain(
+    assert looks(wrong, longer.experiment) == (400,)
+    assert not would_stop_again(
         wrong,
         store.record(wrong.identity),
         longer.experiment,
@@ -117,7 +147,7 @@ def test_only_the_set_that_is_certain_to_fail_ends_early_and_is_not_run_again(
     asked_for_all = replace(plan, experiment=replace(plan.experiment, stop_after=None))
     short = replace(asked_for_all, jobs=(control, right))
     assert all(record.reused for record in run_plan(short, store, options, events.append))
-    mended = replace(options, fail_look=Judge("nothing", control))
+    mended = replace(options, look=Judge("nothing", control))
     limited = plan_of(replace(wrong, steps=1000), control, stop_after=3, progress_timeout_s=60.0)
     begun = []
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from converge_harness.matrix.load import load_plan
-from converge_harness.matrix.stop import fail_look
+from converge_harness.matrix.stop import look_at_running
 from converge_harness.model import Role, RunRecord, RunStatus
 from converge_harness.trainers import assume_toolchain
 
@@ -32,7 +32,7 @@ def repeats(plan, control):
 
 
 def test_nothing_is_said_before_the_runs_have_finished_that_a_set_is_judged_by(plan, tmp_path):
-    look, ddp2, mixed = fail_look(plan), plan.job("ddp2"), plan.job("mixed_tp2")
+    look, ddp2, mixed = look_at_running(plan), plan.job("ddp2"), plan.job("mixed_tp2")
     assert look(ddp2, tmp_path, {}) is None
     assert look(ddp2, tmp_path, finished(plan, tmp_path, "fsdp2")) is None
     names = ("fsdp2_mixed", *repeats(plan, "fsdp2_mixed"))
@@ -42,11 +42,11 @@ def test_nothing_is_said_before_the_runs_have_finished_that_a_set_is_judged_by(p
 def test_evidence_that_cannot_be_judged_stops_nothing(plan, tmp_path):
     (tmp_path / "job.json").write_text("{")
     names = ("fsdp2", *repeats(plan, "fsdp2"))
-    assert fail_look(plan)(plan.job("ddp2"), tmp_path, finished(plan, tmp_path, *names)) == ""
+    assert look_at_running(plan)(plan.job("ddp2"), tmp_path, finished(plan, tmp_path, *names)) == ""
 
 
 def test_a_run_that_is_also_another_sets_is_never_stopped(plan, tmp_path):
     ddp2 = plan.job("ddp2")
     control = replace(ddp2, name="also a control", role=Role.CONTROL)
     shared = replace(plan, jobs=(control, *plan.jobs))
-    assert fail_look(shared)(ddp2, tmp_path, {}) == ""
+    assert look_at_running(shared)(ddp2, tmp_path, {}) == ""

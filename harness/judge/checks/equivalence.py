@@ -11,7 +11,8 @@ somebody cares about.
   among the repeats of the control is no failure: the limit is how far *their* means are from the
   control's, times the factor of :mod:`converge_harness.judge.compare.limits`.
 * **Short runs**: a difference that is usual among these repeats shows nothing in a run of fewer
-  than :data:`LONG` steps, so the question is not asked there unless somebody set a margin.
+  than ``LONG`` common steps, so the question is asked there only if the difference looks larger
+  than the margin and than what is usual, or if somebody set a margin.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ from converge_harness.judge.compare.limits import (
     mean_multiple,
     usual_multiple,
 )
-from converge_harness.judge.compare.tost import FEWEST, Answer, Equivalence, equivalence
+from converge_harness.judge.compare.tost import ALPHA, FEWEST, Answer, Equivalence, equivalence
 from converge_harness.model import (
+    LONG,
     Calibration,
     Evidence,
     Integers,
@@ -54,12 +56,6 @@ SAME_REGIME, COARSER_REGIME = 1e-3, 1e-2
 Float8 against fp32: without any bug 1e-3 to 2e-3 by step 20 of the smoke matrix)."""
 
 
-LONG = 64
-"""Common steps from which on a run has to show that it is equivalent. A shorter one is asked only
-if its difference looks larger than the margin and than what is usual among repeats of the control,
-or if somebody set the margin."""
-
-
 @check(Tier.EQUIVALENCE)
 def loss_equivalent(
     test: Evidence,
@@ -67,6 +63,7 @@ def loss_equivalent(
     calibration: Calibration | None,
     margin: float | None,
     envelopes: Mapping[str, Envelope],
+    level: float,
 ) -> CheckResult:
     """The loss is equivalent to the control's over the second half of the run.
 
@@ -87,7 +84,7 @@ def loss_equivalent(
     if not finite.all():
         step = int(window.steps[int(np.argmin(finite))])
         return invalid(f"{signal} cannot be compared at step {step}", step)
-    found = equivalence(difference, limit.value, rounding=printed)
+    found = equivalence(difference, limit.value, level, rounding=printed)
     known = _of_repeats(signal, test, control, calibration)
     repeats = calibration.taught_by if calibration else 0
     ordinary = _ordinary(found, signal, known, repeats)
@@ -99,6 +96,8 @@ def loss_equivalent(
         f"{found.half_width:.1g} over steps {first} to {last}, {found.end:+.2g} ± "
         f"{found.end_half_width:.1g} at their end"
     )
+    if level != ALPHA:
+        detail += f" (one of several looks: at a level of {level:.2g})"
     why = ordinary or outlook(found, window, limit)
     if outcome is Outcome.INCONCLUSIVE and count < LONG and margin is None:
         if max(abs(found.mean), abs(found.end)) <= limit.value:

@@ -107,11 +107,11 @@ def complete(test: Evidence) -> CheckResult:
     The missing steps may be the ones that diverged.
     """
     flaw = unfinished(test)
-    return (
-        invalid(f"{test.name} {flaw.what}", flaw.step)
-        if flaw
-        else passed(f"{test.steps.size} steps")
-    )
+    if flaw:
+        return invalid(f"{test.name} {flaw.what}", flaw.step)
+    if test.settled_of is not None:
+        return passed(f"{test.steps.size} of {test.settled_of} steps: then it was settled")
+    return passed(f"{test.steps.size} steps")
 
 
 @check(Tier.INTEGRITY)

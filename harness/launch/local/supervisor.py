@@ -43,7 +43,7 @@ from converge_harness.launch.next_call import faults_due
 from converge_harness.launch.options import RunOptions
 from converge_harness.launch.private_folder import private_folder, remove_left_behind
 from converge_harness.launch.progress import Pace, matrix_eta_s
-from converge_harness.launch.stopping import Looks, still_certain, stopped_error
+from converge_harness.launch.stopping import Looks, stopped_error, would_stop_again
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import (
     Experiment,
@@ -86,7 +86,7 @@ def run_plan(
     records, others = ({}, {}) if options.fresh else finished_runs(plan.jobs, store)
     for job in () if options.fresh else plan.jobs:
         record = store.record(job.identity)
-        if record and still_certain(job, record, plan.experiment, options, records):
+        if record and would_stop_again(job, record, plan.experiment, options, records):
             records[job.identity] = replace(record, reused=True)
     for identity, why in others.items():
         name = next(job.name for job in plan.jobs if job.identity == identity)
@@ -307,12 +307,7 @@ class Supervisor:
     def _follow(self) -> None:
         for run in list(self._running):
             over = run.is_over()  # asked first, so that no step is missed
-            steps = run.new_steps()
-            for line in steps:
-                self._tell(
-                    Step(time.time(), run.job, line.step, line.loss, run.elapsed_s, run.eta_s)
-                )
-            faults = faults_due(run.job, {line.step for line in steps}, run.struck)
+            faults = faults_due(run.job, self._new_steps(run), run.struck)
             for index, fault in faults.items():
                 strike(self._place, run, index, fault)
             end_faults(run, call_is_over=over)
@@ -320,8 +315,15 @@ class Supervisor:
                 self._leave(run)
             elif sentence := run.overdue(self._experiment):
                 self._leave_hung(run, sentence)
-            elif reason := self._certain_fail(run):
+            elif reason := self._why_to_stop(run):
                 self._stop(run, reason)
+
+    def _new_steps(self, run: Run) -> set[int]:
+        """The steps that have ended since the last time; they are told."""
+        lines = run.new_steps()
+        for line in lines:
+            self._tell(Step(time.time(), run.job, line.step, line.loss, run.elapsed_s, run.eta_s))
+        return {line.step for line in lines}
 
     def _leave(self, run: Run) -> None:
         """Handle a job whose agents have ended."""
@@ -344,16 +346,16 @@ class Supervisor:
         if not self._goes_on(run, sentence):
             self._finish(run, RunStatus.HUNG, run.hung(sentence))
 
-    def _certain_fail(self, run: Run) -> str:
-        """Why a running test set is certain to FAIL; empty if it is not, or not looked at now."""
+    def _why_to_stop(self, run: Run) -> str:
+        """Why a running test set may end now; empty if it trains on, or is not looked at now."""
         if run.last is None:
             return ""
-        return self._looks.certain_fail(run.job, run.folder, run.last.step, self._records)
+        return self._looks.why_to_stop(run.job, run.folder, run.last.step, self._records)
 
     def _stop(self, run: Run, reason: str) -> None:
         """End a test set whose verdict is known."""
         self._end([run])
-        run.new_steps()
+        self._new_steps(run)
         last = 0 if run.last is None else run.last.step
         if is_complete(run.job, run.folder):  # it was quicker
             self._finish(run, RunStatus.FINISHED, None)

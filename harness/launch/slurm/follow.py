@@ -145,7 +145,7 @@ class _Follower:
                 del self._followed[identity]
             elif sentence := followed.overdue(self._site.experiment):
                 self._cancel([followed], sentence, hung=True)
-            elif reason := self._certain_fail(followed):
+            elif reason := self._why_to_stop(followed):
                 self._cancel([followed], reason, stopped=True)
         self._say_why_jobs_wait()
 
@@ -249,12 +249,12 @@ class _Follower:
             message += f", but this could not be recorded in their folders: {error}"
         self._tell(Notice(time.time(), message))
 
-    def _certain_fail(self, followed: Followed) -> str:
-        """Why a running test set is certain to FAIL; empty if it is not, or not looked at now."""
+    def _why_to_stop(self, followed: Followed) -> str:
+        """Why a running test set may end now; empty if it trains on, or is not looked at now."""
         last = followed.last
         if last is None or followed.cancel_sent or not followed.is_running:
             return ""
-        return self._looks.certain_fail(followed.job, followed.folder, last.step, self._records)
+        return self._looks.why_to_stop(followed.job, followed.folder, last.step, self._records)
 
     def _cancel(
         self, jobs: Iterable[Followed], why: str, *, hung: bool = False, stopped: bool = False

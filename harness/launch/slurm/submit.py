@@ -47,7 +47,7 @@ from converge_harness.launch.slurm.job_status import (
 )
 from converge_harness.launch.slurm.settle import Known, facts, has_ended, skipped
 from converge_harness.launch.slurm.submission import Submission, read_submission, write_submission
-from converge_harness.launch.stopping import still_certain
+from converge_harness.launch.stopping import would_stop_again
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import Job, Plan, RankError, RunRecord, RunStatus
 from converge_harness.run_folder.layout import RECORD, seed_checkpoint_of
@@ -119,7 +119,7 @@ def prepare_plan(plan: Plan, site: Site, observer: Observer, stop: Interruption)
     records = PreparedPlan(statuses, tuple(todo)).records
     for job in [] if fresh else list(todo):
         stopped = statuses[job.identity].record
-        if stopped and still_certain(job, stopped, site.experiment, site.options, records):
+        if stopped and would_stop_again(job, stopped, site.experiment, site.options, records):
             statuses[job.identity] = _reused(statuses[job.identity], stopped, observer)
             todo.remove(job)
     prepared = PreparedPlan(statuses, tuple(todo))

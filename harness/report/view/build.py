@@ -162,6 +162,7 @@ def build_view(
             *_kernels(jobs.values()),
             *_not_asked(verdicts),
             *map(plain, _answers(verdicts)),
+            *map(plain, _settled(compared)),
             *notes(
                 by_steps,
                 every_evidence,
@@ -173,6 +174,18 @@ def build_view(
         entropy_floor=entropy_floor,
         wall_s=wall_s,
     )
+
+
+def _settled(comparisons: Mapping[str, RunComparison]) -> Iterator[str]:
+    """Which test sets ended before their last step although they pass."""
+    for name, compared in comparisons.items():
+        planned = compared.test.settled_of
+        if planned is not None:
+            yield (
+                f"{name} was stopped after step {compared.test.steps[-1]:,} of {planned:,}: by "
+                'then it was settled that its loss is equivalent (stop = "settled"). What later '
+                "steps would have done is not known."
+            )
 
 
 def _further(verdicts: Sequence[Verdict], seeds: Mapping[str, SeedRuns]) -> dict[str, str]:

@@ -411,13 +411,13 @@ def test_a_set_that_is_certain_to_fail_is_cancelled_and_not_submitted_again(ligh
     def look(job, folder, records):
         if control.identity not in records:
             return None
-        return "loss-first-step" if job == wrong else ""
+        return "its FAIL was certain (loss-first-step)" if job == wrong else ""
 
     control = light("control", role=Role.CONTROL, ranks=1, steps=2)
     wrong = light("wrong", ranks=1, steps=10_000, seconds=0.05)
     right = light("right", ranks=1, steps=6, seconds=0.05)
     given = site(limits={"stop_after": 3})
-    given = replace(given, options=replace(given.options, fail_look=look))
+    given = replace(given, options=replace(given.options, look=look))
     records, _ = follow(given, control, wrong, right)
     assert [records[name].status for name in ("control", "wrong", "right")] == [
         RunStatus.FINISHED,

@@ -1,0 +1,106 @@
+"""Error rates of runs that may end once it is settled whether their loss is equivalent."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+
+from characteristics.long_runs import CORRELATIONS, MARGIN, noise
+from characteristics.rates import Rate
+from converge_harness.judge import level_of_look
+from converge_harness.judge.compare.tost import Answer, equivalence
+from converge_harness.model import Floats, settling_steps
+
+STEPS = 3000
+"""Those of the runs in torchtitan's converging guide."""
+SPREADS = (0.3, 1.0, 3.0)
+"""Standard deviations of the difference of a step, in margins."""
+BEYOND = 1.5
+"""A difference that should be found, in margins."""
+LATE = 0.6
+"""Share of the run after which a late error begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettledEarly:
+    """Answers of all looks together, for one autocorrelation and one size of the noise."""
+
+    spread: float
+    correlation: float
+    wrongly_equivalent: Rate
+    """The true mean is the margin, and a look answers equivalent: should be at most 5%."""
+    wrongly_different: Rate
+    """The true mean is the margin, and the answer is different: should be at most 5%."""
+    different_early: Rate
+    """The same if early looks could answer different, too: why they cannot."""
+    equivalent: Rate
+    """There is no true difference, and the answer is equivalent …"""
+    at_the_end: Rate
+    """… and by a single test at the end of the run, without looks."""
+    trained: float
+    """Mean share of the run that is trained where there is no true difference."""
+    different: Rate
+    """The true mean is :data:`BEYOND` margins, and the answer is different."""
+    late_missed: Rate
+    """A difference of two margins begins at :data:`LATE`, after the last early look, and the answer
+    is equivalent."""
+
+
+_ANSWERS = (Answer.EQUIVALENT, Answer.DIFFERENT)
+
+
+class _Answered(NamedTuple):
+    answer: Answer
+    share: float
+    """How much of the run was trained for it."""
+
+
+def settled_early(repetitions: int, seed: int = 5) -> list[SettledEarly]:
+    return [
+        _measure(spread, correlation, repetitions, np.random.default_rng([seed, row, column]))
+        for row, spread in enumerate(SPREADS)
+        for column, correlation in enumerate(CORRELATIONS)
+    ]
+
+
+def _measure(
+    spread: float, correlation: float, repetitions: int, chance: np.random.Generator
+) -> SettledEarly:
+    noises = spread * MARGIN * noise(correlation, (repetitions, STEPS), chance)
+    late = np.where(np.arange(STEPS) < LATE * STEPS, 0.0, 2 * MARGIN)
+    alike = [_answer(one) for one in noises]
+    at_margin = [_answer(MARGIN + one) for one in noises]
+    whole = [equivalence(one[STEPS // 2 :], MARGIN).outcome for one in noises]
+    return SettledEarly(
+        spread,
+        correlation,
+        _rate([each.answer for each in at_margin], Answer.EQUIVALENT),
+        _rate([each.answer for each in at_margin], Answer.DIFFERENT),
+        _rate([_answer(MARGIN + one, _ANSWERS).answer for one in noises], Answer.DIFFERENT),
+        _rate([each.answer for each in alike], Answer.EQUIVALENT),
+        _rate(whole, Answer.EQUIVALENT),
+        fmean(each.share for each in alike),
+        _rate([_answer(BEYOND * MARGIN + one).answer for one in noises], Answer.DIFFERENT),
+        _rate([_answer(late + one).answer for one in noises], Answer.EQUIVALENT),
+    )
+
+
+def _answer(difference: Floats, early: Collection[Answer] = (Answer.EQUIVALENT,)) -> _Answered:
+    """That of the first look which may give it (one of ``early``), or of the end of the run."""
+    before = 0.0
+    for step in (*settling_steps(STEPS), STEPS):
+        share = step / STEPS
+        level = level_of_look(share, before)
+        before = share
+        found = equivalence(difference[step // 2 : step], MARGIN, level).outcome
+        if found in early:
+            break
+    return _Answered(found, share)
+
+
+def _rate(answers: list[Answer], answer: Answer) -> Rate:
+    return Rate(sum(one is answer for one in answers), len(answers))

@@ -1,0 +1,155 @@
+"""Runs that ended because their equivalence was settled, and those that only look so."""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from judge_examples import SAMPLES, in_force, run, spec
+
+from converge_harness.judge.calibration import calibrate
+from converge_harness.judge.compare.tost import ALPHA, level_of_look
+from converge_harness.matrix.judge import judge_pair, pairs_of
+from converge_harness.matrix.load import load_plan
+from converge_harness.model import Judgement, RankError, RunStatus
+from converge_harness.trainers import assume_toolchain
+
+ROOT = Path(__file__).parents[2]
+STEPS = 800
+EXPERIMENT = f"""
+schema = 1
+[trainer]
+train_config = "{ROOT}/train_configs/llama3_debug.toml"
+set = {{ "training.steps" = {STEPS} }}
+[control]
+name = "fsdp2"
+parallelism = {{ dp_shard = 2 }}
+[[test]]
+name = "again"
+parallelism = {{ dp_shard = 2 }}
+stop = "settled"
+[[test]]
+name = "whole"
+parallelism = {{ dp_shard = 2 }}
+"""
+
+
+# ------------------------------------------------------------------- levels
+
+
+def test_the_levels_of_all_looks_add_up_and_early_ones_get_little():
+    shares = (0.0, 1 / 8, 1 / 4, 1 / 2, 1.0)
+    levels = [level_of_look(*pair[::-1]) for pair in pairwise(shares)]
+    assert levels == pytest.approx([3.0e-8, 8.9e-5, 5.5e-3, 0.0444], rel=0.02)
+    assert sum(levels) == pytest.approx(ALPHA)
+    assert level_of_look(1.0) == ALPHA  # to the last bit: a run without looks is judged as ever
+
+
+@given(st.lists(st.floats(0.01, 0.99), max_size=6))
+def test_whatever_the_looks_they_spend_all_of_it_and_no_more(shares):
+    planned = [0.0, *sorted(set(shares)), 1.0]
+    levels = [level_of_look(*pair[::-1]) for pair in pairwise(planned)]
+    assert all(level >= 0 for level in levels)
+    assert sum(levels) == pytest.approx(ALPHA)
+
+
+# ----------------------------------------------------------------- verdicts
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    path = tmp_path_factory.mktemp("settled") / "matrix.toml"
+    path.write_text(EXPERIMENT)
+    plan = load_plan(path, (), on_gpu=False, find=assume_toolchain)
+    # What the examples' runs were, instead of what the file's would be.
+    return {
+        pair.test.name: pair._replace(
+            test=replace(pair.test, spec=spec(pair.test.name)),
+            control=replace(pair.control, spec=spec()),
+        )
+        for pair in pairs_of(plan)
+    }
+
+
+def long_run(name, steps=STEPS, *, drift=0.0, since=STEPS):
+    """A run whose loss is off by ``drift`` after step ``since``."""
+    every = range(1, steps + 1)
+    wave = [5.0 + (step % 7) / 100 for step in every]
+    losses = tuple(
+        loss * (1 + (drift if step > since else 0.0))
+        for step, loss in zip(every, wave, strict=True)
+    )
+    return run(
+        name,
+        steps=tuple(every),
+        signals={
+            "loss": losses,
+            "loss_recomputed": losses,
+            "grad_norm": tuple(1.0 + loss / 100 for loss in wave),
+            "grad_norm_recomputed": tuple(1.0 + loss / 100 for loss in wave),
+            "lr": (1e-3,) * steps,
+            "tokens": (64.0,) * steps,
+            "grads_missing": (0.0,) * steps,
+        },
+        batch_digests=tuple(f"{step:016x}" for step in every),
+        batch_agrees=(True,) * steps,
+        in_force=in_force(),
+        expected_steps=STEPS,
+        samples=tuple(each for each in SAMPLES if each.step <= steps),
+    )
+
+
+def stopped_after(evidence):
+    """As it is read when converge ended it."""
+    why = RankError(None, f"it was settled, after step {evidence.steps.size} of {STEPS}")
+    return replace(evidence, status=RunStatus.STOPPED, complete=False, error=why)
+
+
+def judged(pair, test):
+    control = long_run("fsdp2")
+    calibration = calibrate(control, [control])
+    return judge_pair(pair, {test.name: test, control.name: control}, calibration)
+
+
+def check_of(verdict, name):
+    return next(check for check in verdict.checks if check.name == name)
+
+
+def test_a_settled_run_passes_as_of_its_look(pairs):
+    pair = pairs["again"]
+    assert pair.looks == (100, 200, 400)
+    verdict, compared = judged(pair, stopped_after(long_run("again", 203)))
+    assert verdict.judgement is Judgement.PASS, verdict.cause
+    assert compared.test.steps[-1] == compared.control.steps[-1] == 200
+    assert check_of(verdict, "complete").detail == f"200 of {STEPS} steps: then it was settled"
+    assert compared.level == level_of_look(1 / 4, 1 / 8)
+
+
+def test_a_whole_run_is_judged_at_what_its_looks_left(pairs):
+    verdict, compared = judged(pairs["again"], long_run("again"))
+    assert verdict.judgement is Judgement.PASS
+    assert compared.level == level_of_look(1.0, 1 / 2) < ALPHA
+    verdict, compared = judged(pairs["whole"], long_run("whole"))
+    assert verdict.judgement is Judgement.PASS
+    assert compared.level == ALPHA
+
+
+@pytest.mark.parametrize(
+    ("name", "test"),
+    [
+        ("again", long_run("again", 99)),  # before its first look
+        ("again", long_run("again", 203, drift=0.005, since=150)),  # not equivalent
+        ("whole", long_run("whole", 203)),  # nobody said that it may be settled
+    ],
+    ids=["early", "different", "unasked"],
+)
+def test_another_run_that_was_stopped_does_not_pass(pairs, name, test):
+    verdict, _ = judged(pairs[name], stopped_after(test))
+    assert verdict.judgement is not Judgement.PASS
+
+
+def test_a_crash_after_a_look_is_no_pass(pairs):
+    crashed = replace(stopped_after(long_run("again", 203)), status=RunStatus.CRASHED)
+    assert judged(pairs["again"], crashed).verdict.judgement is Judgement.ERROR
