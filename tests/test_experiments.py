@@ -12,6 +12,7 @@ from converge_harness.model import (
     Precision,
     RepeatKind,
     Role,
+    Stop,
     Surroundings,
     Technique,
     Toolchain,
@@ -176,3 +177,38 @@ def test_llama3_8b_is_the_table_of_the_converging_guide():
     }
     control = load_experiment(FOLDER / "llama3_8b.toml").controls[0]
     assert control.setting("lr_scheduler.warmup_steps") == 600
+
+
+def test_guide_is_the_table_of_the_converging_guide_at_debug_size():
+    plan = plan_of("guide")
+    control, tests = plan.job("fsdp2"), jobs_of("guide")
+    assert str(control.spec.parallelism) == "FSDP 2"
+    assert {name: str(job.spec.parallelism) for name, job in tests.items()} == {
+        "tp2_pp2": "TP 2 x PP 2",
+        "tp2_cp2_pp2": "TP 2 x CP 2 x PP 2",
+        "cp4": "CP 4",
+    }
+    assert {job.seed for job in plan.jobs if job.spec.name == "tp2_cp2_pp2"} == {42, 43, 44}
+    for job in (control, *tests.values()):
+        assert (job.steps, job.spec.setting("lr_scheduler.warmup_steps")) == (3000, 600)
+        assert job.spec.setting("training.mixed_precision_param") == "bfloat16"
+        assert job.tokens_per_step == 4 * 512
+        data = job.spec.train_config.data
+        assert data is not None
+        assert data.tokens > job.steps * job.tokens_per_step  # nothing is seen twice
+
+
+def test_guide_drift_reuses_the_control_of_guide_and_stops_nothing():
+    guide, drift = plan_of("guide"), plan_of("guide_drift")
+    shared = {job.name for job in drift.jobs if job.role in {Role.CONTROL, Role.REPEAT}}
+    assert {drift.job(name).identity for name in shared} == {
+        guide.job(name).identity for name in shared
+    }
+    jobs = jobs_of("guide_drift").values()
+    assert {job.spec.stop for job in jobs} == {Stop.NEVER}
+    assert {job.name for job in jobs if job.spec.inject is None} == {"ddp2", "grad_accumulation"}
+    assert {job.name for job in jobs if job.spec.inject is not None} == {
+        "gradient_scale",
+        "one_head_unscaled",
+        "one_layer_stale",
+    }
