@@ -110,6 +110,8 @@ def load_experiment(
     if top is not None:
         problems += _repeat_problems(_place(path), top, builder, control_specs)
     problems += _trainer_problems(builder, launcher, data, _place(path))
+    every_spec = (*control_specs, *test_specs, *([anchor_spec] if anchor_spec else []))
+    problems += _unused_toolchain(_tables_of(data, "trainer"), builder, every_spec, _place(path))
     _baseline_problems(data, _place(path), problems)
     problems += _seed_problems(data, _place(path), builder)
     if top is not None and probe is not None:
@@ -443,6 +445,21 @@ def _trainer_problems(
             "leave it out: then the control is run",
         )
     yield from builder.trainer.file_problems(trainer, data, where)
+
+
+def _unused_toolchain(
+    table: Mapping[str, Any], builder: SetBuilder, specs: Sequence[SetSpec], where: Where
+) -> Iterator[Problem]:
+    """A toolchain of ``[trainer]`` in which no set trains: somebody meant that one should."""
+    name = builder.of_file.toolchain
+    if "toolchain" not in table or not specs or any(spec.toolchain == name for spec in specs):
+        return
+    yield Problem(
+        where("trainer.toolchain"),
+        f"no set trains in {name!r}: every control names its own, and a test set that names none "
+        "has its control's",
+        f'add toolchain = "{name}" to the sets that should, or leave it out',
+    )
 
 
 def _baseline_of(written: str | None, folders: tuple[Path, ...]) -> Path | None:

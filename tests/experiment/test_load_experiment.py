@@ -238,6 +238,16 @@ def test_a_wrong_python_is_named_with_its_place(problems, folder, value, message
     assert message in "\n".join(problems(f"{MINIMAL}toolchain = {value}\n"))
 
 
+def test_a_toolchain_of_the_file_in_which_no_set_trains_is_refused(load):
+    """As in an upgrade whose test sets silently trained in their control's toolchain."""
+    older = MINIMAL.replace("[control]", '[control]\ntoolchain = "torchtitan-0.2.2"')
+    newer = older.replace("[control]", 'toolchain = "torchtitan-0.3.0"\n[control]')
+    with pytest.raises(ConfigError, match=r"no set trains in 'torchtitan-0.3.0': every control"):
+        load(newer)
+    assert load(older)
+    assert load(newer + 'toolchain = "torchtitan-0.3.0"\n')
+
+
 def test_an_anchor_takes_the_train_config_and_toolchain_of_the_control(load):
     text = MINIMAL.replace("[control]", '[control]\ntoolchain = "torchtitan-0.2.2"')
     anchor = load(text + "[anchor]\nparallelism = {}\nmargin = 0.1").anchor
