@@ -222,7 +222,8 @@ def build(
 
     Args:
         name: of a recipe; ``torchtitan-0.3.0@REVISION`` has that release's packages, but
-            torchtitan from a git checkout, and is built again when the revision has moved.
+            torchtitan from a git checkout, and is built again when the revision has moved;
+            ``torchtitan-main`` is built from one, too.
         root: the folder of toolchains.
         extra: more packages to install, by names that pip understands.
         fresh: build it anew, even if it is up to date.

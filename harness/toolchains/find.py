@@ -3,7 +3,8 @@
 A toolchain is a virtual environment ``<root>/<name>`` with one torchtitan in it, made by ``converge
 toolchain build NAME``. A suffix of the name says what else is in it
 (``torchtitan-0.3.0-streaming``). With ``@REVISION`` torchtitan is that commit of a git checkout
-(``torchtitan-0.3.0@main``): it is driven like that release, and the commit is part of its version.
+(``torchtitan-main@b5bcd76c6``): it is driven as its code asks for, and the commit is part of its
+version.
 The root is ``$CONVERGE_TOOLCHAINS``, else ``.toolchains`` in the current directory if it is there,
 else a folder in the user's cache.
 
@@ -29,7 +30,7 @@ from converge_harness.errors import ToolchainError
 from converge_harness.model import Toolchain
 from converge_harness.toolchains.own import is_imported_by_path, own_code
 from converge_harness.toolchains.own_python import ask
-from converge_harness.toolchains.recipes import has_recipe
+from converge_harness.toolchains.recipes import has_recipe, recipe_of
 
 ROOT_VARIABLE = "CONVERGE_TOOLCHAINS"
 LOCAL_ROOT = ".toolchains"
@@ -93,7 +94,7 @@ def build_hint(name: str) -> str:
     """The command that builds a toolchain; one of a revision needs a clone that has it."""
     if not has_recipe(name):
         return "see those that converge can build with: converge toolchain list"
-    checkout = "CONVERGE_CHECKOUT=FOLDER " if "@" in name else ""
+    checkout = "CONVERGE_CHECKOUT=FOLDER " if recipe_of(name).revision else ""
     return f"build it with: {checkout}converge toolchain build {name}"
 
 

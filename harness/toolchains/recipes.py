@@ -27,7 +27,10 @@ class Recipe:
     what: str
     """One line for people."""
     torchtitan: str | None = None
-    """The release of torchtitan, with its requirements; None: no torchtitan."""
+    """The release of torchtitan, or a branch, with its requirements; None: no torchtitan."""
+    branch: bool = field(default=False, repr=False)
+    """Whether it is a branch, which is installed from a git checkout. (Digests of recipes, which
+    say whether a toolchain is up to date, are of what is installed.)"""
     instead: Mapping[str, str] = field(default_factory=dict)
     """Versions that replace those in constraints.txt, by package."""
     packages: tuple[str, ...] = ()
@@ -49,6 +52,10 @@ RECIPES = {
     "torchtitan-0.3.0": Recipe("torchtitan 0.3.0 on torch 2.15", "0.3.0"),
     "torchtitan-0.3.0-torch-2.13": Recipe(
         "torchtitan 0.3.0 on torch 2.13", "0.3.0", instead=OLDER_TORCH
+    ),
+    # What a commit of it needs beyond torch (Grain, in the version that it pins) comes with it.
+    "torchtitan-main": Recipe(
+        "torchtitan's main branch on torch 2.15, from a git checkout", "main", branch=True
     ),
     "torchtitan-0.2.2": Recipe("torchtitan 0.2.2 on torch 2.13", "0.2.2", instead=OLDER_TORCH),
     # What MosaicML Streaming pins (numpy < 2.2, transformers < 5, a torchvision that PyPI has for
@@ -95,7 +102,10 @@ RECIPES = {
 
 
 class Wanted(NamedTuple):
-    """A toolchain by its name: the recipe, and the revision of torchtitan after an ``@``."""
+    """A toolchain by its name: the recipe, and the revision of torchtitan after an ``@``.
+
+    A branch without a revision means its newest commit in the checkout.
+    """
 
     recipe: Recipe
     revision: str
@@ -116,9 +126,10 @@ def recipe_of(name: str) -> Wanted:
     if not has_recipe(name):
         raise ToolchainError(
             f"there is no recipe for a toolchain {name!r}; {suggest(release, list(RECIPES))}; for "
-            "a revision of torchtitan, torchtitan-RELEASE@REVISION"
+            "a revision of torchtitan, torchtitan-RELEASE@REVISION or torchtitan-main@REVISION"
         )
-    return Wanted(RECIPES[release], revision)
+    recipe = RECIPES[release]
+    return Wanted(recipe, revision or (recipe.torchtitan or "" if recipe.branch else ""))
 
 
 def constraints_of(text: str, instead: Mapping[str, str | None]) -> str:
@@ -150,9 +161,15 @@ def torchtitan_of(release: str, revision: str, checkout: str | None) -> str:
     except FileNotFoundError:
         raise ToolchainError(f"there is no git on the PATH, to find {revision}") from None
     commit = asked.stdout.strip()
-    if not re.fullmatch("[0-9a-f]{40,64}", commit) or not (folder / "torchtitan").is_dir():
+    if not re.fullmatch("[0-9a-f]{40,64}", commit) or not _has_torchtitan(folder, commit):
         raise ToolchainError(
             f"{CHECKOUT_VARIABLE}={checkout}: not a clone of torchtitan that has {revision} "
             "(its branches and tags: git branch --all, git tag; git fetch brings new ones)"
         )
     return f"git+{folder.as_uri()}@{commit}"
+
+
+def _has_torchtitan(folder: Path, commit: str) -> bool:
+    """Whether a commit has the package; the checkout may be bare, or at another commit."""
+    look = ("git", "-C", str(folder), "cat-file", "-e", f"{commit}:torchtitan/__init__.py")
+    return subprocess.run(look, capture_output=True, check=False).returncode == 0

@@ -86,8 +86,10 @@ class Limitation(NamedTuple):
 class Features:
     """Differences between releases of a trainer; by default it has none of these features."""
 
-    spmd_backends: bool = False
-    """Sets can choose how it tracks sharding."""
+    spmd_backends: tuple[str, ...] = ()
+    """Sets can choose how it tracks sharding, by these names."""
+    cp_backends: tuple[str, ...] = ()
+    """Those of them that know context parallelism."""
     cp_rotations: bool = True
     """Sets can choose how context parallelism exchanges keys and values."""
     sequence_block: int = 1

@@ -123,15 +123,30 @@ def technique_needs(planned: PlannedJob) -> Iterator[Breach]:
 @necessity
 @of_titan
 def spmd_backend_exists(planned: PlannedJob) -> Iterator[Breach]:
-    """Only torchtitan 0.3 has SPMD backends to choose from."""
+    """The release has the SPMD backend that a set names, and it knows the set's parallelism."""
     spec, toolchain = planned.job.spec, planned.job.toolchain
-    trainer = trainer_of(spec)
-    if spec.spmd_backend is not None and not features_of(planned.job).spmd_backends:
+    trainer, features = trainer_of(spec), features_of(planned.job)
+    if spec.spmd_backend is None:
+        return
+    who = f"{trainer.kind} {trainer.release(toolchain)} of toolchain {toolchain.name}"
+    if not features.spmd_backends:
         yield Breach(
             "spmd_backend",
-            f"{spec.spmd_backend} is named, and {trainer.kind} {trainer.release(toolchain)} "
-            f"of toolchain {toolchain.name} has no SPMD backends",
+            f"{spec.spmd_backend} is named, and {who} has no SPMD backends",
             "leave it out, or name it where torchtitan 0.3 trains",
+        )
+    elif spec.spmd_backend not in features.spmd_backends:
+        yield Breach(
+            "spmd_backend",
+            f"{spec.spmd_backend} is named, which {who} does not have",
+            f"it has {' and '.join(features.spmd_backends)}",
+        )
+    elif planned.degrees.cp > 1 and spec.spmd_backend not in features.cp_backends:
+        yield Breach(
+            "spmd_backend",
+            f"{spec.spmd_backend} of {who} knows no context parallelism, and the set has CP "
+            f"{planned.degrees.cp}",
+            f"CP needs {' or '.join(features.cp_backends)} there",
         )
 
 

@@ -23,10 +23,11 @@ from converge_harness.rank.start.parent import die_with_parent
 from converge_harness.run_folder.job import JobError, RankJob, read_job
 
 DIALECTS = {
+    "titan_main": "converge_harness.rank.titan.v0_3",
     "titan_0_3": "converge_harness.rank.titan.v0_3",
     "titan_0_2": "converge_harness.rank.titan.v0_2",
 }
-"""What ``job.json`` calls a release to the package that speaks to it."""
+"""What ``job.json`` calls a release to the package that speaks to it; that of main is 0.3's."""
 
 
 def preload(dialect: str, device: str) -> None:

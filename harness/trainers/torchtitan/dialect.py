@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from converge_harness.errors import ToolchainError
 
-TITAN_02, TITAN_03 = "titan_0_2", "titan_0_3"
+TITAN_02, TITAN_03, TITAN_MAIN = "titan_0_2", "titan_0_3", "titan_main"
 _OF_EVERY_TRAINER = (
     *("batch_generator", "checkpointer", "close", "dataloader", "device", "loss_fn"),
     *("lr_schedulers", "metrics_processor", "model_parts", "ntokens_seen", "optimizers"),
@@ -29,19 +29,46 @@ def _trainer(*more: str) -> tuple[str, ...]:
     return ("Trainer", *(f"Trainer.{name}" for name in sorted((*_OF_EVERY_TRAINER, *more))))
 
 
+def _keys(table: str, *keys: str) -> tuple[str, ...]:
+    """A table of the config, and keys of it that a rank writes."""
+    return (table, *(f"{table}.{key}" for key in keys))
+
+
+_SINCE_03: Mapping[str, tuple[str, ...]] = {
+    "trainer": _trainer("config", "model_config", "post_dataloading_process"),
+    "components.loss": ("ChunkedLossWrapper",),
+    "components.quantization": ("Float8LinearConverter",),
+    "distributed.activation_checkpoint": ("FullAC", "SelectiveAC"),
+    "distributed.utils": ("clip_grad_norm_",),
+    "models": ("_supported_models",),
+    "models.common.attention": ("FlexAttention", "FusedQKVLinear"),
+    "observability": ("structured_logger",),
+    "tools.logging": ("init_logger", "logger"),
+}
 HOOKED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    TITAN_MAIN: {
+        **_SINCE_03,
+        "components.data": ("GrainDataLoader", "ConcatThenSplitPackingConfig"),
+        "components.data.loader": ("BaseDataLoader",),
+        "config.configs": (
+            *_keys(
+                "TrainingConfig",
+                "max_context_length",
+                "num_tokens_per_microbatch_per_dp_rank",
+                "num_tokens_per_train_step",
+            ),
+            *_keys("ParallelismConfig", "num_pp_microbatches", "spmd_backend"),
+        ),
+        "hf_datasets.text_datasets": ("TextProcessor",),
+    },
     TITAN_03: {
-        "trainer": _trainer("config", "model_config", "post_dataloading_process"),
+        **_SINCE_03,
         "components.dataloader": ("BaseDataLoader",),
-        "components.loss": ("ChunkedLossWrapper",),
-        "components.quantization": ("Float8LinearConverter",),
-        "distributed.activation_checkpoint": ("FullAC", "SelectiveAC"),
-        "distributed.utils": ("clip_grad_norm_",),
+        "config.configs": (
+            *_keys("TrainingConfig", "global_batch_size", "local_batch_size", "seq_len"),
+            *_keys("ParallelismConfig", "pipeline_parallel_microbatch_size", "spmd_backend"),
+        ),
         "hf_datasets.text_datasets": ("HuggingFaceTextDataLoader",),
-        "models": ("_supported_models",),
-        "models.common.attention": ("FlexAttention", "FusedQKVLinear"),
-        "observability": ("structured_logger",),
-        "tools.logging": ("init_logger", "logger"),
     },
     TITAN_02: {
         "train": _trainer("job_config", "maybe_enable_amp", "model_args"),
@@ -54,7 +81,8 @@ HOOKED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 """By dialect and module of torchtitan, what the adapter uses in every run."""
-_RELEASES = {TITAN_03: "0.3", TITAN_02: "0.2"}
+_RELEASES = {TITAN_MAIN: "main", TITAN_03: "0.3", TITAN_02: "0.2"}
+_WRITTEN_FOR = "0.2.x, 0.3.x and main as of b5bcd76c6 (21 August 2026)"
 _SHOWN = 3
 
 
@@ -89,11 +117,10 @@ def dialect_of(package: Path, version: str) -> str:
     names = lacking[nearest]
     shown = ", ".join(map(str, names[:_SHOWN]))
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    known = " and ".join(f"{release}.x" for release in sorted(_RELEASES.values()))
     raise ToolchainError(
         f"torchtitan {version} in {package} cannot be driven by converge, whose rank code is "
-        f"written for {known}: compared with {_RELEASES[nearest]} it lacks {shown}{more}; rebase "
-        "the fork on such a release, or keep these names"
+        f"written for {_WRITTEN_FOR}: compared with {_RELEASES[nearest]} it lacks {shown}{more}; "
+        "rebase the fork on one of them, or keep these names"
     )
 
 

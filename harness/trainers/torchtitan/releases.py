@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from converge_harness.errors import ToolchainError
-from converge_harness.model import Loader, SetSpec, Technique, Toolchain, TrainConfig
+from converge_harness.model import (
+    SPMD_BACKENDS,
+    Loader,
+    SetSpec,
+    Technique,
+    Toolchain,
+    TrainConfig,
+)
 from converge_harness.toolchains.find import (
     DISTRIBUTIONS,
     build_hint,
@@ -25,18 +32,37 @@ from converge_harness.toolchains.find import (
     versions,
 )
 from converge_harness.trainers.base import Features, Limitation
-from converge_harness.trainers.torchtitan.dialect import TITAN_02, TITAN_03
+from converge_harness.trainers.torchtitan.dialect import (
+    TITAN_02,
+    TITAN_03,
+    TITAN_MAIN,
+    dialect_of,
+)
 from converge_harness.trainers.torchtitan.own_python import own_toolchain
 
 DEFAULT_TOOLCHAIN = "torchtitan-0.3.0"
 OLDER_TOOLCHAIN = "torchtitan-0.2.2"
 STREAMING_TOOLCHAIN = "torchtitan-0.3.0-streaming"
+MAIN = "main"
+"""What comes after ``torchtitan-`` in names of toolchains of the main branch."""
 FLEX_BLOCK = 128
 """FlexAttention's block: torchtitan 0.3 splits a sequence over context-parallel ranks by blocks."""
 FEATURES = {
     TITAN_02: Features(fuses_in_twos=True),
     TITAN_03: Features(
-        spmd_backends=True, cp_rotations=False, sequence_block=FLEX_BLOCK, cuda_graphs=True
+        spmd_backends=SPMD_BACKENDS,
+        cp_backends=SPMD_BACKENDS,
+        cp_rotations=False,
+        sequence_block=FLEX_BLOCK,
+        cuda_graphs=True,
+    ),
+    # Pull requests 4217 (full_dtensor) and 4218 (CP of partial_dtensor) removed what is missing.
+    TITAN_MAIN: Features(
+        spmd_backends=("spmd_types", "partial_dtensor"),
+        cp_backends=("spmd_types",),
+        cp_rotations=False,
+        sequence_block=FLEX_BLOCK,
+        cuda_graphs=True,
     ),
 }
 """By dialect."""
@@ -69,7 +95,7 @@ def _compiled_split_backward(spec: SetSpec, dialect: str) -> bool:
 
 
 def _no_float8_tp(spec: SetSpec, dialect: str) -> bool:
-    return dialect == TITAN_03 and Technique.FLOAT8_TP in spec.techniques
+    return dialect != TITAN_02 and Technique.FLOAT8_TP in spec.techniques
 
 
 def _no_experts(spec: SetSpec, _dialect: str) -> bool:
@@ -118,7 +144,7 @@ def limitations(spec: SetSpec, dialect: str) -> Iterator[Limitation]:
 
 def warnings(dialect: str, words: set[str]) -> Iterator[str]:
     """Known bugs and limits of a release that affect these techniques and parallelisms."""
-    if dialect == TITAN_03:
+    if dialect != TITAN_02:
         if "async_tp" in words:
             yield "On a CPU, async_tp needs torchtitan-0.2.2 and a base config of it."
         if {"async_tp", "compile"} & words and {"float8", "float8_rowwise"} & words:
@@ -136,7 +162,7 @@ def warnings(dialect: str, words: set[str]) -> Iterator[str]:
         )
 
 
-DIALECTS = {"0.2": TITAN_02, "0.3": TITAN_03}
+DIALECTS = {"0.2": TITAN_02, "0.3": TITAN_03, MAIN: TITAN_MAIN}
 """By torchtitan release series, its rank adapter."""
 
 
@@ -166,15 +192,45 @@ def find_toolchain(name: str, root: Path | None) -> Toolchain:
     missing = [needed for needed in ("torch", "torchtitan") if needed not in found]
     if missing:
         raise ToolchainError(f"toolchain {folder} has no {' and no '.join(missing)}; {build}")
-    # A commit before or after a release may have the same version: the name says which is meant.
-    named = name.removeprefix("torchtitan-") if "@" in name else found["torchtitan"]
-    series = ".".join(named.split(".")[:2])
+    return Toolchain(
+        name=name,
+        python=python,
+        dialect=_dialect(name, folder, found["torchtitan"]),
+        versions=found,
+    )
+
+
+def _dialect(name: str, folder: Path, version: str) -> str:
+    """A release is known by its version, a commit by its code.
+
+    A commit before or after a release may have the release's version, and one of main that of an
+    old release.
+    """
+    distribution, series = _named(name)
+    of_commit = "@" in name or series == MAIN
+    if of_commit and distribution == "torchtitan":
+        for package in site_packages(folder):
+            if Path(package, "torchtitan", "__init__.py").is_file():
+                return dialect_of(Path(package, "torchtitan"), version)
+    else:
+        series = _series(version)
     if series not in DIALECTS:
-        supported = ", ".join(f"{known}.x" for known in DIALECTS)
+        supported = ", ".join(f"{known}.x" for known in DIALECTS if known != MAIN)
         raise ToolchainError(
-            f"toolchain {folder} has torchtitan {found['torchtitan']}; supported: {supported}"
+            f"toolchain {folder} has torchtitan {version}; supported: {supported}, and its main "
+            "branch in a toolchain torchtitan-main@REVISION"
         )
-    return Toolchain(name=name, python=python, dialect=DIALECTS[series], versions=found)
+    return DIALECTS[series]
+
+
+def _named(name: str) -> tuple[str, str]:
+    """The distribution and the series that a toolchain's name says, such as torchtitan and 0.3."""
+    distribution, version, *_ = [*name.partition("@")[0].split("-"), ""]
+    return distribution, _series(version)
+
+
+def _series(version: str) -> str:
+    return ".".join(version.split(".")[:2])
 
 
 def assume_toolchain(name: str, root: Path | None) -> Toolchain:
@@ -188,8 +244,7 @@ def assume_toolchain(name: str, root: Path | None) -> Toolchain:
     """
     if Path(name).is_absolute() and not Path(name).exists():
         return Toolchain(name, Path(name), TITAN_03, {})
-    distribution, version, *_ = [*name.split("-"), ""]
-    series = ".".join(version.split(".")[:2])
+    distribution, series = _named(name)
     folder = (root or toolchain_root()) / name
     if folder.exists() or distribution != "torchtitan" or series not in DIALECTS:
         return find_toolchain(name, root)
@@ -197,5 +252,5 @@ def assume_toolchain(name: str, root: Path | None) -> Toolchain:
         name=name,
         python=folder / "bin" / "python",
         dialect=DIALECTS[series],
-        versions={"torchtitan": version},
+        versions={"torchtitan": [*name.split("-"), ""][1]},
     )

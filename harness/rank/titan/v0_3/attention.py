@@ -1,6 +1,6 @@
 """FlexAttention on the CPU: the same mask, written out, and torch's plain attention kernel.
 
-torchtitan 0.3's language models know FlexAttention only, whose backward refuses the CPU
+torchtitan's language models know FlexAttention only, whose backward refuses the CPU
 (``flex_attention`` supports training on CUDA and XPU). A subclass keeps everything around it:
 masks are built, context-parallel sharding and tensor-parallel sharding see a FlexAttention.
 """
@@ -17,6 +17,75 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 from torchtitan.models.common.attention import FlexAttention
 
+from converge_harness.rank.titan.v0_3.series import SERIES
+
+
+def _forward_of_samples(
+    self: FlexAttention,  # noqa: ARG001 - a method
+    q_BLNH: torch.Tensor,  # noqa: N803 - sharding is declared by these names
+    k_BLNH: torch.Tensor,  # noqa: N803
+    v_BLNH: torch.Tensor,  # noqa: N803
+    *,
+    attention_masks: torch.Tensor | BlockMask,
+    out_transform: Any = None,
+    **more: Any,
+) -> torch.Tensor:
+    """Queries, keys, values and the result have shape (batch, sequence, heads, dimension)."""
+    transform = out_transform is not None
+    out, logsumexp = _attend(
+        q_BLNH, k_BLNH, v_BLNH, attention_masks, with_logsumexp=transform, **more
+    )
+    return out_transform(out, logsumexp) if transform else out
+
+
+def _forward_of_tokens(
+    self: FlexAttention,  # noqa: ARG001
+    q_TNH: torch.Tensor,  # noqa: N803
+    k_TNH: torch.Tensor,  # noqa: N803
+    v_TNH: torch.Tensor,  # noqa: N803
+    *,
+    attention_masks: torch.Tensor | BlockMask,
+    out_transform: Any = None,
+    **more: Any,
+) -> torch.Tensor:
+    """The same without a batch dimension: (tokens, heads, dimension). The mask has one of 1."""
+    transform = out_transform is not None
+    batch = (each.unsqueeze(0) for each in (q_TNH, k_TNH, v_TNH))
+    out, logsumexp = _attend(*batch, attention_masks, with_logsumexp=transform, **more)
+    if logsumexp is not None:
+        return out_transform(out.squeeze(0), logsumexp.squeeze(0))
+    return out.squeeze(0)
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | BlockMask,
+    *,
+    with_logsumexp: bool,
+    score_mod: Any = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if score_mod is not None:
+        raise NotImplementedError("score_mod needs FlexAttention on a GPU")
+    if isinstance(mask, BlockMask):
+        mask = dense_mask(mask)
+    if with_logsumexp:
+        return _with_logsumexp(q, k, v, mask, scale)
+    with sdpa_kernel(SDPBackend.MATH):
+        out = functional.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=mask,
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )
+    return out.transpose(1, 2), None
+
 
 class DenseFlexAttention(FlexAttention):
     """Attention over a boolean mask of shape (batch, 1, queries, keys), in the math kernel."""
@@ -25,37 +94,8 @@ class DenseFlexAttention(FlexAttention):
     class Config(FlexAttention.Config):
         """The keys of FlexAttention; only the class that is built differs."""
 
-    def forward(
-        self,
-        q_BLNH: torch.Tensor,  # noqa: N803 - sharding is declared by these names
-        k_BLNH: torch.Tensor,  # noqa: N803
-        v_BLNH: torch.Tensor,  # noqa: N803
-        *,
-        attention_masks: torch.Tensor | BlockMask,
-        score_mod: Any = None,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-        out_transform: Any = None,
-        **_: Any,
-    ) -> torch.Tensor:
-        """Queries, keys, values and the result have shape (batch, sequence, heads, dimension)."""
-        if score_mod is not None:
-            raise NotImplementedError("score_mod needs FlexAttention on a GPU")
-        mask = attention_masks
-        if isinstance(mask, BlockMask):
-            mask = dense_mask(mask)
-        if out_transform is not None:
-            return out_transform(*_with_logsumexp(q_BLNH, k_BLNH, v_BLNH, mask, scale))
-        with sdpa_kernel(SDPBackend.MATH):
-            out = functional.scaled_dot_product_attention(
-                q_BLNH.transpose(1, 2),
-                k_BLNH.transpose(1, 2),
-                v_BLNH.transpose(1, 2),
-                attn_mask=mask,
-                scale=scale,
-                enable_gqa=enable_gqa,
-            )
-        return out.transpose(1, 2)
+    # Arguments are found by the names that the series declares its sharding by.
+    forward = _forward_of_tokens if SERIES.folded else _forward_of_samples
 
 
 def _with_logsumexp(

@@ -1,4 +1,4 @@
-"""What is really in force, where torchtitan 0.3 differs from other releases."""
+"""What is really in force, where torchtitan 0.3 and its main branch differ from other releases."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.titan.common import audit
 from converge_harness.rank.titan.common.audit import Happened
 from converge_harness.rank.titan.v0_3.config import BuiltConfig
+from converge_harness.rank.titan.v0_3.sizes import sizes_of
 
 
 def write_in_force(
@@ -21,7 +22,7 @@ def write_in_force(
 ) -> None:
     """Gather what every rank sees and write ``in_force.json``. Collective over the world."""
     mine = audit.see(trainer, recorder, happened)
-    mine["local_batch_size"] = trainer.config.training.local_batch_size
+    mine["local_batch_size"] = sizes_of(trainer.config).local
     modules = audit.live_modules(trainer)
     mine["attention"] = sorted(
         {type(m).__name__ for m in modules.values() if isinstance(m, FlexAttention)}

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torchtitan.components.loss import ChunkedLossWrapper
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
@@ -27,7 +29,16 @@ from converge_harness.rank.titan.common.job_checks import (
 from converge_harness.rank.titan.v0_3.attention import replace_transformers_attention
 from converge_harness.rank.titan.v0_3.base_config import base_config
 from converge_harness.rank.titan.v0_3.loaders import LOADERS, SampleLoader, loader_config
+from converge_harness.rank.titan.v0_3.series import SERIES
 from converge_harness.rank.titan.v0_3.shape import reshape_model, use_dense_attention, use_float8
+from converge_harness.rank.titan.v0_3.sizes import (
+    apart,
+    by_shared_keys,
+    changed,
+    news_of,
+    put,
+    sizes_of,
+)
 from converge_harness.run_folder.job import Degrees, RankJob
 
 _CHECKPOINTING = {"none": None, "full": FullAC, "selective": SelectiveAC}
@@ -67,15 +78,19 @@ def build_config(job: RankJob) -> BuiltConfig:
     if job.device == "cpu":
         use_dense_attention(config.model_spec.model)
         replace_transformers_attention()
-    _apply_all(config, flatten(job.train_config.settings))
+    settings, said = apart(flatten(job.train_config.settings))
+    sizes = changed(sizes_of(config), said)
+    _apply_all(config, settings)
     declared = _apply_all(config, [*_implied(job), *_techniques(job)])
     declared += _use_float8(config, job)
     declared += _use_corpus(config, job)
-    new_keys = news(config, job.overrides)
-    declared += _apply_all(config, job.overrides.items())
+    settings, said = apart(job.overrides.items())
+    new_keys = (*news(config, dict(settings)), *news_of(sizes, said))
+    declared += [*_apply_all(config, settings), *said]
+    put(config, changed(sizes, said))
     if isinstance(config.dataloader, SampleLoader.Config):
-        config.dataloader.global_batch_size = config.training.global_batch_size
-    _refuse(unknown_components(config))
+        config.dataloader.global_batch_size = sizes_of(config).whole
+    _refuse([*unknown_components(config), *_backend_problems(config)])
     _validate(config)
     flat = flat_config(config)
     # The mode chooses another class, with keys of its own.
@@ -86,10 +101,11 @@ def build_config(job: RankJob) -> BuiltConfig:
 
 def flat_config(config: Any) -> dict[str, Any]:
     """The config by dotted keys; functions are named without their addresses."""
-    return {
+    flat = {
         key: _ADDRESS.sub("", value) if isinstance(value, str) else value
         for key, value in flatten(config.to_dict())
     }
+    return by_shared_keys(flat, config)
 
 
 def _implied(job: RankJob) -> Iterable[tuple[str, Any]]:
@@ -149,6 +165,38 @@ def _techniques(job: RankJob) -> Iterable[tuple[str, Any]]:
                 ("allgather",),
             )
         )
+
+
+_SPMD_BACKEND = "parallelism.spmd_backend"
+_FIT_FOR_SPMD_TYPES = (2, 15)
+
+
+def _backend_problems(config: Any) -> list[KeyProblem]:
+    """What an SPMD backend lacks, which torchtitan finds out only while it builds a trainer."""
+    parallelism, found = config.parallelism, []
+    backend, degree = parallelism.spmd_backend, parallelism.context_parallel_degree
+    if degree > 1 and backend not in SERIES.cp_backends:
+        message = (
+            f"{backend} of torchtitan {SERIES.name} knows no context parallelism (CP {degree})"
+        )
+        found.append(KeyProblem(_SPMD_BACKEND, message, SERIES.cp_backends))
+    if backend == "spmd_types" and not _shards_typed_parameters():
+        message = (
+            "spmd_types needs FSDP to shard parameters that are plain tensors with a type, which "
+            f"torch can since 2.15, and this toolchain has torch {torch.__version__}"
+        )
+        found.append(KeyProblem(_SPMD_BACKEND, message, ("partial_dtensor",)))
+    return found
+
+
+def _shards_typed_parameters() -> bool:
+    """Whether this torch's ``fully_shard`` knows the types of ``spmd_types``.
+
+    Before, it says that "all parameters must be DTensors on the full SPMD mesh". Older than 2.15 is
+    asked what it has: a nightly may be between.
+    """
+    release = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    return release >= _FIT_FOR_SPMD_TYPES or hasattr(FSDPParam, "_restore_spmd_types")
 
 
 def _use_float8(config: Any, job: RankJob) -> list[str]:
@@ -213,7 +261,10 @@ def _tell_loss_the_vocabulary(config: Any) -> None:
 
 def _validate(config: Any) -> None:
     """Run torchtitan's own checks, which its dataclasses make only while they are built."""
-    for table in (config.parallelism, config.compile, config.checkpoint, config):
+    for table in (
+        *(config.training, config.parallelism, config.compile, config.checkpoint),
+        config,
+    ):
         check = getattr(table, "__post_init__", None)
         if check is None:
             continue

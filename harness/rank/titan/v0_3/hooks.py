@@ -1,4 +1,4 @@
-"""Where the recorder touches a built torchtitan 0.3 trainer.
+"""Where the recorder touches a built trainer of torchtitan 0.3 or its main branch.
 
 Every hook wraps what was there and is put on the instance (or, for the one free function, on its
 module), before ``inject``: an injected wrapper lies outside and its effects are seen.
@@ -6,7 +6,6 @@ module), before ``inject``: an injected wrapper lies outside and its effects are
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -26,9 +25,8 @@ from converge_harness.rank.titan.common.checkpoints import watch_checkpoints
 from converge_harness.rank.titan.common.clipping import watch_clipping
 from converge_harness.rank.titan.common.frozen_steps import add_frozen_steps
 from converge_harness.rank.titan.common.pipelining import ignore_shape_inference
+from converge_harness.rank.titan.v0_3.series import SERIES, as_samples
 from converge_harness.run_folder.job import RankJob
-
-_NOT_FINITE = re.compile(r"Loss is not finite \(global_avg_loss=(\S+)\)")
 
 
 def attach(
@@ -167,18 +165,18 @@ def _watch_steps(
     def watched(batches: Iterator[Any]) -> None:
         nonlocal first
         if recorder.is_frozen:
-            train_step(_watch_batches(batches, recorder))
+            train_step(_watch_batches(batches, trainer, recorder))
             return
         recorder.begin_step(trainer.step)
         try:
-            train_step(_watch_batches(batches, recorder))
+            train_step(_watch_batches(batches, trainer, recorder))
         except RuntimeError as error:
-            reported = _NOT_FINITE.search(str(error))
+            reported = SERIES.not_finite.search(str(error))
             if reported is None:
                 raise
             # torchtitan stops before it logs. All ranks of the last pipeline stage come here and
-            # all others return normally, so everyone takes part in ending the step.
-            recorder.on_log(float(reported[1]), None)
+            # all others do, too, or return normally, so everyone takes part in ending the step.
+            recorder.on_log(float(reported[1]) if reported[1] else None, None)
             recorder.end_step()
             raise
         recorder.end_step()
@@ -189,7 +187,8 @@ def _watch_steps(
     trainer.train_step = watched
 
 
-def _watch_batches(batches: Iterator[Any], recorder: StepRecorder) -> Iterator[Any]:
+def _watch_batches(batches: Iterator[Any], trainer: Any, recorder: StepRecorder) -> Iterator[Any]:
+    training = trainer.config.training
     for inputs, labels in batches:
-        recorder.on_batch(inputs["input"], labels)
+        recorder.on_batch(as_samples(inputs["input"], training), as_samples(labels, training))
         yield inputs, labels

@@ -1,4 +1,4 @@
-"""Which of torchtitan 0.3's dataloaders reads the corpus, by the loader's name in the job.
+"""Which of torchtitan's dataloaders reads the corpus, by the loader's name in the job.
 
 ``SampleLoader`` is ours: the project's data order
 (``converge_harness.rank.titan.common.data_order``).
@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torchtitan.components.dataloader import BaseDataLoader
-from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
 
 from converge_harness.rank.settings import KeyProblem, SettingError
 from converge_harness.rank.titan.common.data_order import SampleStream, open_corpus
 from converge_harness.rank.titan.common.documents import NAME, documents_of, register_documents
+from converge_harness.rank.titan.v0_3.series import SERIES, BaseDataLoader, as_batch, loader_sizes
 from converge_harness.rank.titan.v0_3.streaming_package import TOOLCHAIN, is_installed
 from converge_harness.run_folder.job import RankJob
 from converge_harness.run_folder.layout import STREAMING
@@ -43,6 +42,12 @@ def _ours(job: RankJob, data_folder: Path) -> Any:
 
 
 def _stock(job: RankJob, data_folder: Path) -> Any:
+    if SERIES.folded:
+        from converge_harness.rank.titan.v0_3.grain_documents import grain_config
+
+        return grain_config(documents_of(data_folder), job.run_folder)
+    from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+
     register_documents(job.run_folder)
     return HuggingFaceTextDataLoader.Config(
         dataset=NAME, dataset_path=str(documents_of(data_folder))
@@ -74,7 +79,7 @@ LOADERS: dict[str, Callable[[RankJob, Path], Any]] = {
 }
 
 
-class SampleLoader(BaseDataLoader):
+class SampleLoader(BaseDataLoader):  # type: ignore[misc]  # of a module that the series names
     """Batches whose samples do not depend on the data-parallel degree.
 
     torchtitan's own loader splits the dataset by rank: other degrees read other samples from the
@@ -82,9 +87,12 @@ class SampleLoader(BaseDataLoader):
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(BaseDataLoader.Config):
+    class Config(BaseDataLoader.Config):  # type: ignore[misc]
         """Where the corpus is, and what decides the order of its samples."""
 
+        dataset: str = NAME
+        dataset_path: str | None = None
+        """With ``dataset`` what the base class of 0.3 has, and that of main has not."""
         folder: str
         """Folder with ``corpus.json`` and ``tokens.npy``."""
         seed: int
@@ -98,19 +106,18 @@ class SampleLoader(BaseDataLoader):
         *,
         dp_world_size: int,
         dp_rank: int,
-        seq_len: int,
-        local_batch_size: int,
-        **_: Any,
+        **more: Any,
     ) -> None:
+        sizes = loader_sizes(more)
         global_batch_size = config.global_batch_size
         if global_batch_size < 0:  # torchtitan's way to say: no gradient accumulation
-            global_batch_size = local_batch_size * dp_world_size
+            global_batch_size = sizes.batch_size * dp_world_size
         self._stream = SampleStream(
             open_corpus(Path(config.folder)),
-            seq_len=seq_len,
+            seq_len=sizes.seq_len,
             seed=config.seed,
             global_batch_size=global_batch_size,
-            batch_size=local_batch_size,
+            batch_size=sizes.batch_size,
             dp_rank=dp_rank,
             dp_degree=dp_world_size,
             order_seed=config.order_seed,
@@ -118,7 +125,8 @@ class SampleLoader(BaseDataLoader):
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
         for sample in self._stream:
-            yield {"input": sample.inputs, "positions": sample.positions}, sample.labels
+            inputs, positions, labels = as_batch(*sample)
+            yield {"input": inputs, "positions": positions}, labels
 
     def state_dict(self) -> dict[str, Any]:
         return {"consumed": torch.tensor(self._stream.consumed)}

@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torchtitan.components.dataloader import BaseDataLoader
 
 from converge_harness.rank.titan.common.data_order import Corpus, Sample, open_corpus, sample_of
+from converge_harness.rank.titan.common.documents import NAME
+from converge_harness.rank.titan.v0_3.series import BaseDataLoader, as_batch, loader_sizes
 from converge_harness.rank.titan.v0_3.streaming_package import (
     find_place,
     import_streaming,
@@ -34,7 +35,7 @@ from converge_harness.rank.titan.v0_3.streaming_package import (
 _CONSUMED = "consumed"
 
 
-class StreamingLoader(BaseDataLoader):
+class StreamingLoader(BaseDataLoader):  # type: ignore[misc]  # of a module that the series names
     """Batches of a ``StreamingDataset``, epoch after epoch; a rank's incomplete ones are dropped.
 
     Each rank takes its samples in the order in which the dataset gives them to it, and so gets
@@ -43,9 +44,11 @@ class StreamingLoader(BaseDataLoader):
     """
 
     @dataclass(kw_only=True, slots=True)
-    class Config(BaseDataLoader.Config):
-        """Arguments of ``StreamingDataset`` by their own names, and three of ours."""
+    class Config(BaseDataLoader.Config):  # type: ignore[misc]
+        """Arguments of ``StreamingDataset`` by their own names, and some of ours."""
 
+        dataset: str = NAME
+        dataset_path: str | None = None
         folder: str
         """Ours: folder with ``corpus.json`` and ``tokens.npy``."""
         locks: str
@@ -73,12 +76,11 @@ class StreamingLoader(BaseDataLoader):
         *,
         dp_world_size: int,
         dp_rank: int,
-        seq_len: int,
-        local_batch_size: int,
-        **_: Any,
+        **more: Any,
     ) -> None:
+        sizes = loader_sizes(more)
         corpus = open_corpus(Path(config.folder))
-        shards = prepare_shards(Path(config.folder), corpus, seq_len)
+        shards = prepare_shards(Path(config.folder), corpus, sizes.seq_len)
         streaming = import_streaming()
         with seen_from(
             find_place(dp_rank, dp_world_size, config.ranks_per_node), Path(config.locks)
@@ -94,18 +96,18 @@ class StreamingLoader(BaseDataLoader):
                 sampling_method=config.sampling_method,
                 batching_method=config.batching_method,
                 epoch_size=config.epoch_size,
-                batch_size=config.batch_size or local_batch_size,
+                batch_size=config.batch_size or sizes.batch_size,
                 predownload=config.predownload,
             )
         self.dataset = dataset
         """For ``inject``: nothing else reaches in."""
         self._batches = streaming.StreamingDataLoader(
             dataset,
-            batch_size=local_batch_size,
+            batch_size=sizes.batch_size,
             drop_last=True,
             collate_fn=partial(_collate, bos_id=corpus.bos_id),
         )
-        self._samples_per_batch = local_batch_size * dp_world_size
+        self._samples_per_batch = sizes.batch_size * dp_world_size
         self._consumed = 0
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
@@ -115,8 +117,10 @@ class StreamingLoader(BaseDataLoader):
             before = self._consumed
             for batch in self._batches:
                 self._consumed += self._samples_per_batch
-                labels = batch.pop("labels")
-                yield batch, labels
+                inputs, positions, labels = as_batch(
+                    *(batch[each] for each in ("input", "positions", "labels"))
+                )
+                yield {"input": inputs, "positions": positions}, labels
             if whole_epoch and self._consumed == before:
                 raise ValueError(
                     f"an epoch of {self.dataset.epoch_size} samples has no whole batch for each "
