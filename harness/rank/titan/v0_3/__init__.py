@@ -1,13 +1,17 @@
-"""torchtitan 0.3: its config is built in Python, its trainer runs as it is and is watched.
+"""torchtitan 0.3 and its main branch: the config is built in Python, the trainer is only watched.
 
 ::
 
+    series.py       0.3 and main, and what they call differently
+    sizes.py        the sizes of a job, by the same keys for both
     patches.py      torch APIs newer than 2.13 that it calls, and what it assumes of a GPU
     attention.py    FlexAttention with a dense mask, for the CPU
     base_config.py  the config function that a job names, torchtitan's or one of the person's own
     config.py       a job as torchtitan's own Trainer.Config, and which keys the job declared
     shape.py        the model's shape and its Float8 layers
     loaders.py      which dataloader reads the corpus, by the job's word
+    grain_documents.py
+                    documents for the stock loader of main
     streaming_data.py, streaming_package.py
                     MosaicML Streaming's as one, and the package in a rank
     hooks.py        the recorder's places in a built trainer

@@ -50,8 +50,8 @@ def _forward_of_tokens(
 ) -> torch.Tensor:
     """The same without a batch dimension: (tokens, heads, dimension). The mask has one of 1."""
     transform = out_transform is not None
-    batch = (each.unsqueeze(0) for each in (q_TNH, k_TNH, v_TNH))
-    out, logsumexp = _attend(*batch, attention_masks, with_logsumexp=transform, **more)
+    q, k, v = (each.unsqueeze(0) for each in (q_TNH, k_TNH, v_TNH))
+    out, logsumexp = _attend(q, k, v, attention_masks, with_logsumexp=transform, **more)
     if logsumexp is not None:
         return out_transform(out.squeeze(0), logsumexp.squeeze(0))
     return out.squeeze(0)

@@ -90,7 +90,7 @@ def build_config(job: RankJob) -> BuiltConfig:
     put(config, changed(sizes, said))
     if isinstance(config.dataloader, SampleLoader.Config):
         config.dataloader.global_batch_size = sizes_of(config).whole
-    _refuse([*unknown_components(config), *_backend_problems(config)])
+    _refuse([*unknown_components(config), *_backend_problems(config, job)])
     _validate(config)
     flat = flat_config(config)
     # The mode chooses another class, with keys of its own.
@@ -171,7 +171,7 @@ _SPMD_BACKEND = "parallelism.spmd_backend"
 _FIT_FOR_SPMD_TYPES = (2, 15)
 
 
-def _backend_problems(config: Any) -> list[KeyProblem]:
+def _backend_problems(config: Any, job: RankJob) -> list[KeyProblem]:
     """What an SPMD backend lacks, which torchtitan finds out only while it builds a trainer."""
     parallelism, found = config.parallelism, []
     backend, degree = parallelism.spmd_backend, parallelism.context_parallel_degree
@@ -180,7 +180,7 @@ def _backend_problems(config: Any) -> list[KeyProblem]:
             f"{backend} of torchtitan {SERIES.name} knows no context parallelism (CP {degree})"
         )
         found.append(KeyProblem(_SPMD_BACKEND, message, SERIES.cp_backends))
-    if backend == "spmd_types" and not _shards_typed_parameters():
+    if job.spmd_backend == "spmd_types" and not _shards_typed_parameters():
         message = (
             "spmd_types needs FSDP to shard parameters that are plain tensors with a type, which "
             f"torch can since 2.15, and this toolchain has torch {torch.__version__}"

@@ -1,4 +1,4 @@
-"""torchtitan 0.3's own trainer through two steps, on fake tensors and a fake process group.
+"""torchtitan's own trainer through two steps, on fake tensors and a fake process group.
 
 The device of all tensors is a fake CPU (a torch without CUDA refuses even fake tensors of a GPU in
 its autograd), but the config is that of the job's device: FlexAttention, bf16 and real Float8
@@ -37,7 +37,6 @@ from torch.distributed.pipelining._utils import (
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.experimental._context_parallel import _attention as ring
-from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.quantization import float8
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.config import TORCH_DTYPE_MAP
@@ -48,6 +47,8 @@ from torchtitan.tools import utils
 from converge_harness.rank.dry_run.meter import Meter
 from converge_harness.rank.dry_run.run import TRACED, Stepped
 from converge_harness.rank.titan.v0_3.config import build_config
+from converge_harness.rank.titan.v0_3.series import SERIES, BaseDataLoader, as_batch, loader_sizes
+from converge_harness.rank.titan.v0_3.sizes import sizes_of
 from converge_harness.run_folder.job import RankJob
 
 _STEPS = 2
@@ -96,7 +97,7 @@ def take_steps(job: RankJob, meter: Meter) -> Stepped:
                 ),
                 "async_tp": bool(torch._inductor.config._micro_pipeline_tp),
                 "mixed_precision_param": config.training.mixed_precision_param,
-                "microbatches": trainer.num_pipeline_parallel_microbatches,
+                "microbatches": getattr(trainer, SERIES.pipeline_microbatches),
                 "gradient_accumulation_steps": trainer.gradient_accumulation_steps,
             },
         )
@@ -126,12 +127,8 @@ def _by_formula(trainer: Any, error: Exception) -> tuple[int, str]:
     config, dims = trainer.config, trainer.parallel_dims
     full = type(config.activation_checkpoint).__qualname__.startswith("FullAC")
     layers = sum(len(part.layers) for part in trainer.model_parts)
-    entries = (
-        config.training.local_batch_size
-        * config.training.seq_len
-        * trainer.model_config.dim
-        // (dims.tp * dims.cp)
-    )
+    sizes = sizes_of(config)
+    entries = sizes.local * sizes.length * trainer.model_config.dim // (dims.tp * dims.cp)
     wider = 2 if config.training.mixed_precision_param == "float32" else 1
     why = f"{type(error).__name__} of {getattr(error, 'func', error)}"
     return (
@@ -187,13 +184,14 @@ class Neighbours:
         trainer = self._trainer
         config, dims = trainer.config, trainer.parallel_dims
         split = config.parallelism.enable_sequence_parallel
-        local = torch.empty(
-            config.parallelism.pipeline_parallel_microbatch_size,
-            config.training.seq_len // dims.cp // (dims.tp if split else 1),
-            trainer.model_config.dim,
-            dtype=TORCH_DTYPE_MAP[config.training.mixed_precision_param],
-        )
-        over_tp = Shard(1) if split else Replicate()
+        sizes = sizes_of(config)
+        sequence = 0 if SERIES.folded else 1  # dimension
+        shape = [sizes.microbatch, sizes.length, trainer.model_config.dim]
+        if SERIES.folded:
+            shape[:2] = [sizes.microbatch * sizes.length]
+        shape[sequence] //= dims.cp * (dims.tp if split else 1)
+        local = torch.empty(shape, dtype=TORCH_DTYPE_MAP[config.training.mixed_precision_param])
+        over_tp = Shard(sequence) if split else Replicate()
         if dims.spmd_backend == "partial_dtensor" and dims.tp_enabled:
             local = DTensor.from_local(local, dims.get_mesh("tp"), [over_tp], run_check=False)
         elif dims.spmd_backend == "full_dtensor":
@@ -241,7 +239,7 @@ def replace_assets(config: Any) -> list[str]:
     """Take tokenizer, data set and what needs a network or a disk out of a built config."""
     config.tokenizer = Tokenizer.Config()
     vocabulary = config.model_spec.model.vocab_size
-    config.dataloader = ShapedLoader.Config(dataset="stand-in", vocab_size=vocabulary)
+    config.dataloader = ShapedLoader.Config(vocab_size=vocabulary)
     config.checkpoint.enable = False
     config.metrics.enable_tensorboard = False
     config.metrics.enable_wandb = False
@@ -278,25 +276,27 @@ class Tokenizer(BaseTokenizer):
         return 0
 
 
-class ShapedLoader(BaseDataLoader):
+class ShapedLoader(BaseDataLoader):  # type: ignore[misc]  # of a module that the series names
     """Batches of the right shape and vocabulary, without end."""
 
     @dataclass(kw_only=True, slots=True)
-    class Config(BaseDataLoader.Config):
+    class Config(BaseDataLoader.Config):  # type: ignore[misc]
         """What tokens there are."""
 
         vocab_size: int
 
-    def __init__(self, config: Config, *, seq_len: int, local_batch_size: int, **_: Any) -> None:
+    def __init__(self, config: Config, **more: Any) -> None:
         self._vocab_size = config.vocab_size
-        self._shape = (local_batch_size, seq_len)
+        sizes = loader_sizes(more)
+        self._shape = (sizes.batch_size, sizes.seq_len)
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
         samples, length = self._shape
         while True:
             positions = torch.arange(length).expand(samples, -1)
             tokens = positions % self._vocab_size
-            yield {"input": tokens, "positions": positions}, tokens.clone()
+            tokens, positions, labels = as_batch(tokens, positions, tokens.clone())
+            yield {"input": tokens, "positions": positions}, labels
 
     def state_dict(self) -> dict[str, Any]:
         return {}

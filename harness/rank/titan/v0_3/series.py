@@ -23,7 +23,7 @@ from torchtitan.config.configs import TrainingConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class ReleaseSeries:
     """What a series of torchtitan calls its parts."""
 
     name: str
@@ -48,7 +48,7 @@ class Series:
 
 
 KNOWN = (
-    Series(
+    ReleaseSeries(
         name="0.3",
         mark="local_batch_size",
         loaders="torchtitan.components.dataloader",
@@ -61,7 +61,7 @@ KNOWN = (
         not_finite=re.compile(r"Loss is not finite \(global_avg_loss=(\S+)\)"),
     ),
     # As of b5bcd76c66d0acb1a08b176d9639425bc55e0b2a, of 21 August 2026.
-    Series(
+    ReleaseSeries(
         name="main",
         mark="num_tokens_per_microbatch_per_dp_rank",
         loaders="torchtitan.components.data.loader",
@@ -77,7 +77,7 @@ KNOWN = (
 )
 
 
-def series_of(training_keys: set[str]) -> Series:
+def series_of(training_keys: set[str]) -> ReleaseSeries:
     """The series whose table ``training`` has these keys.
 
     Raises ImportError where that is none: a commit between the series, or after them.
