@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from converge_harness.trainers.torchtitan.dialect import HOOKED
+
 PROJECT = """\
 [build-system]
 requires = ["setuptools"]
@@ -22,6 +24,27 @@ include = ["torchtitan*"]
 """
 AUTHOR = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
 NOT_LINKED = ("torchtitan", "converge_harness", "_converge_harness", "__pycache__")
+
+
+def write_hooked(folder, dialect):
+    """A torchtitan with all that a dialect hooks, and no torch; the folder of its package."""
+    for module, names in HOOKED[dialect].items():
+        path = folder.joinpath("torchtitan", *module.split("."))
+        is_package = any(each.startswith(f"{module}.") for each in HOOKED[dialect])
+        file = path / "__init__.py" if is_package else path.with_suffix(".py")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        classes = {name.partition(".")[0] for name in names if "." in name}
+        lines = [f"{name} = None" for name in names if "." not in name and name not in classes]
+        for owner in sorted(classes):
+            members = [name.partition(".")[2] for name in names if name.startswith(f"{owner}.")]
+            lines += [f"class {owner}:", "    def __init__(self):"]
+            lines += [f"        self.{name} = None" for name in members]
+        file.write_text("\n".join(lines) + "\n")
+    for each in (folder / "torchtitan").rglob("*"):
+        if each.is_dir() and not (each / "__init__.py").exists():
+            (each / "__init__.py").write_text("")
+    (folder / "torchtitan" / "__init__.py").write_text("import torch\n")
+    return folder / "torchtitan"
 
 
 def git(folder, *arguments):

@@ -22,6 +22,16 @@ TITAN_02 = replace(
     dialect="titan_0_2",
     versions={"torch": "2.13.0", "torchtitan": "0.2.2", "converge-harness": "0.1.0"},
 )
+TITAN_MAIN = replace(
+    TITAN_03,
+    name="torchtitan-main",
+    dialect="titan_main",
+    versions={
+        "torch": "2.15.0",
+        "torchtitan": "0.2.2+gb5bcd76c66d0",  # as main calls itself
+        "converge-harness": "0.1.0",
+    },
+)
 SURROUNDINGS = Surroundings(
     hardware="cpu-x86_64 Test",
     rank_code="r1",

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from plan_examples import TITAN_02, TITAN_03
+from plan_examples import TITAN_02, TITAN_03, TITAN_MAIN
 
 from converge_harness.model import Role
 from converge_harness.plan.make import default_backend
@@ -67,3 +67,37 @@ def test_a_train_config_may_say_it_too(planner):
     plan = planner.test_set(FSDP_2 + '\nspmd_backend = "spmd_types"')
     assert backends(plan)["control"] == "full_dtensor"
     assert backends(plan)["t"] == "spmd_types"
+
+
+# ----------------------------------------------------- torchtitan's main branch has fewer
+
+MAIN = {"trainer": 'toolchain = "torchtitan-main"\n', "toolchains": (TITAN_MAIN,)}
+
+
+def test_sets_of_main_train_by_its_own_default(planner):
+    plan = planner.test_set("parallelism = { dp_shard = 2, cp = 2 }", **MAIN)
+    assert set(backends(plan).values()) == {"spmd_types"}
+
+
+def test_main_has_another_backend_that_trains_without_context_parallelism(planner):
+    plan = planner.test_set(FSDP_2 + '\nspmd_backend = "partial_dtensor"', **MAIN)
+    assert backends(plan)["t"] == "partial_dtensor"
+    cp_2 = 'parallelism = { dp_shard = 2, cp = 2 }\nspmd_backend = "partial_dtensor"'
+    (refused,) = planner.refused(cp_2, **MAIN)
+    assert refused.startswith("test 't': spmd_backend: partial_dtensor of torchtitan 0.2.2+gb5bcd")
+    assert "of toolchain torchtitan-main knows no context parallelism, and the set has CP 2" in (
+        refused
+    )
+    assert refused.endswith("(CP needs spmd_types there)")
+
+
+def test_a_backend_that_main_has_no_more_is_refused(planner):
+    (refused,) = planner.refused(FSDP_2 + '\nspmd_backend = "full_dtensor"', **MAIN)
+    assert "full_dtensor is named, which torchtitan 0.2.2+gb5bcd76c66d0 of toolchain" in refused
+    assert refused.endswith("(it has spmd_types and partial_dtensor)")
+
+
+def test_the_release_has_context_parallelism_by_every_backend(planner):
+    for backend in ("spmd_types", "partial_dtensor", "full_dtensor"):
+        body = f'parallelism = {{ dp_shard = 2, cp = 2 }}\nspmd_backend = "{backend}"'
+        assert backends(planner.test_set(body))["t"] == backend

@@ -68,6 +68,26 @@ def test_a_job_names_its_spmd_backend_or_leaves_the_train_configs(build):
     assert "parallelism.spmd_backend" not in older.declared
 
 
+def test_spmd_types_is_refused_on_a_torch_that_cannot_shard_its_parameters(build):
+    if jobs.TORCH >= (2, 15):
+        assert build(spmd_backend="spmd_types").flat["parallelism.spmd_backend"] == "spmd_types"
+        return
+    with pytest.raises(SettingError) as caught:
+        build(spmd_backend="spmd_types")
+    (problem,) = caught.value.problems
+    assert "torch can since 2.15, and this toolchain has torch 2.13" in problem.message
+    assert (problem.key, problem.valid) == ("parallelism.spmd_backend", ("partial_dtensor",))
+
+
+def test_a_commit_is_of_the_series_that_its_keys_tell(build):
+    from converge_harness.rank.titan.v0_3.series import SERIES, series_of
+
+    assert SERIES.name == "0.3"
+    assert series_of({"steps", "num_tokens_per_microbatch_per_dp_rank"}).name == "main"
+    with pytest.raises(ImportError, match=r"has neither training\.local_batch_size .* nor train"):
+        series_of({"steps", "batch"})
+
+
 def test_the_model_has_the_shape_of_the_train_config(build):
     flat = build().flat
     assert flat["model_spec.model.dim"] == 64

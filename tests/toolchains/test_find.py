@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from own_fork import write_hooked
 
 import converge_harness
 from converge_harness.errors import ToolchainError
@@ -142,6 +143,49 @@ def test_two_commits_of_one_version_are_two_toolchains(tmp_path):
 def test_a_commit_is_spoken_to_as_the_release_that_is_named(tmp_path):
     build(tmp_path, "torchtitan-0.3.0@main", torch="2.13.0", torchtitan="0.2.2")  # as main says
     assert find_toolchain("torchtitan-0.3.0@main", tmp_path).dialect == "titan_0_3"
+
+
+def titan(root: Path, name: str, dialect: str) -> Path:
+    """The package of a toolchain, with all that a dialect hooks."""
+    packages = root / name / "lib" / "python3.11" / "site-packages"
+    return write_hooked(packages, dialect)
+
+
+@pytest.mark.parametrize("name", ["torchtitan-0.3.0@main", "torchtitan-main", "torchtitan-main@x"])
+@pytest.mark.parametrize("dialect", ["titan_0_3", "titan_main"])
+def test_a_commit_is_spoken_to_as_its_code_asks_for(tmp_path, name, dialect):
+    build(tmp_path, name, torch="2.15.0", torchtitan="0.2.2")
+    titan(tmp_path, name, dialect)
+    assert find_toolchain(name, tmp_path).dialect == dialect
+
+
+def test_a_commit_with_names_that_nobody_knows_is_refused(tmp_path):
+    name = "torchtitan-main@next"
+    build(tmp_path, name, torch="2.15.0", torchtitan="0.2.2")
+    file = titan(tmp_path, name, "titan_main") / "config" / "configs.py"
+    file.write_text(file.read_text().replace("max_context_length", "longest_context"))
+    with pytest.raises(ToolchainError) as caught:
+        find_toolchain(name, tmp_path)
+    says = str(caught.value)
+    assert "compared with main it lacks TrainingConfig.max_context_length (looked in" in says
+    assert "written for 0.2.x, 0.3.x and main as of b5bcd76c6" in says
+    assert "\n" not in says
+
+
+def test_a_release_is_known_by_its_version_whatever_its_toolchain_is_called(tmp_path):
+    build(tmp_path, "mine", torch="2.15.0", torchtitan="0.4.0")
+    with pytest.raises(
+        ToolchainError, match=r"has torchtitan 0\.4\.0; supported: 0\.2\.x, 0\.3\.x"
+    ):
+        find_toolchain("mine", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["torchtitan-main", "torchtitan-main@b5bcd76c6"])
+def test_the_main_branch_is_assumed_before_it_is_built(tmp_path, name):
+    assert assume_toolchain(name, tmp_path).dialect == "titan_main"
+    command = f"CONVERGE_CHECKOUT=FOLDER converge toolchain build {name}"
+    with pytest.raises(ToolchainError, match=command):
+        find_toolchain(name, tmp_path)
 
 
 def test_a_commit_that_is_not_built_yet_is_assumed_of_its_release(tmp_path):

@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from own_fork import git
 
 from converge_harness.errors import ToolchainError
 from converge_harness.toolchains.recipes import (
@@ -25,10 +26,12 @@ def pins(text):
 
 def test_every_recipe_has_one_version_of_all_that_constraints_pin():
     for name, recipe in RECIPES.items():
-        instead = {**recipe.instead, "torchtitan": recipe.torchtitan}
+        # A branch is installed from a checkout, so nothing pins it.
+        release = None if recipe.branch else recipe.torchtitan
+        instead = {**recipe.instead, "torchtitan": release}
         found = pins(constraints_of(CONSTRAINTS, instead))
         expected = pins(CONSTRAINTS) | {key: each for key, each in instead.items() if each}
-        if not recipe.torchtitan:
+        if not release:
             del expected["torchtitan"]
         assert found == expected, name
 
@@ -59,3 +62,35 @@ def test_a_revision_is_one_of_a_clone_that_has_it(tmp_path):
         torchtitan_of("0.3.0", "main", None)
     with pytest.raises(ToolchainError, match="not a clone of torchtitan that has main"):
         torchtitan_of("0.3.0", "main", str(tmp_path))
+
+
+def test_a_branch_is_a_revision_unless_another_is_named():
+    assert recipe_of("torchtitan-main").revision == "main"
+    assert recipe_of("torchtitan-main@b5bcd76c6").revision == "b5bcd76c6"
+    assert recipe_of("torchtitan-main").recipe == recipe_of("torchtitan-main@x").recipe
+    assert recipe_of("torchtitan-0.3.0").revision == ""
+    with pytest.raises(ToolchainError, match="torchtitan at main of which checkout"):
+        torchtitan_of("main", "main", None)
+
+
+def test_a_bare_clone_is_one_too(tmp_path):
+    package = tmp_path / "work" / "torchtitan"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    git(package.parent, "init", "-q", "-b", "main")
+    git(package.parent, "add", ".")
+    git(package.parent, "commit", "-q", "-m", "one")
+    bare = tmp_path / "bare"
+    git(tmp_path, "clone", "-q", "--bare", "work", "bare")
+    commit = git(bare, "rev-parse", "main")
+    assert torchtitan_of("main", "main", str(bare)) == f"git+{bare.as_uri()}@{commit}"
+    (package / "__init__.py").rename(package.parent / "other.py")
+    git(package.parent, "add", ".")
+    git(package.parent, "commit", "-q", "-m", "no package")
+    with pytest.raises(ToolchainError, match="not a clone of torchtitan that has HEAD"):
+        torchtitan_of("main", "HEAD", str(package.parent))
+
+
+def test_that_a_recipe_is_of_a_branch_leaves_other_toolchains_up_to_date():
+    """Digests of recipes are of their repr: a toolchain of 6 GB is not built again for a name."""
+    assert "branch=" not in repr(RECIPES["torchtitan-main"])

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from own_fork import git, install_editable
+from own_fork import git, install_editable, write_hooked
 
 from converge_harness.errors import ToolchainError
 from converge_harness.model import CHECKOUT, Parallelism, SetSpec, Surroundings, TrainConfig
@@ -18,39 +18,20 @@ from converge_harness.trainers.torchtitan.dialect import (
     HOOKED,
     TITAN_02,
     TITAN_03,
+    TITAN_MAIN,
     dialect_of,
     missing,
 )
 from converge_harness.trainers.torchtitan.own_python import own_toolchain
 
 ROOT = Path(__file__).parents[2]
-ADAPTERS = {TITAN_02: "v0_2", TITAN_03: "v0_3"}
+ADAPTERS = {TITAN_02: "v0_2", TITAN_03: "v0_3", TITAN_MAIN: "v0_3"}
 OPTIONAL = ("dry_run.py", "streaming_data.py", "streaming_package.py")
 
 
-def write(folder, dialect):
-    """A torchtitan with all that a dialect hooks, and no torch."""
-    for module, names in HOOKED[dialect].items():
-        path = folder.joinpath("torchtitan", *module.split("."))
-        is_package = any(each.startswith(f"{module}.") for each in HOOKED[dialect])
-        file = path / "__init__.py" if is_package else path.with_suffix(".py")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        members = [name.partition(".")[2] for name in names if "." in name]
-        lines = [f"{name} = None" for name in names if "." not in name and name != "Trainer"]
-        if members:
-            lines += ["class Trainer:", "    def __init__(self):"]
-            lines += [f"        self.{name} = None" for name in members]
-        file.write_text("\n".join(lines) + "\n")
-    for each in (folder / "torchtitan").rglob("*"):
-        if each.is_dir() and not (each / "__init__.py").exists():
-            (each / "__init__.py").write_text("")
-    (folder / "torchtitan" / "__init__.py").write_text("import torch\n")
-    return folder / "torchtitan"
-
-
-@pytest.mark.parametrize("dialect", [TITAN_02, TITAN_03])
+@pytest.mark.parametrize("dialect", [TITAN_02, TITAN_03, TITAN_MAIN])
 def test_a_dialect_is_found_by_what_it_hooks_whatever_the_version_says(tmp_path, dialect):
-    assert dialect_of(write(tmp_path, dialect), "0.0.1.dev0") == dialect
+    assert dialect_of(write_hooked(tmp_path, dialect), "0.0.1.dev0") == dialect
 
 
 @pytest.mark.parametrize(
@@ -59,6 +40,7 @@ def test_a_dialect_is_found_by_what_it_hooks_whatever_the_version_says(tmp_path,
         ("torchtitan-0.2.2", TITAN_02),
         ("torchtitan-0.3.0", TITAN_03),
         ("torchtitan-0.3.0-torch-2.13", TITAN_03),
+        ("torchtitan-main", TITAN_MAIN),
     ],
 )
 def test_the_releases_themselves_have_what_is_hooked(toolchain, dialect):
@@ -70,7 +52,7 @@ def test_the_releases_themselves_have_what_is_hooked(toolchain, dialect):
 
 
 def test_what_is_missing_is_named_with_the_file_where_it_was_looked_for(tmp_path):
-    package = write(tmp_path, TITAN_03)
+    package = write_hooked(tmp_path, TITAN_03)
     file = package / "trainer.py"
     text = file.read_text().replace("self.loss_fn", "self.criterion")
     annotated = text.replace("class Trainer:", "class Trainer:\n    loss_fn: object")
@@ -84,7 +66,7 @@ def test_what_is_missing_is_named_with_the_file_where_it_was_looked_for(tmp_path
 
 
 def test_a_file_that_is_gone_and_one_that_is_no_python_are_named(tmp_path):
-    package = write(tmp_path, TITAN_03)
+    package = write_hooked(tmp_path, TITAN_03)
     (package / "components" / "loss.py").rename(package / "components" / "losses.py")
     assert [str(each) for each in missing(package, TITAN_03)] == [
         str(package / "components" / "loss.py")
@@ -95,7 +77,7 @@ def test_a_file_that_is_gone_and_one_that_is_no_python_are_named(tmp_path):
 
 
 def test_members_of_bases_and_of_moved_classes_are_found(tmp_path):
-    package = write(tmp_path, TITAN_03)
+    package = write_hooked(tmp_path, TITAN_03)
     file = package / "trainer.py"
     (package / "base_trainer.py").write_text(file.read_text().replace("Trainer", "Base"))
     file.write_text(
@@ -109,7 +91,7 @@ def test_members_of_bases_and_of_moved_classes_are_found(tmp_path):
         dialect_of(package, "1")
 
 
-@pytest.mark.parametrize("dialect", [TITAN_02, TITAN_03])
+@pytest.mark.parametrize("dialect", [TITAN_02, TITAN_03, TITAN_MAIN])
 def test_everything_that_an_adapter_imports_at_once_is_looked_for(dialect):
     """A new import in the rank code is a new entry in the table."""
     looked_for = {(module, name) for module, names in HOOKED[dialect].items() for name in names}
@@ -141,7 +123,7 @@ def own(tmp_path, monkeypatch):
         (packages / name).mkdir(parents=True)
         (packages / name / "__init__.py").write_text("")
     fork = tmp_path / "fork"
-    write(fork, TITAN_03)
+    write_hooked(fork, TITAN_03)
     install_editable(packages, fork)
     python = tmp_path / "python"
     paths = os.pathsep.join((str(fork), str(packages)))
@@ -229,7 +211,7 @@ def test_a_python_without_torchtitan_says_how_to_install_a_fork(own):
 
 
 def test_two_torchtitans_are_both_named(own, tmp_path):
-    write(tmp_path / "lib" / "site-packages", TITAN_03)
+    write_hooked(tmp_path / "lib" / "site-packages", TITAN_03)
     with pytest.raises(ToolchainError) as caught:
         find_toolchain(str(own))
     first = fork_of(own) / "torchtitan"
@@ -246,7 +228,7 @@ def test_a_python_that_is_too_old_says_so(own, tmp_path):
 
 
 def test_code_of_another_folder_is_what_it_then_imports_or_it_is_refused(own, tmp_path):
-    write(tmp_path / "base", TITAN_02)
+    write_hooked(tmp_path / "base", TITAN_02)
     found = own_toolchain(str(own), (tmp_path / "base",))
     assert found.dialect == TITAN_02
     assert found.paths[0] == tmp_path / "base"
