@@ -38,6 +38,12 @@ TITAN_03_OLDER_TORCH = replace(
     name="torchtitan-0.3.0-torch-2.13",
     versions={"torch": "2.13.0", "torchtitan": "0.3.0"},
 )
+TITAN_MAIN = replace(
+    TITAN_03,
+    name="torchtitan-main",
+    dialect="titan_main",
+    versions={"torch": "2.15.0", "torchtitan": "0.2.2+gb5bcd76c66d0"},
+)
 TITAN_STREAMING = replace(TITAN_03, name="torchtitan-0.3.0-streaming")
 FRAMEWORKS = tuple(
     replace(TITAN_03, name=name, dialect="command")
@@ -45,7 +51,10 @@ FRAMEWORKS = tuple(
 )
 TOOLCHAINS = {
     each.name: each
-    for each in (TITAN_02, TITAN_03, TITAN_03_OLDER_TORCH, TITAN_STREAMING, *FRAMEWORKS)
+    for each in (
+        *(TITAN_02, TITAN_03, TITAN_03_OLDER_TORCH, TITAN_MAIN, TITAN_STREAMING),
+        *FRAMEWORKS,
+    )
 }
 
 
@@ -154,6 +163,13 @@ def test_four_d_has_sixteen_ranks_and_every_technique():
         assert job.spec.setting("parallelism.pipeline_parallel_microbatch_size") == 2
     assert [each.name for each in repaired.spec.own_techniques] == ["divided_pipeline_gradients"]
     assert released.spec.own_techniques == ()
+
+
+def test_upgrade_to_main_has_its_sets_on_main():
+    """A set without a toolchain of its own has that of its control."""
+    jobs = jobs_of("upgrade_main").values()
+    assert {job.toolchain.name for job in jobs} == {"torchtitan-main"}
+    assert plan_of("upgrade_main").job("fsdp2_of_0.3.0").toolchain.name == "torchtitan-0.3.0"
 
 
 def test_known_bugs_inject_nothing():
