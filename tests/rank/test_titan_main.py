@@ -15,6 +15,7 @@ from run_folders import largest_difference, tensor_differences
 from converge_harness.rank.settings import SettingError
 from converge_harness.rank.start import entry
 
+BUGS = Path(__file__).with_name("injected_bugs.py")
 TITAN = importlib.util.find_spec("torchtitan")
 if TITAN is None or not Path(TITAN.origin).parent.joinpath("components/data/loader.py").is_file():
     pytest.skip("needs toolchain torchtitan-main", allow_module_level=True)
@@ -162,6 +163,15 @@ def test_sets_agree_with_fsdp(runs, control, name, changes):
     first = tensor_differences(runs.sample("fsdp2", 1), runs.sample(name, 1), "gradients")
     assert max(first.values()) < 1e-4
     assert np.isfinite([*first.values()]).all()
+
+
+def test_wrong_gradients_and_a_wrong_metric_are_seen(runs, control):
+    (first, *_), in_force = runs.run("gradients", inject=f"{BUGS}:double_gradients")
+    assert in_force["injected"] == f"{BUGS}:double_gradients"
+    assert first["grad_norm_recomputed"] == pytest.approx(2 * control[0]["grad_norm"], rel=1e-6)
+    (first, *_), _ = runs.run("metric", inject=f"{BUGS}:double_reported_loss")
+    assert first["loss"] == pytest.approx(2 * control[0]["loss"], rel=1e-6)
+    assert first["loss_recomputed"] == control[0]["loss_recomputed"]
 
 
 def test_a_loss_that_is_not_finite_ends_the_step_with_its_evidence(runs):
