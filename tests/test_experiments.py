@@ -165,11 +165,22 @@ def test_four_d_has_sixteen_ranks_and_every_technique():
     assert released.spec.own_techniques == ()
 
 
-def test_upgrade_to_main_has_its_sets_on_main():
-    """A set without a toolchain of its own has that of its control."""
-    jobs = jobs_of("upgrade_main").values()
-    assert {job.toolchain.name for job in jobs} == {"torchtitan-main"}
-    assert plan_of("upgrade_main").job("fsdp2_of_0.3.0").toolchain.name == "torchtitan-0.3.0"
+@pytest.mark.parametrize(
+    ("name", "control", "before", "after"),
+    [
+        ("upgrade_main", "fsdp2_of_0.3.0", "torchtitan-0.3.0", "torchtitan-main"),
+        (
+            *("upgrade_torch", "fsdp2_torch_2.13"),
+            *("torchtitan-0.3.0-torch-2.13", "torchtitan-0.3.0"),
+        ),
+    ],
+)
+def test_an_upgrade_has_its_sets_in_the_newer_toolchain(name, control, before, after):
+    """A set that names no toolchain has its control's, whatever [trainer] says."""
+    plan = plan_of(name)
+    assert plan.job(control).toolchain.name == before
+    tests = [job for job in plan.jobs if job.role is Role.TEST]
+    assert {job.toolchain.name for job in tests} == {after}
 
 
 def test_known_bugs_inject_nothing():
