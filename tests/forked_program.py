@@ -8,8 +8,12 @@ import runpy
 import sys
 from pathlib import Path
 
+from converge_harness.rank.recorder import imported
+
 
 def main(arguments):
+    # What the server imported has not been edited since; all else is imported from here on.
+    imported._IMPORTS_BEGAN = imported.process_began()
     if arguments[0] == "-u":
         del arguments[0]
     # This process's own was read when the server started.

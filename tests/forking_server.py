@@ -15,8 +15,7 @@ def preload():
         entry.preload(sys.argv[sys.argv.index("--dialect") + 1], "cpu")
     else:
         # Not the module that a fork runs as __main__.
-        for name in ("torch.distributed.run", "converge_harness.rank.recorder.imported"):
-            importlib.import_module(name)
+        importlib.import_module("torch.distributed.run")
     # torchrun starts ranks with the Python that it runs in itself.
     sys.executable = str(address().with_name("stand-in"))
 

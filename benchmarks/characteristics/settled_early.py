@@ -16,7 +16,9 @@ from converge_harness.judge.compare.tost import Answer, equivalence
 from converge_harness.model import Floats, settling_steps
 
 STEPS = 3000
-"""Those of the runs in torchtitan's converging guide."""
+"""Those of the runs in torchtitan's converging guide …"""
+WARMUP = 600
+"""… and of their warm-up, which moves the first looks."""
 SPREADS = (0.3, 1.0, 3.0)
 """Standard deviations of the difference of a step, in margins."""
 BEYOND = 1.5
@@ -45,6 +47,9 @@ class SettledEarly:
     """Mean share of the run that is trained where there is no true difference."""
     different: Rate
     """The true mean is :data:`BEYOND` margins, and the answer is different."""
+    growing_missed: Rate
+    """The difference grows evenly from nothing to four margins at the end of the run, so that the
+    tested half is three margins off, and the answer is equivalent."""
     late_missed: Rate
     """A difference of two margins begins at :data:`LATE`, after the last early look, and the answer
     is equivalent."""
@@ -72,6 +77,7 @@ def _measure(
 ) -> SettledEarly:
     noises = spread * MARGIN * noise(correlation, (repetitions, STEPS), chance)
     late = np.where(np.arange(STEPS) < LATE * STEPS, 0.0, 2 * MARGIN)
+    growing = 4 * MARGIN * np.linspace(0.0, 1.0, STEPS)
     alike = [_answer(one) for one in noises]
     at_margin = [_answer(MARGIN + one) for one in noises]
     whole = [equivalence(one[STEPS // 2 :], MARGIN).outcome for one in noises]
@@ -85,6 +91,7 @@ def _measure(
         _rate(whole, Answer.EQUIVALENT),
         fmean(each.share for each in alike),
         _rate([_answer(BEYOND * MARGIN + one).answer for one in noises], Answer.DIFFERENT),
+        _rate([_answer(growing + one).answer for one in noises], Answer.EQUIVALENT),
         _rate([_answer(late + one).answer for one in noises], Answer.EQUIVALENT),
     )
 
@@ -92,7 +99,7 @@ def _measure(
 def _answer(difference: Floats, early: Collection[Answer] = (Answer.EQUIVALENT,)) -> _Answered:
     """That of the first look which may give it (one of ``early``), or of the end of the run."""
     before = 0.0
-    for step in (*settling_steps(STEPS), STEPS):
+    for step in (*settling_steps(STEPS, WARMUP), STEPS):
         share = step / STEPS
         level = level_of_look(share, before)
         before = share

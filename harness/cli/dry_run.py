@@ -15,7 +15,8 @@ from converge_harness.cli.exit_codes import ExitCode
 from converge_harness.cli.options import plan_of
 from converge_harness.errors import ConfigError
 from converge_harness.launch.dry_run import BUILT_AS_ANOTHER, DryRunResult, parts_of
-from converge_harness.matrix.dry_run import DryRun, DryRunRow, dry_run, gpu_hours
+from converge_harness.matrix.cost import cost_of, gpu_hours
+from converge_harness.matrix.dry_run import DryRun, DryRunRow, dry_run
 from converge_harness.model import Plan, Role
 
 _UNITS = {2**20: "MiB", 2**30: "GiB"}
@@ -171,12 +172,11 @@ def _stand_ins(rows: Iterable[DryRunRow]) -> Iterable[str]:
 def _cost(plan: Plan, throughput: float | None) -> str:
     if not throughput:
         return (
-            "cost: for GPU-hours, state tokens per second and GPU: --throughput TOKENS, or "
-            "tokens_per_gpu_second under [trainer]"
+            f"{cost_of(plan).sentence(None)}; for GPU-hours, state tokens per second and GPU: "
+            "--throughput TOKENS, or tokens_per_gpu_second under [trainer]"
         )
-    total = sum(gpu_hours(job, throughput) for job in plan.jobs)
     repeats = sum(gpu_hours(job, throughput) for job in plan.jobs if job.role is Role.REPEAT)
     return (
-        f"cost at {throughput:g} tokens per second and GPU: {total:,.1f} GPU-hours in all, "
-        f"{repeats:,.1f} of them for repeats of controls (a seed checkpoint trains no step)"
+        f"{cost_of(plan).sentence(throughput)}; of the whole, {repeats:,.1f} are for repeats of "
+        "controls (a seed checkpoint trains no step)"
     )

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from converge_harness.cli.console import say
 from converge_harness.errors import ConfigError, Problem
+from converge_harness.matrix.cost import cost_of
 from converge_harness.model import (
     CHECKOUT,
     ENOUGH_RERUNS,
@@ -65,12 +66,23 @@ def print_plan(
             put(text, style)
 
 
+_MOST_LISTED = 12
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names of runs; of many, the first, and how many more."""
+    if len(names) <= _MOST_LISTED:
+        return ", ".join(names)
+    shown = ", ".join(names[: _MOST_LISTED - 2])
+    return f"{shown} and {len(names) - _MOST_LISTED + 2} more (--json names all)"
+
+
 def print_besides(console: Console, made: Plan) -> None:
     """Print what the sets need besides; raises ConfigError for a missing calibration."""
     besides = [job.name for job in made.jobs if job.role in (Role.SEED, Role.REPEAT)]
-    say(console, f"\nalso run, for initial weights and tolerances: {', '.join(besides)}")
+    say(console, f"\nalso run, for initial weights and tolerances: {_listed(besides)}")
     if others := [job.name for job in made.jobs if job.role is Role.OTHER_SEED]:
-        say(console, f"by other seeds: {', '.join(others)}")
+        say(console, f"by other seeds: {_listed(others)}")
     for line in (*_low_precision(made), *_noise(made)):
         say(console, line)
     if made.experiment.launcher is Launcher.SLURM:
@@ -87,6 +99,7 @@ def print_besides(console: Console, made: Plan) -> None:
             )
         say(console, f"tolerances from the calibration {made.experiment.calibration}")
     say(console, f"per-tensor evidence: {_sampled(made)}")
+    say(console, cost_of(made).sentence(made.experiment.tokens_per_gpu_second))
     for job in {job.toolchain.name: job for job in made.jobs}.values():
         each, trainer = job.toolchain, trainer_of(job.spec)
         if each.code:

@@ -17,7 +17,7 @@ An experiment file (``schema = 1``)::
     cadence = "powers of two"       # when per-tensor evidence is taken: steps 0, 1, 2, 4, 8, …;
                                     # or "off", every N steps, or a list of steps
 
-    [stop]                          # a test set that is certain to FAIL ends early
+    [stop]                          # a test set whose verdict is known ends early
     when = "fail"                   # the default; also `stop = "never"` in a test set
     after = 16                      # but not before it has trained as many steps
 

@@ -334,6 +334,8 @@ def _next_command(
         return ""
     if judgement is Judgement.ERROR:
         ended = _ended(compared)
+        if ended.status is RunStatus.STOPPED:
+            return ""  # by converge: its logs say nothing
         folder = _quoted(ended.source)
         file = _FILE_OF.get(ended.status)
         return f"cat {folder}/{file}" if file else f"grep -rn Error {folder}/logs"

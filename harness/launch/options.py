@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from converge_harness.model import Job, RunRecord, SyntheticData
 from converge_harness.trainers import RANK_MODULE
 
-Look: TypeAlias = Callable[[Job, Path, Mapping[str, RunRecord]], "str | None"]
-"""Asked of a test set that is training, with its run folder and all records so far by identity: why
-it need not train on, in a clause; empty if it must, None while a run that it is judged by has not
-finished."""
+
+class Training(NamedTuple):
+    """A run that has not ended."""
+
+    folder: Path
+    step: int
+    """Its last."""
+
+
+Look: TypeAlias = "Callable[[Job, Mapping[str, RunRecord], Mapping[str, Training]], str | None]"
+"""Asked of a test set that is training, with the records of runs that have ended and with those
+that train, itself among them, both by identity: why it need not train on, in a clause; empty if it
+must; None while a run that it is judged by has not come as far."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
-from converge_harness.launch.options import RunOptions
+from converge_harness.launch.options import RunOptions, Training
 from converge_harness.launch.progress import last_line
 from converge_harness.model import (
     Ask,
@@ -24,7 +23,7 @@ from converge_harness.trainers import comes_in_passes
 
 
 def may_stop(job: Job, experiment: Experiment) -> bool:
-    """Whether a job may be stopped at all.
+    """Whether a job may be stopped at all, if it is long enough.
 
     A set of several passes is judged by its resumes, and one of several seeds by all of them.
     """
@@ -35,7 +34,7 @@ def may_stop(job: Job, experiment: Experiment) -> bool:
         and job.spec.trainer.can.probed
         and not comes_in_passes(job)
         and not experiment.other_seeds
-        and experiment.stop_after is not None
+        and experiment.baseline is None
     )
 
 
@@ -44,7 +43,9 @@ def settling_looks(job: Job, experiment: Experiment) -> tuple[int, ...]:
     after = experiment.stop_after
     if after is None or job.spec.stop is not Stop.SETTLED or not may_stop(job, experiment):
         return ()
-    return tuple(step for step in settling_steps(job.steps) if step >= after)
+    warmup = job.spec.setting("lr_scheduler.warmup_steps", 0)
+    planned = settling_steps(job.steps, warmup if isinstance(warmup, int) else 0)
+    return tuple(step for step in planned if step >= after)
 
 
 def looks(job: Job, experiment: Experiment) -> tuple[int, ...]:
@@ -77,22 +78,29 @@ class Looks:
             return False
         return any(looks(job, self._experiment) for job in jobs)
 
-    def why_to_stop(
-        self, job: Job, folder: Path, step: int, records: Mapping[str, RunRecord]
-    ) -> str:
-        """Why a set that trains may end now; empty if it trains on, or is not looked at now.
+    def is_due(self, job: Job, step: int) -> bool:
+        """Whether to look at a job that has ended a step; not after its last."""
+        if self._options.look is None:
+            return False
+        if job.identity not in self._due:
+            self._due[job.identity] = looks(job, self._experiment)
+        due = self._due[job.identity]
+        return bool(due) and due[0] <= step < job.steps
 
-        ``step`` is its last, and ``records`` are those of finished runs, by identity.
+    def why_to_stop(
+        self, job: Job, records: Mapping[str, RunRecord], training: Mapping[str, Training]
+    ) -> str:
+        """Why a set that trains, and at which a look is due, may end now; empty if it trains on.
+
+        ``records`` are those of runs that have ended, and ``training`` are all that have not and
+        have ended a step, both by identity.
         """
-        look, identity = self._options.look, job.identity
-        if identity not in self._due:
-            self._due[identity] = looks(job, self._experiment)
-        due = self._due[identity]
-        if look is None or not due or not due[0] <= step < job.steps:
-            return ""
-        reason = look(job, folder, records)
+        look = self._options.look
+        reason = look(job, records, training) if look else ""
         if reason == "":
-            self._due[identity] = tuple(later for later in due if later > step)
+            step = training[job.identity].step
+            later = tuple(each for each in self._due[job.identity] if each > step)
+            self._due[job.identity] = later
         return reason or ""
 
 
@@ -114,9 +122,9 @@ def would_stop_again(
     reached = last_line(record.folder, in_passes=False)
     if not planned or reached is None or reached.step < planned[0] or stale(record):
         return False
-    return bool(look(job, record.folder, records))
+    return bool(look(job, records, {job.identity: Training(record.folder, reached.step)}))
 
 
 def stopped_error(reason: str, step: int, steps: int) -> RankError:
     """What the record of a stopped run says."""
-    return RankError(None, f"{reason}, after step {step} of {steps}")
+    return RankError(None, f"{reason}; it ended after step {step} of {steps}")

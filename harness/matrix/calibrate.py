@@ -30,7 +30,7 @@ def learn(plan: Plan, evidences: Mapping[str, Evidence]) -> dict[str, StoredCali
     return {
         name: StoredCalibration(
             calibration=calibration,
-            repeats={job.name: job.identity for job in repeats_of(plan, plan.job(name))},
+            repeats={job.name: job.identity for job in plan.repeats_of(plan.job(name))},
             facts=identity_facts(plan.job(name), plan.surroundings),
             learnt=now,
         )
@@ -51,15 +51,8 @@ def calibrate_control(plan: Plan, control: Job, evidences: Mapping[str, Evidence
     """The calibration learnt from the repeats of one control."""
     from converge_harness.judge import calibrate  # noqa: PLC0415 - a plan does not need scipy
 
-    repeats = [evidences[repeat.name] for repeat in repeats_of(plan, control)]
+    repeats = [evidences[repeat.name] for repeat in plan.repeats_of(control)]
     return calibrate(evidences[control.name], repeats)
-
-
-def repeats_of(plan: Plan, control: Job) -> tuple[Job, ...]:
-    """The jobs that repeat a control, in the plan's order."""
-    return tuple(
-        job for job in plan.jobs if job.role is Role.REPEAT and job.spec.name == control.name
-    )
 
 
 def keep(store: Store, learnt: Iterable[StoredCalibration]) -> list[Path]:

@@ -13,7 +13,8 @@ from converge_harness.launch import RunOptions
 from converge_harness.launch import dry_run as processes
 from converge_harness.launch.dry_run import DryRunResult, problems_of
 from converge_harness.launch.interruption import interruptible
-from converge_harness.model import DEFAULT_TRAINER, Job, Plan, Role
+from converge_harness.matrix.cost import gpu_hours
+from converge_harness.model import DEFAULT_TRAINER, Job, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +139,6 @@ def device_of(plan: Plan) -> str:
         return cluster.device
     synthetic = any(job.spec.train_config.data is not None for job in plan.jobs)
     return "cpu" if synthetic else "cuda"
-
-
-def gpu_hours(job: Job, throughput: float) -> float:
-    """GPU-hours of a job at a throughput in tokens per GPU and second; 0 for a seed checkpoint.
-
-    The number of GPUs cancels out: twice as many take half the time. A frozen step counts like any
-    other, since the update that it omits is cheap.
-    """
-    if job.role is Role.SEED:
-        return 0.0
-    return (job.steps + job.frozen) * job.tokens_per_step / throughput / 3600
 
 
 def _require_buildable(plan: Plan) -> None:

@@ -44,6 +44,8 @@ MENDED_BY_TRAINING = frozenset(
 
 SETTLED_BY = "loss-equivalent"
 """The check that settles a run before its last step."""
+INVALID_WHEN_STOPPED = frozenset({"complete", "same-steps"})
+"""Checks that are INVALID because a run was stopped, whatever it left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +141,26 @@ def judge_pair(
 
     A run that was stopped because it was settled is judged at the look at which it was.
     """
-    test = evidences[pair.test.name]
-    if test.status is RunStatus.STOPPED and (
-        settled := judge_settled(pair, evidences, calibration)
-    ):
-        return settled
-    return _judge(pair, test, evidences[pair.control.name], evidences, calibration, seeds)
+    test, control = (evidences[job.name] for job in (pair.test, pair.control))
+    whole = _judge(pair, test, control, evidences, calibration, seeds)
+    if test.status is RunStatus.STOPPED and _wrong_by_stopping_alone(whole.verdict):
+        return _at_look(pair, evidences, calibration) or whole
+    return whole
 
 
-def judge_settled(
+def _wrong_by_stopping_alone(verdict: Verdict) -> bool:
+    """Whether all that a stopped run left is as it should be, but for the steps that are missing.
+
+    So is what its control left, which may have broken after the look.
+    """
+    return not any(
+        check.outcome is Outcome.FAIL
+        or (check.outcome is Outcome.INVALID and check.name not in INVALID_WHEN_STOPPED)
+        for check in verdict.checks
+    )
+
+
+def _at_look(
     pair: PlannedPair, evidences: Mapping[str, Evidence], calibration: Calibration
 ) -> JudgedPair | None:
     """The comparison at the newest planned look, if that settles it; None if it does not.
@@ -161,19 +174,19 @@ def judge_settled(
     step = max((look for look in pair.looks if look <= last), default=None)
     if step is None:
         return None
-    cut = replace(
-        test.up_to(step),
-        settled_of=pair.test.steps,
-        status=RunStatus.FINISHED,
-        complete=True,
-        error=None,
-    )
+    cut = replace(ended_at(test, step), settled_of=pair.test.steps)
     judged = _judge(pair, cut, control.up_to(step), evidences, calibration, None, step)
     equivalent = any(
         check.name == SETTLED_BY and check.outcome is Outcome.PASS
         for check in judged.verdict.checks
     )
     return judged if equivalent and judged.verdict.judgement is Judgement.PASS else None
+
+
+def ended_at(evidence: Evidence, step: int) -> Evidence:
+    """A run as if it had finished with this step."""
+    cut = evidence.up_to(step)
+    return replace(cut, status=RunStatus.FINISHED, complete=True, error=None, expected_steps=step)
 
 
 def _judge(
@@ -300,7 +313,12 @@ def next_command(plan: Plan, job: Job, verdict: Verdict) -> str:
         if MENDED_BY_TRAINING.issuperset(invalid[:1]):
             return f"{_run_again(plan, job, '--fresh')}  # trains it and its control again"
         return f"{_run_again(plan, job)}  # after fixing what is named above"
-    return verdict.next_command
+    stopped = verdict.judgement is Judgement.ERROR and not verdict.next_command
+    return (
+        f"{_run_again(plan, job)}  # trains it to its last step"
+        if stopped
+        else verdict.next_command
+    )
 
 
 def _run_again(plan: Plan, job: Job, *options: str) -> str:

@@ -51,7 +51,7 @@ def run_jobs(
     data = prepare(plan, store, observer)
     options = options_of(plan, data, fresh=fresh, warm=warm)
     to_run = plan.without_golden
-    if plan.experiment.baseline is None and any(looks(job, plan.experiment) for job in plan.jobs):
+    if any(looks(job, plan.experiment) for job in plan.jobs):
         options = replace(options, look=look_at_running(plan))
     if plan.experiment.launcher is Launcher.SLURM:
         records = follow_plan(to_run, site_of(plan, store, options, observer), observer)

@@ -13,11 +13,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from converge_harness.launch.options import Look
-from converge_harness.matrix.calibrate import calibrate_control, read_given, repeats_of
+from converge_harness.launch.options import Look, Training
+from converge_harness.launch.stopping import looks
+from converge_harness.matrix.calibrate import calibrate_control, read_given
 from converge_harness.matrix.judge import (
     SETTLED_BY,
     PlannedPair,
+    ended_at,
     evidence_of,
     judge_pair,
     pairs_of,
@@ -41,9 +43,10 @@ FINITE = "finite"
 
 
 def look_at_running(plan: Plan) -> Look:
-    """A function that judges a running test set of a plan by the runs that have finished.
+    """A function that judges a running test set of a plan, as of the step of a planned look.
 
-    What it has read of a control and its repeats it keeps.
+    The runs that it is judged by must have come as far, or have finished. What is read of those
+    that have finished is kept.
     """
     importlib.import_module("converge_harness.judge")  # slow, so before ranks start
     pairs = {pair.test.identity: pair for pair in pairs_of(plan)}
@@ -56,50 +59,66 @@ def look_at_running(plan: Plan) -> Look:
             runs[job.identity] = evidence_of(job, record)
         return runs[job.identity]
 
-    def look(job: Job, folder: Path, records: Mapping[str, RunRecord]) -> str | None:
+    def look(
+        job: Job, records: Mapping[str, RunRecord], training: Mapping[str, Training]
+    ) -> str | None:
         if count[job.identity] > 1:
             return ""  # it is also another set's run, which may need all steps
-        pair = pairs[job.identity]
-        judged_by = _judged_by(plan, pair)
-        if any(each.identity not in records for each in judged_by):
+        pair, here = pairs[job.identity], training[job.identity]
+        planned = looks(job, plan.experiment)
+        step = max((each for each in planned if each <= here.step), default=0)
+        judged_by = plan.judged_by(job)
+        unfinished = [each for each in judged_by if each.identity not in records]
+        if not all(_has_come(each, step, training) for each in unfinished):
             return None
         try:
-            running = _so_far(job, folder)
-            if running is None:
-                return ""
-            known = {each.name: evidence(each, records[each.identity]) for each in judged_by}
+            known = {
+                each.name: evidence(each, records[each.identity])
+                for each in judged_by
+                if each.identity in records
+            }
+            if unfinished:  # then all of them up to one step
+                known = {name: _cut(run, step) for name, run in known.items()}
+            for each in unfinished:
+                so_far = _so_far(each, training[each.identity].folder, step)
+                known[each.name] = ended_at(so_far, step)
+            known[job.name] = _so_far(job, here.folder, step)
             name = pair.control.name
-            if name not in calibrations:
-                calibrations[name] = _calibration(plan, pair.control, known)
-            return _known(pair, known | {job.name: running}, calibrations[name])
+            calibration = calibrations.get(name) or _calibration(plan, pair.control, known)
+            if not unfinished:
+                calibrations[name] = calibration
+            return _why_known(pair, known, calibration)
         except Exception:  # noqa: BLE001 - a look is optional, and other runs depend on its caller
             return ""  # the verdict after the last step says what is wrong
 
     return look
 
 
-def _so_far(job: Job, folder: Path) -> Evidence | None:
-    """The evidence of a running set up to its last whole step; None if too little is there."""
+def _has_come(job: Job, step: int, training: Mapping[str, Training]) -> bool:
+    """Whether a run that has not finished has ended a step, and trains on after it."""
+    here = training.get(job.identity)
+    return here is not None and step <= here.step and step < job.steps
+
+
+def _cut(run: Evidence, step: int) -> Evidence:
+    """A run up to a step, if it finished later; one that broke stays broken."""
+    later = run.status is RunStatus.FINISHED and run.steps.max(initial=0) > step
+    return ended_at(run, step) if later else run
+
+
+def _so_far(job: Job, folder: Path, step: int) -> Evidence:
+    """The evidence of a running job up to a step that has ended; ValueError if it is not there."""
     read = read_run(folder)
-    if read.in_force is None or not read.steps.size:
-        return None
+    if read.in_force is None or step not in read.steps:
+        raise ValueError(f"{folder} has no evidence of step {step} yet")
     # The arrays of a step are written before its line, which may tell of problems with them.
-    last = int(read.steps[-1])
     return replace(
-        read.up_to(last),
+        read.up_to(step),
         name=job.name,
         precision=job.precision,
         status=RunStatus.STOPPED,
         expected_steps=read.expected_steps,
     )
-
-
-def _judged_by(plan: Plan, pair: PlannedPair) -> tuple[Job, ...]:
-    """The runs without which a test set cannot be judged."""
-    of_precision = (plan.job(name) for name in (pair.matched, pair.reference) if name)
-    taught = () if plan.experiment.calibration else repeats_of(plan, pair.control)
-    jobs = (pair.control, *taught, *of_precision)
-    return tuple({job.identity: job for job in jobs if job.golden is None}.values())
 
 
 def _calibration(plan: Plan, control: Job, known: Mapping[str, Evidence]) -> Calibration:
@@ -108,7 +127,9 @@ def _calibration(plan: Plan, control: Job, known: Mapping[str, Evidence]) -> Cal
     return calibrate_control(plan, control, known)
 
 
-def _known(pair: PlannedPair, evidences: Mapping[str, Evidence], calibration: Calibration) -> str:
+def _why_known(
+    pair: PlannedPair, evidences: Mapping[str, Evidence], calibration: Calibration
+) -> str:
     """Why the verdict of a set is known before its last step, in a clause; empty if it is not."""
     verdict, compared = judge_pair(pair, evidences, calibration)
     if compared.test.settled_of is not None:

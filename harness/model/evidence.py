@@ -344,7 +344,12 @@ class Evidence:
         return self.restarts is RestartOwner.CLUSTER and len(self.passes) > 1
 
     def up_to(self, step: int) -> Evidence:
-        """This run as if ``step`` had been its last; of one pass, with its steps in order."""
+        """This run as if ``step`` had been its last.
+
+        Raises ValueError for a run of several passes, or whose steps are out of order.
+        """
+        if self.passes or np.any(np.diff(self.steps) <= 0):
+            raise ValueError(f"{self.name} has several passes, or steps out of order")
         count = int(np.count_nonzero(self.steps <= step))
         return replace(
             self,

@@ -267,12 +267,15 @@ class Stop(StrEnum):
     """Also once it is settled that its loss is equivalent."""
 
 
-def settling_steps(steps: int) -> tuple[int, ...]:
+def settling_steps(steps: int, warmup: int = 0) -> tuple[int, ...]:
     """The steps, before its last, after which a run of so many steps may be settled.
 
-    They are planned, so that the error of all looks together is known.
+    They are planned, so that the error of all looks together is known. The test of equivalence is
+    over the second half of the run so far, and while the learning rate warms up, all runs are
+    alike: so no look comes before twice the warm-up.
     """
-    return tuple(step for share in SETTLED_AT if (step := int(share * steps)) >= LONG)
+    planned = {max(int(share * steps), 2 * warmup) for share in SETTLED_AT}
+    return tuple(sorted(step for step in planned if LONG <= step < steps))
 
 
 DATA_TYPES: Mapping[str, Precision] = MappingProxyType(

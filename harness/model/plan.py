@@ -146,6 +146,20 @@ class Plan:
     def job(self, name: str) -> Job:
         return next(job for job in self.jobs if job.name == name)
 
+    def judged_by(self, test: Job) -> tuple[Job, ...]:
+        """The runs without which a test set cannot be judged; a golden is there already."""
+        control = self.job(test.spec.control or "")
+        taught = () if self.experiment.calibration else self.repeats_of(control)
+        of_precision = (self.job(name) for name in (test.matched, test.reference) if name)
+        jobs = (control, *taught, *of_precision)
+        return tuple({job.identity: job for job in jobs if job.golden is None}.values())
+
+    def repeats_of(self, control: Job) -> tuple[Job, ...]:
+        """The jobs that repeat a control, in the plan's order."""
+        return tuple(
+            job for job in self.jobs if job.role is Role.REPEAT and job.spec.name == control.name
+        )
+
     @property
     def without_golden(self) -> Plan:
         """The part that is run."""

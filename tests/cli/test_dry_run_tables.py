@@ -9,7 +9,8 @@ import pytest
 from converge_harness.cli import dry_run as told
 from converge_harness.cli import main
 from converge_harness.launch.dry_run import DryRunResult, parts_of, problems_of
-from converge_harness.matrix.dry_run import DryRun, gpu_hours
+from converge_harness.matrix.cost import gpu_hours
+from converge_harness.matrix.dry_run import DryRun
 from converge_harness.matrix.load import load_plan
 from converge_harness.model import Role
 from converge_harness.trainers import assume_toolchain
@@ -110,7 +111,9 @@ def test_gpu_hours_follow_from_tokens_and_the_stated_throughput(plan):
     frozen = replace(control, frozen=16)
     assert gpu_hours(frozen, 5000) == pytest.approx(3016 * step)
     assert gpu_hours(seed, 5000) == 0
-    assert f"{in_all:,.1f} GPU-hours in all, {repeats:,.1f} of them" in told._cost(plan, 5000)
+    said = told._cost(plan, 5000)
+    assert said.startswith(f"cost: {in_all:,.1f} GPU-hours at 5,000 tokens per second and GPU if")
+    assert f"of the whole, {repeats:,.1f} are for repeats" in said
     assert "--throughput" in told._cost(plan, None)
 
 

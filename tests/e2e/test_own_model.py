@@ -4,6 +4,7 @@ import re
 
 import pytest
 from real_matrices import ROOT, Matrix
+from warm_toolchains import warm_toolchains
 
 PAGE = ROOT / "docs" / "own-model.md"
 
@@ -25,7 +26,9 @@ def trained(tmp_path_factory):
         "wrong.toml",
         "experiment.toml",
     }
-    matrix = Matrix(folder / "experiment.toml", folder / "store", folder / "report")
+    matrix = Matrix(
+        folder / "experiment.toml", folder / "store", folder / "report", warm_toolchains()
+    )
     return matrix, matrix.converge("run")
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from real_matrices import ROOT, run
+from warm_toolchains import warm_toolchains
 
 FOLDER = ROOT / "experiments" / "own_technique"
 FEATURES = """
@@ -54,7 +55,7 @@ in_force = "features.py:nothing"
 def matrix(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     (folder / "features.py").write_text(FEATURES)
-    matrix, done = run(folder, EXPERIMENT)
+    matrix, done = run(folder, EXPERIMENT, warm_toolchains())
     assert done.returncode == 1, done.stdout + done.stderr
     return matrix, done
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from warm_toolchains import TOOLCHAINS
+from warm_toolchains import TOOLCHAINS, warm_torch
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
@@ -67,7 +67,7 @@ def test_its_script_ends_gloos_threads_before_the_interpreter(tmp_path):
 def test_the_commands_of_the_page_do_what_it_says(tmp_path):
     shutil.copytree(SCRIPTS, tmp_path / "experiments" / "tutorial")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "CONVERGE_TOOLCHAINS": str(TOOLCHAINS.absolute())}
+    environment = {**os.environ, "PATH": path, "CONVERGE_TOOLCHAINS": str(warm_torch())}
     install, build, *rest = commands()
     assert install == "python3 -m pip install ."
     assert build == "converge toolchain build torchtitan-0.3.0"

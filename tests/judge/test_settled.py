@@ -44,7 +44,7 @@ def test_the_levels_of_all_looks_add_up_and_early_ones_get_little():
     levels = [level_of_look(*pair[::-1]) for pair in pairwise(shares)]
     assert levels == pytest.approx([3.0e-8, 8.9e-5, 5.5e-3, 0.0444], rel=0.02)
     assert sum(levels) == pytest.approx(ALPHA)
-    assert level_of_look(1.0) == ALPHA  # to the last bit: a run without looks is judged as ever
+    assert level_of_look(1.0, 0.0) == ALPHA  # to the last bit, as without looks
 
 
 @given(st.lists(st.floats(0.01, 0.99), max_size=6))
@@ -107,8 +107,8 @@ def stopped_after(evidence):
     return replace(evidence, status=RunStatus.STOPPED, complete=False, error=why)
 
 
-def judged(pair, test):
-    control = long_run("fsdp2")
+def judged(pair, test, control=None):
+    control = control or long_run("fsdp2")
     calibration = calibrate(control, [control])
     return judge_pair(pair, {test.name: test, control.name: control}, calibration)
 
@@ -148,6 +148,55 @@ def test_a_whole_run_is_judged_at_what_its_looks_left(pairs):
 def test_another_run_that_was_stopped_does_not_pass(pairs, name, test):
     verdict, _ = judged(pairs[name], stopped_after(test))
     assert verdict.judgement is not Judgement.PASS
+
+
+def with_value(evidence, signal, step, value):
+    column = list(evidence.signals[signal])
+    column[step - 1] = value
+    return replace(evidence, signals={**evidence.signals, signal: tuple(column)})
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        with_value(long_run("again", 230), "loss", 220, float("nan")),
+        with_value(long_run("again", 230), "lr", 220, 2e-3),
+        with_value(long_run("again", 230), "tokens", 220, 65.0),
+        replace(
+            long_run("again", 230),
+            batch_digests=tuple(f"{step % 220:016x}" for step in range(1, 231)),
+        ),
+        replace(long_run("again", 230), steps=(*range(1, 230), 229)),
+    ],
+    ids=["nan", "learning rate", "tokens", "samples", "order"],
+)
+def test_what_breaks_after_the_look_is_no_pass(pairs, broken):
+    verdict, _ = judged(pairs["again"], stopped_after(broken))
+    assert verdict.judgement is not Judgement.PASS
+    clean, _ = judged(pairs["again"], stopped_after(long_run("again", 230)))
+    assert clean.judgement is Judgement.PASS
+
+
+@pytest.mark.parametrize(
+    "control",
+    [
+        with_value(long_run("fsdp2"), "loss", 700, float("nan")),
+        replace(long_run("fsdp2", 500), complete=False),
+        replace(long_run("fsdp2", 500), status=RunStatus.CRASHED, complete=False),
+    ],
+    ids=["nan", "short", "crashed"],
+)
+def test_a_control_that_breaks_after_the_look_gives_no_pass(pairs, control):
+    verdict, _ = judged(pairs["again"], stopped_after(long_run("again", 203)), control)
+    assert verdict.judgement is not Judgement.PASS
+
+
+def test_an_open_set_that_was_stopped_is_told_how_to_train_on(pairs):
+    """It was settled by the repeats of then, say, and is not by those of now."""
+    open_set = stopped_after(long_run("again", 203, drift=0.0011, since=150))
+    verdict, _ = judged(pairs["again"], open_set)
+    assert verdict.judgement is not Judgement.PASS
+    assert "logs" not in verdict.next_command
 
 
 def test_a_crash_after_a_look_is_no_pass(pairs):

@@ -1,4 +1,4 @@
-"""Test sets that are stopped once somebody says that their FAIL is certain."""
+"""Test sets that are stopped once somebody says that their verdict is known."""
 
 from dataclasses import replace
 
@@ -7,6 +7,7 @@ from launch_jobs import plan_of, tiny_job
 
 from converge_harness import launch
 from converge_harness.launch import RunOptions, run_plan
+from converge_harness.launch.options import Training
 from converge_harness.launch.stopping import Looks, looks, settling_looks, would_stop_again
 from converge_harness.model import Ask, Role, RunStatus, Stop
 
@@ -30,6 +31,7 @@ def test_a_test_set_is_looked_at_after_16_steps_and_then_after_twice_as_many():
 
 def test_whether_it_is_settled_is_looked_at_after_planned_shares_of_the_run():
     job = stopping(tiny_job("long", steps=3000), Stop.SETTLED)
+    warm = {"lr_scheduler.warmup_steps": 600}
     experiment = plan_of(job).experiment
     assert settling_looks(job, experiment) == (375, 750, 1500)
     assert looks(job, experiment) == (16, 32, 64, 128, 256, 375, 512, 750, 1024, 1500)
@@ -38,6 +40,9 @@ def test_whether_it_is_settled_is_looked_at_after_planned_shares_of_the_run():
     # Of fewer than 64 steps nobody asks whether they are equivalent.
     assert looks_of(stopping(tiny_job("a", steps=200), Stop.SETTLED)) == (16, 32, 64, 100)
     assert settling_looks(tiny_job("fails", steps=3000), experiment) == ()
+    # The second half of what was trained has to lie past the warm-up.
+    warming = replace(job, spec=replace(job.spec, overrides=warm))
+    assert settling_looks(warming, experiment) == (1200, 1500)
 
 
 @pytest.mark.parametrize(
@@ -65,13 +70,14 @@ def asked_at(job, answers, steps, tmp_path):
     """The steps, of those that ended, after which the judge was asked."""
     asked, answers = [], iter(answers)
 
-    def look(job, folder, records):
-        asked.append(step)
+    def look(job, records, training):
+        asked.append(training[job.identity].step)
         return next(answers)
 
     looking = Looks(plan_of(job).experiment, RunOptions(look=look))
     for step in steps:
-        looking.why_to_stop(job, tmp_path, step, {})
+        if looking.is_due(job, step):
+            looking.why_to_stop(job, {}, {job.identity: Training(tmp_path, step)})
     return asked
 
 
@@ -92,14 +98,15 @@ class EnoughError(Exception):
 
 
 class Judge:
-    """Says of one set that its FAIL is certain, once a run that it needs has finished."""
+    """Says of one set that its FAIL is certain, once a run that it needs has come far enough."""
 
     def __init__(self, wrong, needed):
         self.wrong, self.needed, self.asked = wrong, needed, []
 
-    def __call__(self, job, folder, records):
-        assert (folder / "job.json").is_file()
-        if self.needed.identity not in records:
+    def __call__(self, job, records, training):
+        assert (training[job.identity].folder / "job.json").is_file()
+        needed = training.get(self.needed.identity)
+        if self.needed.identity not in records and (needed is None or needed.step < 3):
             return None
         self.asked.append(job.name)
         return "its FAIL was certain (loss-first-step)" if job.name == self.wrong else ""
@@ -125,7 +132,7 @@ def test_only_the_set_that_is_certain_to_fail_ends_early_and_is_not_run_again(
     steps = [each.step for each in events if isinstance(each, launch.Step) and each.job == wrong]
     assert 3 <= len(steps) < 1000
     assert stopped.error.message == (
-        f"its FAIL was certain (loss-first-step), after step {steps[-1]} of 1000"
+        f"its FAIL was certain (loss-first-step); it ended after step {steps[-1]} of 1000"
     )
     started = [event.job.name for event in events if isinstance(event, launch.Started)]
     assert started[0] == "control"  # it is judged by that
@@ -159,3 +166,17 @@ def test_only_the_set_that_is_certain_to_fail_ends_early_and_is_not_run_again(
     with pytest.raises(EnoughError):
         run_plan(limited, store, mended, end_it)
     assert begun == ["wrong"]  # no longer certain: it trains anew
+
+
+def test_a_set_is_stopped_while_what_it_is_judged_by_still_trains(warm_tiny, store, cold):
+    control = warm_tiny("control", role=Role.CONTROL, ranks=1, steps=40, seconds=0.1)
+    wrong = warm_tiny("wrong", ranks=1, steps=1000, seconds=0.05)
+    plan = plan_of(control, wrong, stop_after=3)
+    ended = []
+
+    def note(event):
+        if isinstance(event, launch.Ended):
+            ended.append((event.job.name, event.record.status))
+
+    run_plan(plan, store, replace(cold, look=Judge("wrong", control)), note)
+    assert ended == [("wrong", RunStatus.STOPPED), ("control", RunStatus.FINISHED)]

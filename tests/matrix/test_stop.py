@@ -5,17 +5,41 @@ from pathlib import Path
 
 import pytest
 
+from converge_harness.launch.options import Training
 from converge_harness.matrix.load import load_plan
 from converge_harness.matrix.stop import look_at_running
 from converge_harness.model import Role, RunRecord, RunStatus
 from converge_harness.trainers import assume_toolchain
 
-SMOKE = Path(__file__).parents[2] / "experiments" / "smoke.toml"
+ROOT = Path(__file__).parents[2]
+EXPERIMENT = f"""
+schema = 1
+repeats = ["ulp", "rerun"]
+[trainer]
+train_config = "{ROOT}/train_configs/llama3_debug.toml"
+set = {{ "training.steps" = 100 }}
+[control]
+name = "fsdp2"
+parallelism = {{ dp_shard = 2 }}
+[controls.mixed]
+parallelism = {{ dp_shard = 2 }}
+set = {{ "training.mixed_precision_param" = "bfloat16" }}
+[[test]]
+name = "ddp2"
+parallelism = {{ dp_replicate = 2 }}
+[[test]]
+name = "mixed_ddp2"
+control = "mixed"
+parallelism = {{ dp_replicate = 2 }}
+set = {{ "training.mixed_precision_param" = "bfloat16" }}
+"""
 
 
 @pytest.fixture(scope="module")
-def plan():
-    return load_plan(SMOKE, (), on_gpu=False, find=assume_toolchain)
+def plan(tmp_path_factory):
+    path = tmp_path_factory.mktemp("stop") / "matrix.toml"
+    path.write_text(EXPERIMENT)
+    return load_plan(path, (), on_gpu=False, find=assume_toolchain)
 
 
 def finished(plan, folder, *names):
@@ -31,22 +55,45 @@ def repeats(plan, control):
     return [job.name for job in plan.jobs if job.role is Role.REPEAT and job.spec.name == control]
 
 
-def test_nothing_is_said_before_the_runs_have_finished_that_a_set_is_judged_by(plan, tmp_path):
-    look, ddp2, mixed = look_at_running(plan), plan.job("ddp2"), plan.job("mixed_tp2")
-    assert look(ddp2, tmp_path, {}) is None
-    assert look(ddp2, tmp_path, finished(plan, tmp_path, "fsdp2")) is None
-    names = ("fsdp2_mixed", *repeats(plan, "fsdp2_mixed"))
-    assert look(mixed, tmp_path, finished(plan, tmp_path, *names)) is None  # its reference
+def training(plan, folder, **steps):
+    return {plan.job(name).identity: Training(folder, step) for name, step in steps.items()}
+
+
+def test_nothing_is_said_before_all_have_come_as_far_that_a_set_is_judged_by(plan, tmp_path):
+    look, ddp2 = look_at_running(plan), plan.job("ddp2")
+    everyone = ("fsdp2", *repeats(plan, "fsdp2"))
+    so_far = dict.fromkeys(everyone, 16)
+    assert look(ddp2, {}, training(plan, tmp_path, ddp2=17)) is None
+    late = training(plan, tmp_path, ddp2=17, **so_far | {"fsdp2": 15})
+    assert look(ddp2, {}, late) is None
+    missing = finished(plan, tmp_path, *everyone[:-1])
+    assert look(ddp2, missing, training(plan, tmp_path, ddp2=17)) is None
+    # Now it is judged; there is nothing to read.
+    assert look(ddp2, {}, training(plan, tmp_path, ddp2=17, **so_far)) == ""
+    last = training(plan, tmp_path, ddp2=17, **{everyone[-1]: 16})
+    assert look(ddp2, missing, last) == ""
+
+
+def test_a_reference_has_to_finish(plan, tmp_path):
+    """It trains one step: with its first it is nearly over, but not whole."""
+    look, test = look_at_running(plan), plan.job("mixed_ddp2")
+    everyone = finished(plan, tmp_path, "mixed", *repeats(plan, "mixed"))
+    assert test.reference is not None
+    begun = training(plan, tmp_path, mixed_ddp2=17, **{test.reference: 1})
+    assert look(test, everyone, begun) is None
+    ended = everyone | finished(plan, tmp_path, test.reference)
+    assert look(test, ended, training(plan, tmp_path, mixed_ddp2=17)) == ""
 
 
 def test_evidence_that_cannot_be_judged_stops_nothing(plan, tmp_path):
     (tmp_path / "job.json").write_text("{")
-    names = ("fsdp2", *repeats(plan, "fsdp2"))
-    assert look_at_running(plan)(plan.job("ddp2"), tmp_path, finished(plan, tmp_path, *names)) == ""
+    everyone = finished(plan, tmp_path, "fsdp2", *repeats(plan, "fsdp2"))
+    here = training(plan, tmp_path, ddp2=16)
+    assert look_at_running(plan)(plan.job("ddp2"), everyone, here) == ""
 
 
 def test_a_run_that_is_also_another_sets_is_never_stopped(plan, tmp_path):
     ddp2 = plan.job("ddp2")
     control = replace(ddp2, name="also a control", role=Role.CONTROL)
     shared = replace(plan, jobs=(control, *plan.jobs))
-    assert look_at_running(shared)(ddp2, tmp_path, {}) == ""
+    assert look_at_running(shared)(ddp2, {}, training(plan, tmp_path, ddp2=16)) == ""

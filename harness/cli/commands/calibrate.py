@@ -121,8 +121,6 @@ def _others(out: Path, controls: Collection[str]) -> list[StoredCalibration]:
 
 
 def _require_repeats(plan: Plan) -> None:
-    from converge_harness.matrix.calibrate import repeats_of
-
     controls = [job for job in plan.jobs if job.role is Role.CONTROL]
     problems = [
         Problem(
@@ -131,7 +129,7 @@ def _require_repeats(plan: Plan) -> None:
             'name some, as repeats = ["rerun", "ulp", "ulp.2"]',
         )
         for job in controls
-        if not repeats_of(plan, job)
+        if not plan.repeats_of(job)
     ]
     if problems:
         raise ConfigError(problems)

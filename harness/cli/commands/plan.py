@@ -284,12 +284,15 @@ def _ranks_per_node(made: Plan, asked: int | None) -> int | None:
 def _plan_document(
     made: Plan, described: Sequence[PlanRow], commands: Mapping[str, str]
 ) -> dict[str, Any]:
+    from converge_harness.matrix.cost import cost_of
+
     return {
         "schema": 1,
         "experiment": str(made.experiment.path),
         "launcher": made.experiment.launcher.value,
         "cluster": made.experiment.cluster,
         "waived": list(made.waived),
+        "tokens": cost_of(made),
         "sets": [{**_shallow(row), "command": commands[row.name]} for row in described],
         "jobs": [
             {

@@ -47,14 +47,15 @@ _FEWEST_COSINES = 2
 """A single one would give Student's t one degree of freedom, and useless intervals."""
 
 
-def level_of_look(share: float, before: float = 0.0, alpha: float = ALPHA) -> float:
+def level_of_look(share: float, before: float, alpha: float = ALPHA) -> float:
     """The level of a test at a planned look, of ``alpha`` for all looks together.
 
     ``share`` is how much of the run has been trained at this look, in (0, 1], and ``before`` at the
-    look before it. Early looks get little, so that the last test is nearly as sharp as one without
-    any look: the spending function of Lan and DeMets 1983 ("Discrete sequential boundaries for
-    clinical trials") that is like O'Brien and Fleming's. Each look gets what the function grows by
-    since the one before it; their sum holds whatever the correlation of the looks (Bonferroni).
+    look before it (0 for the first). Early looks get little, so that the last test is nearly as
+    sharp as one without any look: the spending function of Lan and DeMets 1983 ("Discrete
+    sequential boundaries for clinical trials") that is like O'Brien and Fleming's. Each look gets
+    what the function grows by since the one before it; their sum holds whatever the correlation of
+    the looks (Bonferroni).
     """
 
     def spent(share: float) -> float:

@@ -40,7 +40,7 @@ from converge_harness.launch.local.agents import (
 )
 from converge_harness.launch.local.run import Run
 from converge_harness.launch.next_call import faults_due
-from converge_harness.launch.options import RunOptions
+from converge_harness.launch.options import RunOptions, Training
 from converge_harness.launch.private_folder import private_folder, remove_left_behind
 from converge_harness.launch.progress import Pace, matrix_eta_s
 from converge_harness.launch.stopping import Looks, stopped_error, would_stop_again
@@ -348,12 +348,21 @@ class Supervisor:
 
     def _why_to_stop(self, run: Run) -> str:
         """Why a running test set may end now; empty if it trains on, or is not looked at now."""
-        if run.last is None:
+        if run.last is None or not self._looks.is_due(run.job, run.last.step):
             return ""
-        return self._looks.why_to_stop(run.job, run.folder, run.last.step, self._records)
+        training = {
+            each.job.identity: Training(each.folder, each.last.step)
+            for each in self._running
+            if each.last is not None
+        }
+        return self._looks.why_to_stop(run.job, self._records, training)
 
     def _stop(self, run: Run, reason: str) -> None:
         """End a test set whose verdict is known."""
+        if run.is_over():  # it ended, or broke, while it was judged
+            self._new_steps(run)
+            self._leave(run)
+            return
         self._end([run])
         self._new_steps(run)
         last = 0 if run.last is None else run.last.step

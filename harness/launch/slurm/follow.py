@@ -16,6 +16,7 @@ from pathlib import Path
 from converge_harness.errors import ClusterError, ConvergeError, StoreError
 from converge_harness.launch.events import Ended, GoingOn, Notice, Observer, Overview, Started, Step
 from converge_harness.launch.interruption import Interruption, interruptible
+from converge_harness.launch.options import Training
 from converge_harness.launch.progress import MetricsTail, remaining_s
 from converge_harness.launch.slurm.backend import JobState, Phase
 from converge_harness.launch.slurm.batch_script import submit_argv
@@ -252,9 +253,16 @@ class _Follower:
     def _why_to_stop(self, followed: Followed) -> str:
         """Why a running test set may end now; empty if it trains on, or is not looked at now."""
         last = followed.last
-        if last is None or followed.cancel_sent or not followed.is_running:
+        if last is None or not self._looks.is_due(followed.job, last.step):
             return ""
-        return self._looks.why_to_stop(followed.job, followed.folder, last.step, self._records)
+        if followed.cancel_sent or not followed.is_running:
+            return ""
+        training = {
+            identity: Training(each.folder, each.last.step)
+            for identity, each in self._followed.items()
+            if each.last is not None
+        }
+        return self._looks.why_to_stop(followed.job, self._records, training)
 
     def _cancel(
         self, jobs: Iterable[Followed], why: str, *, hung: bool = False, stopped: bool = False

@@ -164,8 +164,8 @@ def _over(known: Known) -> tuple[RunStatus, RankError | None]:
     returncode = _returncode(known)
     if returncode == 0 and word in ("", "COMPLETED"):
         return _ended_well(known)
-    if submission.hung or submission.stopped:
-        return _ended_on_purpose(known)
+    if submission.hung:
+        return RunStatus.HUNG, _with_log(known, submission.cancelled)
     if word in _TIME_IS_UP:
         limit = f" of {known.cluster.time} ([cluster] time)" if known.cluster.time else ""
         return RunStatus.TIMED_OUT, _with_log(
@@ -178,13 +178,10 @@ def _over(known: Known) -> tuple[RunStatus, RankError | None]:
     return RunStatus.CRASHED, _failed(known, returncode)
 
 
-def _ended_on_purpose(known: Known) -> tuple[RunStatus, RankError]:
-    why = known.submission.cancelled
-    if known.submission.stopped:
-        last = last_line(known.folder, in_passes=comes_in_passes(known.job))
-        step = last.step if last else 0
-        return RunStatus.STOPPED, stopped_error(why, step, known.job.steps)
-    return RunStatus.HUNG, _with_log(known, why)
+def _stopped(known: Known) -> tuple[RunStatus, RankError]:
+    last = last_line(known.folder, in_passes=comes_in_passes(known.job))
+    step = last.step if last else 0
+    return RunStatus.STOPPED, stopped_error(known.submission.cancelled, step, known.job.steps)
 
 
 def _ended_well(known: Known) -> tuple[RunStatus, RankError | None]:
@@ -196,6 +193,8 @@ def _ended_well(known: Known) -> tuple[RunStatus, RankError | None]:
 
 def _cancelled(known: Known) -> tuple[RunStatus, RankError]:
     state, needed = known.state, known.needed
+    if known.submission.stopped:
+        return _stopped(known)
     if known.submission.cancelled:
         by = known.submission.cancelled
     elif needed is not None and needed.status is not RunStatus.FINISHED:

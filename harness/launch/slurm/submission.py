@@ -30,7 +30,7 @@ class Submission:
     hung: bool = False
     """Whether it was cancelled because no step finished within a timeout."""
     stopped: bool = False
-    """Whether it was cancelled because its FAIL was certain."""
+    """Whether it was cancelled because its verdict was known."""
     uid: int | None = None
     """The job's user by number: a scheduler may hide jobs from other users."""
 

@@ -408,7 +408,7 @@ def test_an_interrupted_harness_cancels_what_it_submitted(harness, light, site, 
 
 
 def test_a_set_that_is_certain_to_fail_is_cancelled_and_not_submitted_again(light, site):
-    def look(job, folder, records):
+    def look(job, records, training):
         if control.identity not in records:
             return None
         return "its FAIL was certain (loss-first-step)" if job == wrong else ""
@@ -425,7 +425,7 @@ def test_a_set_that_is_certain_to_fail_is_cancelled_and_not_submitted_again(ligh
         RunStatus.FINISHED,
     ]
     message = records["wrong"].error.message
-    said = r"its FAIL was certain \(loss-first-step\), after step \d+ of 10000"
+    said = r"its FAIL was certain \(loss-first-step\); it ended after step \d+ of 10000"
     assert re.fullmatch(said, message), message
     assert read_submission(records["wrong"].folder).stopped
 

@@ -1,0 +1,81 @@
+"""What a plan costs at most, and what it costs if its test sets are stopped early."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from converge_harness.launch.stopping import looks, settling_looks
+from converge_harness.model import Job, Plan, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Tokens that the runs of a plan train, together."""
+
+    at_most: int
+    """If every run trains to its last step."""
+    settled: int
+    """If every test set that may be settled is, at its first look."""
+    known_wrong: int | None
+    """Until a test set that is wrong at its first step is known to FAIL, if it and the runs that it
+    is judged by train at once: the most of any set that may be stopped; None if none may."""
+
+    def sentence(self, tokens_per_gpu_second: float | None) -> str:
+        """For people; in GPU-hours if the throughput is known."""
+        if tokens_per_gpu_second is None:
+            most = f"{self.at_most:.2g} tokens"
+        else:
+            hours = self.at_most / tokens_per_gpu_second / 3600
+            most = f"{hours:,.1f} GPU-hours at {tokens_per_gpu_second:,g} tokens per second and GPU"
+        parts = [f"cost: {most} if every run trains to its last step"]
+        if self.settled < self.at_most:
+            parts.append(f"{self._share(self.settled)} if every set is settled at its first look")
+        if self.known_wrong is not None:
+            parts.append(
+                f"{self._share(self.known_wrong)} is what a set, its control and the repeats train "
+                "until it is found to be wrong at its first step, if they train side by side"
+            )
+        return "; ".join(parts)
+
+    def _share(self, tokens: int) -> str:
+        return f"{tokens / self.at_most:.1%}"
+
+
+def cost_of(plan: Plan) -> Cost:
+    """The cost of a plan; a seed checkpoint trains nothing, and a golden is not run."""
+    count = Counter(job.identity for job in plan.jobs)
+    jobs = {job.identity: job for job in plan.without_golden.jobs}.values()
+    # The run of two sets is trained once, and never stopped.
+    alone = [job for job in jobs if count[job.identity] == 1]
+    first = {job.name: found[0] for job in alone if (found := looks(job, plan.experiment))}
+    settling = {
+        job.name: found[0] for job in alone if (found := settling_looks(job, plan.experiment))
+    }
+    wrong = (
+        sum(_tokens(each, first[job.name]) for each in (job, *plan.judged_by(job)))
+        for job in alone
+        if job.name in first
+    )
+    return Cost(
+        at_most=sum(map(_tokens, jobs)),
+        settled=sum(_tokens(job, settling.get(job.name)) for job in jobs),
+        known_wrong=max(wrong, default=None),
+    )
+
+
+def gpu_hours(job: Job, throughput: float) -> float:
+    """GPU-hours of a job at a throughput in tokens per GPU and second; 0 for a seed checkpoint.
+
+    The number of GPUs cancels out: twice as many take half the time. A frozen step counts like any
+    other, since the update that it omits is cheap.
+    """
+    return _tokens(job) / throughput / 3600
+
+
+def _tokens(job: Job, until: int | None = None) -> int:
+    """What a job trains, up to a step if one is given, with its frozen steps."""
+    if job.role is Role.SEED:
+        return 0
+    steps = job.steps if until is None else min(until, job.steps)
+    return (steps + job.frozen) * job.tokens_per_step

@@ -1,0 +1,73 @@
+"""What a plan says that it costs."""
+
+from pathlib import Path
+
+import pytest
+
+from converge_harness.matrix.cost import cost_of
+from converge_harness.matrix.load import load_plan
+from converge_harness.model import Role
+from converge_harness.trainers import assume_toolchain
+
+ROOT = Path(__file__).parents[2]
+EXPERIMENT = f"""
+schema = 1
+repeats = ["ulp", "permute"]
+[trainer]
+train_config = "{ROOT}/train_configs/llama3_debug.toml"
+set = {{ "training.steps" = 1000 }}
+[stop]
+when = "WHEN"
+[control]
+name = "fsdp2"
+parallelism = {{ dp_shard = 2 }}
+[[test]]
+name = "ddp2"
+parallelism = {{ dp_replicate = 2 }}
+[[test]]
+name = "hsdp"
+parallelism = {{ dp_replicate = 2, dp_shard = 2 }}
+waive = ["same-dp-degree"]
+set = {{ "training.local_batch_size" = 2 }}
+"""
+STEP = 8 * 256
+"""Tokens."""
+
+
+@pytest.fixture
+def plan(tmp_path):
+    def make(when):
+        path = tmp_path / f"{when}.toml"
+        path.write_text(EXPERIMENT.replace("WHEN", when))
+        return load_plan(path, (), on_gpu=False, find=assume_toolchain)
+
+    return make
+
+
+def test_a_wrong_set_is_known_after_the_first_look_of_all_that_it_is_judged_by(plan):
+    cost = cost_of(plan("fail"))
+    assert cost.at_most == cost.settled == 5 * 1000 * STEP
+    assert cost.known_wrong == 4 * 16 * STEP
+    said = cost.sentence(None)
+    assert said.startswith("cost: 1e+07 tokens if every run trains to its last step; 1.3% is what")
+    assert "settled" not in said
+
+
+def test_sets_that_may_be_settled_cost_as_much_as_up_to_their_first_look(plan):
+    cost = cost_of(plan("settled"))
+    assert cost.settled == (3 * 1000 + 2 * 125) * STEP
+    assert "65.0% if every set is settled at its first look" in cost.sentence(None)
+    assert cost.sentence(5000).startswith("cost: 0.6 GPU-hours at 5,000 tokens per second and GPU")
+
+
+def test_where_nothing_stops_there_is_one_cost(plan):
+    cost = cost_of(plan("never"))
+    assert (cost.settled, cost.known_wrong) == (cost.at_most, None)
+    assert cost.sentence(None) == "cost: 1e+07 tokens if every run trains to its last step"
+
+
+def test_what_a_set_is_judged_by(plan):
+    made = plan("fail")
+    judged_by = made.judged_by(made.job("ddp2"))
+    assert [job.name for job in judged_by] == ["fsdp2", "fsdp2.ulp", "fsdp2.permute"]
+    assert not {Role.TEST, Role.SEED} & {job.role for job in judged_by}
