@@ -14,6 +14,8 @@ from converge_harness.launch.warm import ServerState, start_server
 
 HERE = Path(__file__).parent
 STAND_IN = """#!/bin/sh
+# A rank of torchrun inherits the variable of its agent, whose parent it names.
+[ -z "$CONVERGE_PARENT" ] || export CONVERGE_PARENT=$PPID
 for first in "$@"; do [ "$first" = -u ] || break; done
 case "$first" in
   -m | [!-]*) exec {fork} -m forked_program "$@" ;;

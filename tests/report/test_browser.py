@@ -15,10 +15,13 @@ from report_samples import foreign_view, hostile_view, sample_view
 from converge_harness.report import write_reports
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(
-    not CHROMIUM,
-    reason="no browser: apt-get install chromium (or google-chrome on the PATH)",
-)
+pytestmark = [
+    pytest.mark.longest,
+    pytest.mark.skipif(
+        not CHROMIUM,
+        reason="no browser: apt-get install chromium (or google-chrome on the PATH)",
+    ),
+]
 VIEWS = {
     "sample": sample_view,
     "hostile": hostile_view,
