@@ -48,8 +48,8 @@ class SettledEarly:
     different: Rate
     """The true mean is :data:`BEYOND` margins, and the answer is different."""
     growing_missed: Rate
-    """The difference grows evenly from nothing to four margins at the end of the run, so that the
-    tested half is three margins off, and the answer is equivalent."""
+    """The difference grows evenly from nothing to two margins at the end of the run, so that the
+    half tested there is 1.5 margins off, and the answer is equivalent."""
     late_missed: Rate
     """A difference of two margins begins at :data:`LATE`, after the last early look, and the answer
     is equivalent."""
@@ -77,7 +77,7 @@ def _measure(
 ) -> SettledEarly:
     noises = spread * MARGIN * noise(correlation, (repetitions, STEPS), chance)
     late = np.where(np.arange(STEPS) < LATE * STEPS, 0.0, 2 * MARGIN)
-    growing = 4 * MARGIN * np.linspace(0.0, 1.0, STEPS)
+    growing = 2 * MARGIN * np.linspace(0.0, 1.0, STEPS)
     alike = [_answer(one) for one in noises]
     at_margin = [_answer(MARGIN + one) for one in noises]
     whole = [equivalence(one[STEPS // 2 :], MARGIN).outcome for one in noises]

@@ -95,7 +95,7 @@ def settled_early_table(found: Sequence[SettledEarly]) -> str:
         ("the same without looks", lambda one: _percent(one.at_the_end)),
         ("no difference: share trained", lambda one: f"{one.trained:.0%}"),
         (f"{BEYOND:g} margins: different", lambda one: _percent(one.different)),
-        ("growing to 4 margins: equivalent", lambda one: _percent(one.growing_missed)),
+        ("growing to 2 margins: equivalent", lambda one: _percent(one.growing_missed)),
         (
             f"2 margins from {LATE:.0%} of the run on: equivalent",
             lambda one: _percent(one.late_missed),
