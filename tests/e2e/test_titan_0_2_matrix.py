@@ -1,5 +1,7 @@
 """A cut-down matrix of real torchtitan 0.2.2, bugs of its own among the sets."""
 
+import json
+
 import pytest
 from real_matrices import ROOT, run
 from warm_toolchains import warm_toolchains
@@ -7,6 +9,7 @@ from warm_toolchains import warm_toolchains
 REPAIRS = ROOT / "experiments" / "repairs_of_0_2_2.py"
 TITAN_02 = f"""
 schema = 1
+repeats = ["ulp", "ulp.2", "ulp.3"]
 [trainer]
 train_config = "train_configs/llama3_debug_titan02.toml"
 toolchain = "torchtitan-0.2.2"
@@ -80,3 +83,23 @@ def test_known_bugs_of_0_2_2_do_not_pass(titan_02):
     assert tests["pp2"]["onset_step"] == 1
     assert tests["ddp2"]["onset_step"] == 1
     assert "rotation" in tests["cp2_rotation_ignored"]["cause"]
+
+
+def test_compiled_async_tp_fuses_and_trains_the_embedding(titan_02):
+    """Without its fixes it does not: ``tests/rank/test_titan_0_2_runs.py``."""
+    matrix, _ = titan_02
+    (path,) = (matrix.store / "runs").glob("async_tp-*/in_force.json")
+    in_force = json.loads(path.read_text())
+    assert in_force["compile"]["regions"] == 4
+    fused = in_force["async_tp"]["fused_nodes"]
+    assert set(fused) == {"fused_all_gather_matmul", "fused_matmul_reduce_scatter"}
+    checks = {check["name"]: check for check in matrix.tests()["async_tp"]["checks"]}
+    measured = {
+        "grad-norm-recomputed-first-step": 1e-6,
+        "grad-norm-recomputed-envelope": 1e-6,
+        "same-initial-parameters": 1e-14,
+        "gradients-first-steps": 1e-5,
+        "updates-first-steps": 1e-5,
+    }
+    assert {name for name, most in measured.items() if checks[name]["measured"] >= most} == set()
+    assert checks["gradients-present"]["outcome"] == "PASS"
