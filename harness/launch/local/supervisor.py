@@ -319,7 +319,7 @@ class Supervisor:
                 self._stop(run, reason)
 
     def _new_steps(self, run: Run) -> set[int]:
-        """The steps that have ended since the last time; they are told."""
+        """Report the steps that have ended since the last call; return their numbers."""
         lines = run.new_steps()
         for line in lines:
             self._tell(Step(time.time(), run.job, line.step, line.loss, run.elapsed_s, run.eta_s))

@@ -80,7 +80,7 @@ KNOWN = (
 def series_of(training_keys: set[str]) -> ReleaseSeries:
     """The series whose table ``training`` has these keys.
 
-    Raises ImportError where that is none: a commit between the series, or after them.
+    Raises ImportError for a commit whose keys are those of no known series.
     """
     for series in KNOWN:
         if series.mark in training_keys:
