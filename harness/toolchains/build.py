@@ -44,6 +44,7 @@ from converge_harness.toolchains.recipes import (
     CHECKOUT_VARIABLE,
     RECIPES,
     TRAIN,
+    Recipe,
     constraints_of,
     has_recipe,
     recipe_of,
@@ -59,6 +60,8 @@ for name in sys.argv[1:]:
 print("\\n" + json.dumps(found))
 """
 _IMPORT_TIMEOUT_S = 300.0
+_DO_NOT_COMPILE = "PYTHONDONTWRITEBYTECODE"
+"""Images of containers often set it."""
 
 
 class State(StrEnum):
@@ -274,7 +277,7 @@ def _build(
         wheels.mkdir(exist_ok=True)
         constraints.write_text(_constraints(name))
         steps = _steps(name, wanted, own.requirement(wheels), refill=refill)
-        total = len(steps) + (not refill)
+        total = len(steps) + 2 * (not refill)
         environment = {**installer.environment, **recipe.environment}
         try:
             if not refill:
@@ -289,6 +292,11 @@ def _build(
                 (packages,) = folder.glob("lib/python*/site-packages")
                 for module in _modules(recipe.modules):
                     shutil.copy(module, packages)
+            if not refill:
+                # Python compiles what it imports. Ranks would all do that at once, and may not
+                # write there; an installer would compile three times as many modules.
+                observer(Doing(name, total, total, "importing it for the first time"))
+                _import(name, python, (*_purpose(name), *_used_by_ranks(recipe)))
         finally:
             shutil.rmtree(wheels, ignore_errors=True)
         (folder / STAMP).write_text(json.dumps(asdict(wanted)))
@@ -384,13 +392,32 @@ def imported(name: str, root: Path | None = None) -> dict[str, str]:
     Raises ToolchainError with the reason when something cannot be imported.
     """
     folder = (root or toolchain_root()) / name
-    python = python_of(name, folder)
+    again = f"; {build_hint(name)} --fresh" if has_recipe(name) else ""
+    return _import(name, python_of(name, folder), _purpose(name), again)
+
+
+def _purpose(name: str) -> tuple[str, ...]:
+    """The modules that a toolchain is for."""
     recipe = recipe_of(name).recipe if has_recipe(name) else None
     titan = ("torchtitan",) if recipe is None or recipe.torchtitan else ()
-    modules = ("torch", *titan, *(recipe.imports if recipe else ()), "converge_harness")
+    return ("torch", *titan, *(recipe.imports if recipe else ()), "converge_harness")
+
+
+def _used_by_ranks(recipe: Recipe) -> tuple[str, ...]:
+    """What else a rank imports: torchrun, the compiler, and what trains."""
+    titan = ("torchtitan.train",) if recipe.torchtitan else ()
+    return ("torch.distributed.run", "torch._inductor.compile_fx", *titan)
+
+
+def _import(name: str, python: Path, modules: Sequence[str], hint: str = "") -> dict[str, str]:
+    """Import modules in a toolchain's Python; return their versions.
+
+    Raises ToolchainError with the reason, and a hint, when one cannot be imported.
+    """
     try:
         asked = subprocess.run(
             [python, "-c", _IMPORTS, *modules],
+            env={key: value for key, value in os.environ.items() if key != _DO_NOT_COMPILE},
             capture_output=True,
             text=True,
             check=False,
@@ -400,8 +427,7 @@ def imported(name: str, root: Path | None = None) -> dict[str, str]:
         raise ToolchainError(f"toolchain {name} does not start: {error}") from None
     if asked.returncode:
         last = asked.stderr.strip().rpartition("\n")[2] or f"exit code {asked.returncode}"
-        again = f"; {build_hint(name)} --fresh" if recipe else ""
-        raise ToolchainError(f"toolchain {name} cannot import what it is for: {last}{again}")
+        raise ToolchainError(f"toolchain {name} cannot import what it is for: {last}{hint}")
     found: dict[str, str] = json.loads(asked.stdout.strip().rpartition("\n")[2])
     return found
 

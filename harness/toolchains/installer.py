@@ -39,10 +39,10 @@ class Installer:
     def install(self, python: Path, *what: str) -> tuple[str, ...]:
         """The command that installs packages in the environment of a Python."""
         if self.name == "uv":
-            # Compile now, in one process; ranks would all do it at once, and may not write there.
-            options = ("--quiet", "--compile-bytecode", "--python", str(python), *self._options)
+            options = ("--quiet", "--python", str(python), *self._options)
             return (*self._install, *options, *what)
-        return (*self._install, "--python", str(python), "install", "--quiet", *what)
+        options = ("--python", str(python), "install", "--quiet", "--no-compile")
+        return (*self._install, *options, *what)
 
 
 def find_installer(python: str = sys.executable) -> Installer | None:

@@ -33,11 +33,24 @@ with open({noted!r}, "a") as notes:
 if asked[0] == "venv":
     os.makedirs(asked[1] + "/bin")
     os.makedirs(asked[1] + "/lib/python3.11/site-packages")
-    os.symlink(sys.executable, asked[1] + "/bin/python")
+    with open(asked[1] + "/bin/python", "w") as python:
+        python.write({python!r})
+    os.chmod(asked[1] + "/bin/python", 0o755)
 elif {failing!r} in asked:
     print("error: No solution found\\n  cause: there is no such version")
     sys.exit(1)
 """
+
+PYTHON = """#!/bin/sh
+shift 2
+echo "import $*" >> {noted}
+[ -z "$PYTHONDONTWRITEBYTECODE" ] || echo "compiles nothing" >> {noted}
+case " $* " in
+  *" {failing} "*) echo "Traceback\nImportError: {failing} lacks a symbol" >&2; exit 1 ;;
+esac
+echo '{{"torch": "2.15.0"}}'
+"""
+"""That of a toolchain; it notes what it is to import."""
 
 
 @pytest.fixture
@@ -47,7 +60,8 @@ def installer(tmp_path, monkeypatch):
 
     def make(failing="nothing"):
         stub = tmp_path / "stub.py"
-        stub.write_text(STUB.format(noted=str(noted), failing=failing))
+        python = PYTHON.format(noted=noted, failing=failing)
+        stub.write_text(STUB.format(noted=str(noted), failing=failing, python=python))
         noted.write_text("")
         called = (sys.executable, str(stub))
         made = Installer("pip", (*called, "venv"), called)
@@ -69,25 +83,26 @@ def names(root):
 def test_a_toolchain_is_built_in_steps_torch_first_and_converge_last(installer, root):
     asked, seen = installer(), []
     assert build(NAME, root, observer=seen.append)
-    venv, torch, titan, converge = asked()
+    venv, torch, titan, converge, imports = asked()
     assert venv == f"venv {root / NAME}"
     assert torch.split()[-1] == "torch"
     assert titan.endswith(" torchtitan==0.3.0")
     assert "--no-deps --force-reinstall -e" in converge
-    assert [(each.step, each.steps) for each in seen] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert imports.startswith("import torch torchtitan converge_harness torch.distributed.run ")
+    assert [(each.step, each.steps) for each in seen] == [(step, 5) for step in range(1, 6)]
     assert seen[2].says == "installing torchtitan 0.3.0"
     assert condition(NAME, root).state is State.READY
     assert names(root) == [f".{NAME}.lock", NAME]  # no log, no mark, no wheel
     assert not build(NAME, root)
-    assert len(asked()) == 4
+    assert len(asked()) == 5
 
 
 def test_more_packages_are_added_and_kept_without_building_it_anew(installer, root):
     asked = installer()
     build(NAME, root)
     assert build(NAME, root, extra=["pytest"])
-    assert asked()[4].split()[-1] == "pytest"
-    assert len(asked()) == 6
+    assert asked()[5].split()[-1] == "pytest"
+    assert len(asked()) == 7
     assert not build(NAME, root)
     assert not build(NAME, root, extra=["pytest"])
 
@@ -100,7 +115,7 @@ def test_a_toolchain_with_another_converge_gets_this_one(installer, root):
     found = condition(NAME, root)
     assert (found.state, found.why) == (State.STALE, "it has another converge (0.0.9 abc)")
     assert build(NAME, root)
-    assert len(asked()) == 5
+    assert len(asked()) == 6
     assert condition(NAME, root).state is State.READY
 
 
@@ -112,7 +127,7 @@ def test_a_toolchain_of_an_older_converge_is_built_anew(installer, root, old):
     (root / NAME / STAMP).write_text(old)
     assert condition(NAME, root).why == "an older converge built it"
     assert build(NAME, root)
-    assert len(asked()) == 8
+    assert len(asked()) == 10
     assert not (root / NAME / "bin" / "left").exists()
 
 
@@ -136,6 +151,26 @@ def test_a_build_that_fails_says_why_and_leaves_nothing_but_its_log(installer, r
     assert names(root) == [f".{NAME}.lock", log.name]
 
 
+def test_a_toolchain_that_cannot_be_imported_is_not_kept(installer, root):
+    installer(failing="torchtitan.train")
+    with pytest.raises(ToolchainError) as caught:
+        build(NAME, root)
+    assert str(caught.value) == (
+        f"toolchain {NAME} cannot import what it is for: "
+        "ImportError: torchtitan.train lacks a symbol"
+    )
+    assert NAME not in names(root)
+
+
+def test_what_it_imports_is_compiled_even_where_the_shell_says_otherwise(
+    installer, root, monkeypatch
+):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    asked = installer()
+    build(NAME, root)
+    assert asked()[-1].startswith("import ")
+
+
 def test_what_was_there_comes_back_when_a_build_fails(installer, root):
     installer()
     build(NAME, root)
@@ -157,7 +192,7 @@ def test_a_change_in_place_that_fails_leaves_a_toolchain_that_is_not_used(instal
     assert available_toolchains(root) == ()
     asked = installer()
     assert build(NAME, root)
-    assert len(asked()) == 4
+    assert len(asked()) == 5
 
 
 def test_what_a_killed_builder_left_is_built_anew(installer, root):
@@ -167,7 +202,7 @@ def test_what_a_killed_builder_left_is_built_anew(installer, root):
     unfinished(root / NAME).touch()
     assert [each.state for each in conditions(root) if each.name == NAME] == [State.HALF_BUILT]
     assert build(NAME, root)
-    assert len(asked()) == 4
+    assert len(asked()) == 5
     assert not (root / NAME / "bin" / "left").exists()
 
 
