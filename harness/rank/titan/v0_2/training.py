@@ -17,6 +17,7 @@ from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.repeats import round_otherwise
 from converge_harness.rank.settings import SettingError
 from converge_harness.rank.titan.common.checkpoints import move_loaded_weights
+from converge_harness.rank.titan.common.cpu import multiply_bf16_by_float32_kernels
 from converge_harness.rank.titan.v0_2.config import Built, build, flattened
 from converge_harness.rank.titan.v0_2.shim import Prepared, prepare
 from converge_harness.run_folder.job import RankJob
@@ -58,6 +59,8 @@ def run(job: RankJob) -> None:
         raise SettingError(*built.problems)
     config, keys = own.apply_to_config(built.config, flattened, built.new_keys)
     built = replace(built, config=config, declared=(*built.declared, *keys))
+    if job.device == "cpu":
+        multiply_bf16_by_float32_kernels(flattened(built.config))
     spec = train_spec.register(job, built.config, own.watch_model)
     prepared = prepare(built.config, job.device, job.without_fixes, spec.parallelize_fn)
     _end_without_sleeping()

@@ -21,6 +21,7 @@ from converge_harness.rank.repeats import round_otherwise
 from converge_harness.rank.titan.common.audit import Happened
 from converge_harness.rank.titan.common.checkpoints import move_loaded_weights
 from converge_harness.rank.titan.common.counters import FusionCount, RotationCount
+from converge_harness.rank.titan.common.cpu import multiply_bf16_by_float32_kernels
 from converge_harness.rank.titan.v0_3 import attention, audit, hooks
 from converge_harness.rank.titan.v0_3.config import BuiltConfig, build_config, flat_config
 from converge_harness.rank.titan.v0_3.streaming_package import import_streaming, is_installed
@@ -58,6 +59,8 @@ def run(job: RankJob) -> None:
         output_dir=config.trainer.dump_folder,
         enable=config.trainer.debug.enable_structured_logging,
     )
+    if job.device == "cpu":
+        multiply_bf16_by_float32_kernels(config.flat)
     fusion = _prepare_compile(config.trainer.compile, job.device)
     trainer = config.trainer.build()
     try:
