@@ -101,7 +101,9 @@ def asked(noxfile, monkeypatch):
     def ask(*posargs):
         session = Asked(*posargs)
         monkeypatch.setattr(noxfile, "install_light", lambda *_: None)
-        monkeypatch.setattr(noxfile, "build_toolchain", lambda _, name: name)
+        monkeypatch.setattr(
+            noxfile, "build_toolchains", lambda _, *names: {name: name for name in names}
+        )
         noxfile.tests.func(session)
         return {python: command for python, *command in session.ran}
 
