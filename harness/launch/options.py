@@ -19,10 +19,14 @@ class Training(NamedTuple):
     """Its last."""
 
 
+class LookError(Exception):
+    """A test set that trains could not be judged; the reason, in a clause."""
+
+
 Look: TypeAlias = "Callable[[Job, Mapping[str, RunRecord], Mapping[str, Training]], str | None]"
 """Asked of a test set that is training, with the records of runs that have ended and with those
 that train, itself among them, both by identity: why it need not train on, in a clause; empty if it
-must; None while a run that it is judged by has not come as far."""
+must; None while a run that it is judged by has not come as far. Raises LookError."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Mapping
 
-from converge_harness.launch.options import RunOptions, Training
+from converge_harness.launch.events import Notice, Observer
+from converge_harness.launch.options import LookError, RunOptions, Training
 from converge_harness.launch.progress import last_line
 from converge_harness.model import (
     Ask,
@@ -66,11 +68,14 @@ def looks(job: Job, experiment: Experiment) -> tuple[int, ...]:
 class Looks:
     """Looks at the running test sets of one experiment, each when it is due."""
 
-    def __init__(self, experiment: Experiment, options: RunOptions) -> None:
+    def __init__(self, experiment: Experiment, options: RunOptions, observer: Observer) -> None:
         self._experiment = experiment
         self._options = options
+        self._tell = observer
         self._due: dict[str, tuple[int, ...]] = {}
         """By identity, the steps after which looks are still due."""
+        self._failed: dict[str, int] = {}
+        """By identity, the step at which a look failed that is tried once more."""
 
     def will_stop_any(self, jobs: Iterable[Job]) -> bool:
         """Whether one of the jobs may be stopped."""
@@ -85,7 +90,8 @@ class Looks:
         if job.identity not in self._due:
             self._due[job.identity] = looks(job, self._experiment)
         due = self._due[job.identity]
-        return bool(due) and due[0] <= step < job.steps
+        tried = self._failed.get(job.identity, 0)
+        return bool(due) and max(due[0], tried + 1) <= step < job.steps
 
     def why_to_stop(
         self, job: Job, records: Mapping[str, RunRecord], training: Mapping[str, Training]
@@ -95,10 +101,20 @@ class Looks:
         ``records`` are those of runs that have ended, and ``training`` are all that have not and
         have ended a step, both by identity.
         """
-        look = self._options.look
-        reason = look(job, records, training) if look else ""
+        look, step = self._options.look, training[job.identity].step
+        try:
+            reason = look(job, records, training) if look else ""
+        except LookError as error:
+            # A file may have been read while it was replaced: once more, when a step has ended.
+            if job.identity not in self._failed:
+                self._failed[job.identity] = step
+                return ""
+            message = f"{job.name}: could not be judged after step {step}, and trains on: {error}"
+            self._tell(Notice(time.time(), message))
+            reason = ""
+        if reason is not None:
+            self._failed.pop(job.identity, None)
         if reason == "":
-            step = training[job.identity].step
             later = tuple(each for each in self._due[job.identity] if each > step)
             self._due[job.identity] = later
         return reason or ""
@@ -122,7 +138,10 @@ def would_stop_again(
     reached = last_line(record.folder, in_passes=False)
     if not planned or reached is None or reached.step < planned[0] or stale(record):
         return False
-    return bool(look(job, records, {job.identity: Training(record.folder, reached.step)}))
+    try:
+        return bool(look(job, records, {job.identity: Training(record.folder, reached.step)}))
+    except LookError:
+        return False
 
 
 def stopped_error(reason: str, step: int, steps: int) -> RankError:

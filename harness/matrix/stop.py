@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from converge_harness.launch.options import Look, Training
+from converge_harness.launch.options import Look, LookError, Training
 from converge_harness.launch.stopping import looks
 from converge_harness.matrix.calibrate import calibrate_control, read_given
 from converge_harness.matrix.judge import (
@@ -88,8 +88,9 @@ def look_at_running(plan: Plan) -> Look:
             if not unfinished:
                 calibrations[name] = calibration
             return _why_known(pair, known, calibration)
-        except Exception:  # noqa: BLE001 - a look is optional, and other runs depend on its caller
-            return ""  # the verdict after the last step says what is wrong
+        except Exception as error:
+            # Whatever it is: a look is optional, and other runs depend on its caller.
+            raise LookError(f"{error}" or type(error).__name__) from error
 
     return look
 

@@ -7,9 +7,9 @@ from launch_jobs import plan_of, tiny_job
 
 from converge_harness import launch
 from converge_harness.launch import RunOptions, run_plan
-from converge_harness.launch.options import Training
+from converge_harness.launch.options import LookError, Training
 from converge_harness.launch.stopping import Looks, looks, settling_looks, would_stop_again
-from converge_harness.model import Ask, Role, RunStatus, Stop
+from converge_harness.model import Ask, Role, RunRecord, RunStatus, Stop
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -66,15 +66,19 @@ def test_who_wants_all_steps_gets_them():
     assert looks_of(job, stop_after=None) == looks_of(job, other_seeds=(2, 3)) == ()
 
 
-def asked_at(job, answers, steps, tmp_path):
+def asked_at(job, answers, steps, tmp_path, told=None):
     """The steps, of those that ended, after which the judge was asked."""
     asked, answers = [], iter(answers)
 
     def look(job, records, training):
         asked.append(training[job.identity].step)
-        return next(answers)
+        answer = next(answers)
+        if isinstance(answer, LookError):
+            raise answer
+        return answer
 
-    looking = Looks(plan_of(job).experiment, RunOptions(look=look))
+    tell = ([] if told is None else told).append
+    looking = Looks(plan_of(job).experiment, RunOptions(look=look), tell)
     for step in steps:
         if looking.is_due(job, step):
             looking.why_to_stop(job, {}, {job.identity: Training(tmp_path, step)})
@@ -91,6 +95,32 @@ def test_a_look_is_due_once_and_not_at_the_end(tmp_path):
 def test_a_look_that_comes_too_early_is_asked_again(tmp_path):
     job = tiny_job("long", steps=100)
     assert asked_at(job, (None, None, ""), (16, 17, 18, 19), tmp_path) == [16, 17, 18]
+
+
+def test_a_look_that_fails_is_tried_once_more_after_another_step_and_then_said(tmp_path):
+    job, broken = tiny_job("long", steps=100), LookError("job.json is cut off")
+    told = []
+    assert asked_at(job, (broken, ""), (16, 16, 17, 18), tmp_path, told) == [16, 17]
+    assert told == []
+    answers = (broken, broken, broken, "")
+    assert asked_at(job, answers, (16, 17, 18, 32, 33), tmp_path, told) == [16, 17, 32, 33]
+    (said,) = told
+    assert said.message == (
+        "long: could not be judged after step 17, and trains on: job.json is cut off"
+    )
+
+
+def test_an_earlier_run_that_cannot_be_judged_is_run_again(tmp_path):
+    job = tiny_job("long", steps=100)
+
+    def look(*_):
+        raise LookError("job.json is cut off")
+
+    line = '{"kind": "step", "step": 16, "loss": 1.0}'
+    (tmp_path / "metrics.jsonl.part").write_text(f"{line}\n")
+    record = RunRecord("long", job.identity, tmp_path, RunStatus.STOPPED, 1.0, ())
+    again = would_stop_again(job, record, plan_of(job).experiment, RunOptions(look=look), {})
+    assert again is False
 
 
 class EnoughError(Exception):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from converge_harness.launch.options import Training
+from converge_harness.launch.options import LookError, Training
 from converge_harness.matrix.load import load_plan
 from converge_harness.matrix.stop import look_at_running
 from converge_harness.model import Role, RunRecord, RunStatus
@@ -69,9 +69,10 @@ def test_nothing_is_said_before_all_have_come_as_far_that_a_set_is_judged_by(pla
     missing = finished(plan, tmp_path, *everyone[:-1])
     assert look(ddp2, missing, training(plan, tmp_path, ddp2=17)) is None
     # Now it is judged; there is nothing to read.
-    assert look(ddp2, {}, training(plan, tmp_path, ddp2=17, **so_far)) == ""
     last = training(plan, tmp_path, ddp2=17, **{everyone[-1]: 16})
-    assert look(ddp2, missing, last) == ""
+    for records, here in (({}, training(plan, tmp_path, ddp2=17, **so_far)), (missing, last)):
+        with pytest.raises(LookError):
+            look(ddp2, records, here)
 
 
 def test_a_reference_has_to_finish(plan, tmp_path):
@@ -82,14 +83,16 @@ def test_a_reference_has_to_finish(plan, tmp_path):
     begun = training(plan, tmp_path, mixed_ddp2=17, **{test.reference: 1})
     assert look(test, everyone, begun) is None
     ended = everyone | finished(plan, tmp_path, test.reference)
-    assert look(test, ended, training(plan, tmp_path, mixed_ddp2=17)) == ""
+    with pytest.raises(LookError):  # there is nothing to read
+        look(test, ended, training(plan, tmp_path, mixed_ddp2=17))
 
 
-def test_evidence_that_cannot_be_judged_stops_nothing(plan, tmp_path):
+def test_it_is_said_why_evidence_cannot_be_judged(plan, tmp_path):
     (tmp_path / "job.json").write_text("{")
     everyone = finished(plan, tmp_path, "fsdp2", *repeats(plan, "fsdp2"))
     here = training(plan, tmp_path, ddp2=16)
-    assert look_at_running(plan)(plan.job("ddp2"), everyone, here) == ""
+    with pytest.raises(LookError, match=r"job\.json"):
+        look_at_running(plan)(plan.job("ddp2"), everyone, here)
 
 
 def test_a_run_that_is_also_another_sets_is_never_stopped(plan, tmp_path):

@@ -193,7 +193,7 @@ class Supervisor:
         self._slots = slots
         self._slot_count = len(slots.free)
         self._tell = observer
-        self._looks = Looks(experiment, place.options)
+        self._looks = Looks(experiment, place.options, observer)
         self._waiting: list[Job] = []
         self._running: list[Run] = []
         self._records: dict[str, RunRecord] = {}

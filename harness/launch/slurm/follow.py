@@ -72,7 +72,7 @@ class _Follower:
     def __init__(self, prepared: PreparedPlan, site: Site, observer: Observer) -> None:
         self._site = site
         self._tell = observer
-        self._looks = Looks(site.experiment, site.options)
+        self._looks = Looks(site.experiment, site.options, observer)
         self._records = prepared.records
         self._waiting = list(prepared.todo)
         self._submitter = Submitter(prepared, site, observer)
