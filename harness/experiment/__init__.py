@@ -4,6 +4,7 @@ An experiment file (``schema = 1``)::
 
     schema = 1
     name = "smoke"                  # default: the file's stem
+    extends = "models.toml"         # a file beside this one, which this one is laid over
     seed = 42
     repeats = ["rerun", "ulp", "ulp.2", "permute"]  # A/A repeats made of every control: KIND.SEED
     calibration = "smoke.json"      # judge by this file of `converge calibrate`; then no repeats

@@ -46,6 +46,7 @@ from converge_harness.trainers import read_trainer
 
 GENERATED = re.compile(r"seed(\.\d+)?")
 """Names that a plan gives to seed-checkpoint jobs."""
+_EXTENDS = "extends"
 
 
 class PlacedControl(NamedTuple):
@@ -77,7 +78,7 @@ def load_experiment(
         ConfigError: with every problem of the file. Rules that need batch sizes and toolchains
             (those of the converging guide) are checked by ``converge_harness.plan.make_plan``.
     """
-    data = read_toml(path)
+    data = _read(path)
     problems: list[Problem] = []
     top = validate(FileTable, data, _place(path), problems)
     probe = validate(ProbeTable, _tables_of(data, "probe"), _place(path, "probe"), problems)
@@ -143,6 +144,37 @@ def load_experiment(
         cluster=placed.cluster if placed else None,
         tokens_per_gpu_second=of_file.tokens_per_gpu_second,
     )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """An experiment file, laid over the one that it ``extends``."""
+    data = read_toml(path)
+    if _EXTENDS not in data:
+        return data
+    named = data.pop(_EXTENDS)
+    place = f"{path}: {_EXTENDS}"
+    # In one folder, because paths in a file are resolved from where it lies.
+    if not isinstance(named, str) or Path(named).name != named or not named.endswith(".toml"):
+        hint = f'as in {_EXTENDS} = "models.toml"'
+        raise ConfigError(Problem(place, f"{named!r} is no file name in {path.parent}", hint))
+    base = read_toml(path.with_name(named))
+    if _EXTENDS in base:
+        message = f"{named} extends {base[_EXTENDS]} itself"
+        raise ConfigError(Problem(place, message, "extend a file that stands alone"))
+    base.pop("name", None)  # two reports of one name would replace each other
+    return _laid_over(base, data)
+
+
+def _laid_over(base: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are merged key by key. Other values replace the base's, and so do arrays of tables."""
+    merged = dict(base)
+    for key, value in data.items():
+        below = merged.get(key)
+        if isinstance(value, dict) and isinstance(below, dict):
+            merged[key] = _laid_over(below, value)
+        else:
+            merged[key] = value
+    return merged
 
 
 def _drawing_problems(

@@ -611,3 +611,48 @@ def test_arbitrary_sets_are_read_or_refused(load, test, matrix):
 def test_arbitrary_bytes_are_refused(load, content):
     with pytest.raises(ConfigError):
         load(content if isinstance(content, bytes) else content.encode("utf-8", "replace"))
+
+
+BASE = (
+    MINIMAL.replace("[trainer]", 'name = "base"\nseed = 7\n[trainer]')
+    + """
+[trainer.set]
+"training.steps" = 6
+"""
+)
+
+
+def test_a_file_is_laid_over_the_one_that_it_extends(load, folder):
+    (folder / "models.toml").write_text(BASE)
+    mixed = load(
+        'extends = "models.toml"\ntrainer.set."training.mixed_precision_param" = "bfloat16"'
+    )
+    assert (mixed.name, mixed.seed) == ("x", 7)
+    (test,) = mixed.tests
+    assert test.name == "tp"
+    assert dict(test.overrides) == {
+        "training.steps": 6,
+        "training.mixed_precision_param": "bfloat16",
+    }
+    other = load(
+        'extends = "models.toml"\nseed = 8\ntest = [{ name = "ddp", parallelism.dp_replicate = 2 }]'
+    )
+    assert other.seed == 8
+    assert [each.name for each in other.tests] == ["ddp"]
+
+
+@pytest.mark.parametrize(
+    ("extended", "words"),
+    [
+        ('"missing.toml"', "missing.toml"),
+        ('"other/models.toml"', "'other/models.toml' is no file name in"),
+        ("3", "3 is no file name in"),
+        ('"second.toml"', "second.toml extends models.toml itself"),
+    ],
+)
+def test_only_a_file_beside_it_that_stands_alone_can_be_extended(load, folder, extended, words):
+    (folder / "models.toml").write_text(BASE)
+    (folder / "second.toml").write_text('extends = "models.toml"')
+    with pytest.raises(ConfigError) as caught:
+        load(f"extends = {extended}")
+    assert words in str(caught.value)

@@ -111,6 +111,28 @@ def test_a_scale_far_below_the_error_of_a_gradient_fails_and_is_named():
     assert "scaled by 1.00" in found.cause
 
 
+ONLY_THE_FIRST = np.array([name == NAMES[0] for name in NAMES], dtype=float)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("factor", "loss", "expected"),
+    [
+        (1.0, 1.0, ["PASS", "PASS", "PASS", "PASS"]),
+        (1.0, 1 + 2.2e-16, ["PASS", "PASS", "PASS", "PASS"]),
+        (1.006, 1.0, ["PASS", "PASS", "FAIL", "PASS"]),
+        (1.0, 1 + 2e-6, ["PASS", "PASS", "PASS", "FAIL"]),
+    ],
+)
+def test_a_model_with_one_gradient_may_be_rounded(factor, loss, expected):
+    """As Muse Glimmer, whose output projection starts at zero: its loss is that of guessing."""
+    reference = replace(REFERENCE, frozen=frozen(TRUTH * ONLY_THE_FIRST))
+    matched = low("fsdp2", frozen(rounded(1) * ONLY_THE_FIRST))
+    test = low("tp2", frozen(rounded(2) * ONLY_THE_FIRST * factor, LOSS * loss))
+    measure = PrecisionRuns(matched, reference)
+    found = judge(test, matched, spec=spec("tp2"), control_spec=spec(), measure=measure)
+    assert outcomes(found) == expected
+
+
 def test_a_scale_that_varies_by_batch_is_another_average():
     factors = 1 + 1e-3 * np.where(np.arange(BATCHES) % 2, 1.0, -1.0)
     found = verdict(low("dp2", frozen(factors[:, None, None] * rounded(2), rounded_loss(2))))
