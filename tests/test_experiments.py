@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from converge_harness.experiment import load_experiment
+from converge_harness.launch.stopping import looks
 from converge_harness.model import (
     FROZEN_STEPS,
     Job,
@@ -225,12 +226,25 @@ def test_guide_is_the_table_of_the_converging_guide_at_debug_size():
         assert data.tokens > job.steps * job.tokens_per_step  # nothing is seen twice
 
 
-def test_guide_drift_reuses_the_control_of_guide_and_stops_nothing():
-    guide, drift = plan_of("guide"), plan_of("guide_drift")
-    shared = {job.name for job in drift.jobs if job.role in {Role.CONTROL, Role.REPEAT}}
-    assert {drift.job(name).identity for name in shared} == {
+@pytest.mark.parametrize("name", ["guide_drift", "guide_bugs"])
+def test_the_control_of_guide_and_its_repeats_are_used_again(name):
+    guide, other = plan_of("guide"), plan_of(name)
+    shared = {job.name for job in other.jobs if job.role in {Role.CONTROL, Role.REPEAT}}
+    assert len(shared) == 4
+    assert {other.job(name).identity for name in shared} == {
         guide.job(name).identity for name in shared
     }
+
+
+def test_guide_bugs_has_one_of_each_class_that_is_stopped_after_16_steps():
+    plan, jobs = plan_of("guide_bugs"), jobs_of("guide_bugs")
+    classes = [(job.spec.note or "").partition(":")[0] for job in jobs.values()]
+    assert classes == [f"C{number}" for number in range(1, 8)]
+    for job in jobs.values():
+        assert looks(job, plan.experiment)[0] == 16
+
+
+def test_guide_drift_stops_nothing():
     jobs = jobs_of("guide_drift").values()
     assert {job.spec.stop for job in jobs} == {Stop.NEVER}
     assert {job.name for job in jobs if job.spec.inject is None} == {"ddp2", "grad_accumulation"}
