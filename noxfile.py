@@ -91,20 +91,20 @@ class NotBuiltError(Exception):
     """A toolchain could not be built; what said why is in the log of the session."""
 
 
-def make_toolchains(session: nox.Session, *names: str) -> dict[str, Path]:
-    """Bring ``.toolchains/NAME`` up to date, with what tests of rank code need; return the Pythons.
+def make_toolchain(session: nox.Session, name: str) -> Path:
+    """Bring ``.toolchains/NAME`` up to date, with what tests of rank code need; return its Python.
 
     The session has converge installed (``install_light``).
 
     Raises:
-        NotBuiltError: one of them could not be built.
+        NotBuiltError: it could not be built.
     """
-    command = ("converge", "toolchain", "build", *names, "--with", *RANK_TEST_PACKAGES)
+    command = ("converge", "toolchain", "build", name, "--with", *RANK_TEST_PACKAGES)
     try:
         session.run(*command, env={"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)})
     except CommandFailed as error:
-        raise NotBuiltError(", ".join(names)) from error
-    return {name: TOOLCHAIN_ROOT / name / "bin" / "python" for name in names}
+        raise NotBuiltError(name) from error
+    return TOOLCHAIN_ROOT / name / "bin" / "python"
 
 
 def install_uv(session: nox.Session) -> tuple[list[str], dict[str, str]]:
@@ -126,12 +126,12 @@ def installer() -> ModuleType:
     return module
 
 
-def build_toolchains(session: nox.Session, *names: str) -> dict[str, Path]:
-    """Make toolchains, all at once; end the session with an error if one cannot be built."""
+def build_toolchain(session: nox.Session, name: str) -> Path:
+    """Make a toolchain; end the session with an error if it cannot be built."""
     try:
-        return make_toolchains(session, *names)
-    except NotBuiltError as error:
-        session.error(f"could not be built: {error}; the reason is above")
+        return make_toolchain(session, name)
+    except NotBuiltError:
+        session.error(f"toolchain {name} could not be built")
 
 
 def build_what_can_be(session: nox.Session, names: Iterable[str]) -> list[str]:
@@ -139,7 +139,7 @@ def build_what_can_be(session: nox.Session, names: Iterable[str]) -> list[str]:
     missing = []
     for name in names:
         try:
-            make_toolchains(session, name)
+            make_toolchain(session, name)
         except NotBuiltError:
             missing.append(name)
     for name in missing:
@@ -175,7 +175,7 @@ def upgrade(session: nox.Session) -> None:
     one torchtitan.
     """
     install_light(session)
-    pythons = build_toolchains(session, *TOOLCHAINS)
+    pythons = {name: build_toolchain(session, name) for name in TOOLCHAINS}
     weights = ROOT / ".converge" / "upgrade_weights"
     if not (weights / ".metadata").is_file():
         script = ("experiments/upgrade_weights.py", str(weights))
@@ -197,7 +197,7 @@ def tests(session: nox.Session) -> None:
     without torch.
     """
     install_light(session, "test", "tensorboard", "wandb")
-    pythons = build_toolchains(session, *TOOLCHAINS)
+    pythons = {name: build_toolchain(session, name) for name in TOOLCHAINS}
     env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
     light = ("python", "-m", "pytest", "--ignore=tests/rank")
     if session.posargs not in ([], [SLOW]):
@@ -256,7 +256,7 @@ def tests_naming(folder: Path, words: re.Pattern[str]) -> list[str]:
 def streaming(session: nox.Session) -> None:
     """The tests of MosaicML Streaming, in a toolchain of its own."""
     install_light(session)
-    python = build_toolchains(session, STREAMING_TOOLCHAIN)[STREAMING_TOOLCHAIN]
+    python = build_toolchain(session, STREAMING_TOOLCHAIN)
     path = "tests/rank/test_streaming_loader.py"
     session.run(str(python), "-m", "pytest", path, *session.posargs, external=True)
 
@@ -265,7 +265,7 @@ def streaming(session: nox.Session) -> None:
 def gpu(session: nox.Session) -> None:
     """The suite for one GPU, at most 8 minutes: ``nox -s gpu``; skipped where there is none."""
     install_light(session, "test")
-    build_toolchains(session, DEFAULT_TOOLCHAIN)
+    build_toolchain(session, DEFAULT_TOOLCHAIN)
     env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
     # 5: no test was run, as on a machine without a GPU.
     command = ("python", "-m", "pytest", "tests/gpu", "-rPs", *session.posargs)
@@ -297,7 +297,8 @@ def workflows(session: nox.Session) -> None:
 def toolchain(session: nox.Session) -> None:
     """Build toolchains: ``nox -s toolchain -- NAME …``; without names, those of the tests."""
     install_light(session)
-    build_toolchains(session, *(session.posargs or TOOLCHAINS))
+    for name in session.posargs or TOOLCHAINS:
+        build_toolchain(session, name)
 
 
 @nox.session
@@ -325,8 +326,7 @@ def e2e(session: nox.Session) -> None:
     torch.
     """
     install_light(session, "test")
-    python = build_toolchains(session, OLDER_TOOLCHAIN)[OLDER_TOOLCHAIN]
-    older = (str(python), "-m", "pytest", "tests/rank")
+    older = (str(build_toolchain(session, OLDER_TOOLCHAIN)), "-m", "pytest", "tests/rank")
     missing = build_what_can_be(session, FRAMEWORKS)
     if missing and "CONVERGE_NO_SKIPS" in os.environ:
         session.error("$CONVERGE_NO_SKIPS is set: not continuing without them")
@@ -347,7 +347,7 @@ def e2e(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure what the harness costs and saves: ``nox -s bench [-- NAME [OPTIONS]]``."""
     install_light(session, "test")
-    build_toolchains(session, DEFAULT_TOOLCHAIN)
+    build_toolchain(session, DEFAULT_TOOLCHAIN)
     chosen, *options = session.posargs or [None]
     if chosen is not None and chosen not in BENCHMARKS:
         session.error(f"no benchmark {chosen!r}; there are: {', '.join(BENCHMARKS)}")
@@ -367,6 +367,7 @@ def characteristics(session: nox.Session) -> None:
 def prove(session: nox.Session) -> None:
     """Inject every bug of the benchmark: ``nox -s prove [-- --regime all --only NAME …]``."""
     install_light(session, "prove")
-    build_toolchains(session, *TOOLCHAINS)
+    for name in TOOLCHAINS:
+        build_toolchain(session, name)
     env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
     session.run("python", "benchmarks/prove.py", *session.posargs, env=env)

@@ -101,9 +101,7 @@ def asked(noxfile, monkeypatch):
     def ask(*posargs):
         session = Asked(*posargs)
         monkeypatch.setattr(noxfile, "install_light", lambda *_: None)
-        monkeypatch.setattr(
-            noxfile, "build_toolchains", lambda _, *names: {name: name for name in names}
-        )
+        monkeypatch.setattr(noxfile, "build_toolchain", lambda _, name: name)
         noxfile.tests.func(session)
         return {python: command for python, *command in session.ran}
 

@@ -172,8 +172,8 @@ def _build(console: Console, arguments: argparse.Namespace) -> None:
         )
     for name in names:
         recipe_of(name)  # all of them, before an hour goes into the first
-    unique = list(dict.fromkeys(names))
-    build_shown(console, unique, extra=arguments.extra, fresh=arguments.fresh)
+    for name in dict.fromkeys(names):
+        build_shown(console, name, extra=arguments.extra, fresh=arguments.fresh)
 
 
 def _check(console: Console, name: str) -> None:

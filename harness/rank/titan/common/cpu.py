@@ -103,24 +103,30 @@ def sum_gradients_without_premultiplication() -> None:
 def multiply_bf16_by_float32_kernels(settings: Mapping[str, Any]) -> None:
     """Multiply bf16 matrices by float32's kernels, where the config asks for bf16.
 
-    Without bf16 instructions torch multiplies bf16 matrices some 15 times slower than float32 ones,
-    although it adds up in float32 either way. The products differ in the order of these additions:
-    about one element in 20,000, by a unit in the last place. Graphs of ``torch.compile`` call
-    torch's own kernels.
+    Where oneDNN has no bf16 kernels (without AVX-512), torch multiplies bf16 matrices some 15 times
+    slower than float32 ones, although it adds up in float32 either way. The products differ in the
+    order of these additions: about one element in 20,000, by a unit in the last place. Graphs of
+    ``torch.compile`` call torch's own kernels.
 
     Args:
         settings: the config, flat: dotted keys of torchtitan to values.
     """
     keys = ("training.dtype", "training.mixed_precision_param")
-    if "bfloat16" in map(settings.get, keys) and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        _replace_products()
+    if "bfloat16" in map(settings.get, keys) and not multiplies_bf16_fast():
+        replace_products()
+
+
+def multiplies_bf16_fast() -> bool:
+    """Whether torch has kernels for bf16 on this CPU; without oneDNN it is not replaced either."""
+    return not torch._C._has_mkldnn or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @functools.cache
-def _replace_products() -> torch.library.Library:
+def replace_products() -> torch.library.Library:
     """Once per process. The kernels stay as long as what is returned, which the cache keeps.
 
-    What is not bf16 goes to the operator that writes into a given tensor: the same kernel.
+    What is not all bf16 goes to the operator that writes into a given tensor: the same kernel, with
+    the same errors.
     """
     library = torch.library.Library("aten", "IMPL")
 
@@ -128,23 +134,25 @@ def _replace_products() -> torch.library.Library:
         product = getattr(torch, name)
 
         def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            wide = a.dtype is torch.bfloat16
-            if wide:
+            low = a.dtype is b.dtype is torch.bfloat16
+            if low:
                 a, b = a.float(), b.float()
             out = product(a, b, out=a.new_empty((*a.shape[:-1], b.shape[-1])))
-            return out.bfloat16() if wide else out
+            return out.bfloat16() if low else out
 
         library.impl(name, multiply, "CPU")
+
+    add_product = torch.addmm
 
     def add(
         bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1
     ) -> torch.Tensor:
-        wide = a.dtype is torch.bfloat16
-        if wide:
+        low = bias.dtype is a.dtype is b.dtype is torch.bfloat16
+        if low:
             bias, a, b = bias.float(), a.float(), b.float()
         out = a.new_empty((a.shape[0], b.shape[1]))
-        torch.addmm(bias, a, b, beta=beta, alpha=alpha, out=out)
-        return out.bfloat16() if wide else out
+        add_product(bias, a, b, beta=beta, alpha=alpha, out=out)
+        return out.bfloat16() if low else out
 
     replace("mm")
     replace("bmm")
