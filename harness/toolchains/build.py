@@ -60,8 +60,9 @@ for name in sys.argv[1:]:
 print("\\n" + json.dumps(found))
 """
 _IMPORT_TIMEOUT_S = 300.0
+_FIRST_IMPORT_TIMEOUT_S = 3600.0
+"""Of thousands of modules that are compiled meanwhile, perhaps on a network's disk."""
 _DO_NOT_COMPILE = "PYTHONDONTWRITEBYTECODE"
-"""Images of containers often set it."""
 
 
 class State(StrEnum):
@@ -277,7 +278,7 @@ def _build(
         wheels.mkdir(exist_ok=True)
         constraints.write_text(_constraints(name))
         steps = _steps(name, wanted, own.requirement(wheels), refill=refill)
-        total = len(steps) + 2 * (not refill)
+        total = len(steps) + (not refill) + 1
         environment = {**installer.environment, **recipe.environment}
         try:
             if not refill:
@@ -292,11 +293,10 @@ def _build(
                 (packages,) = folder.glob("lib/python*/site-packages")
                 for module in _modules(recipe.modules):
                     shutil.copy(module, packages)
-            if not refill:
-                # Python compiles what it imports. Ranks would all do that at once, and may not
-                # write there; an installer would compile three times as many modules.
-                observer(Doing(name, total, total, "importing it for the first time"))
-                _import(name, python, (*_purpose(name), *_used_by_ranks(recipe)))
+            # Python compiles what it imports. Ranks would all do that at once, and may not write
+            # there; an installer would compile three times as many modules.
+            observer(Doing(name, total, total, "importing it"))
+            _import_first(name, python, (*_purpose(name), *_used_by_ranks(recipe)), log)
         finally:
             shutil.rmtree(wheels, ignore_errors=True)
         (folder / STAMP).write_text(json.dumps(asdict(wanted)))
@@ -392,8 +392,14 @@ def imported(name: str, root: Path | None = None) -> dict[str, str]:
     Raises ToolchainError with the reason when something cannot be imported.
     """
     folder = (root or toolchain_root()) / name
-    again = f"; {build_hint(name)} --fresh" if has_recipe(name) else ""
-    return _import(name, python_of(name, folder), _purpose(name), again)
+    asked = _import(name, python_of(name, folder), _purpose(name), _IMPORT_TIMEOUT_S)
+    if asked.returncode:
+        again = f"; {build_hint(name)} --fresh" if has_recipe(name) else ""
+        raise ToolchainError(
+            f"toolchain {name} cannot import what it is for: {_last_line(asked)}{again}"
+        )
+    found: dict[str, str] = json.loads(asked.stdout.strip().rpartition("\n")[2])
+    return found
 
 
 def _purpose(name: str) -> tuple[str, ...]:
@@ -404,32 +410,50 @@ def _purpose(name: str) -> tuple[str, ...]:
 
 
 def _used_by_ranks(recipe: Recipe) -> tuple[str, ...]:
-    """What else a rank imports: torchrun, the compiler, and what trains."""
+    """What else a rank imports: torchrun, the compiler, what trains, and converge's own code."""
     titan = ("torchtitan.train",) if recipe.torchtitan else ()
-    return ("torch.distributed.run", "torch._inductor.compile_fx", *titan)
+    ours = ("converge_harness.rank.start.entry", "converge_harness.probe")
+    return ("torch.distributed.run", "torch._inductor.compile_fx", *titan, *ours)
 
 
-def _import(name: str, python: Path, modules: Sequence[str], hint: str = "") -> dict[str, str]:
-    """Import modules in a toolchain's Python; return their versions.
+def _import_first(name: str, python: Path, modules: Sequence[str], log: Path) -> None:
+    """Import modules, so that they are compiled; what they say is added to a log."""
+    # Images of containers often tell Python not to compile.
+    environment = {key: value for key, value in os.environ.items() if key != _DO_NOT_COMPILE}
+    asked = _import(name, python, modules, _FIRST_IMPORT_TIMEOUT_S, environment)
+    if asked.returncode:
+        with log.open("a") as output:
+            output.write(asked.stderr)
+        raise ToolchainError(
+            f"toolchain {name} cannot import what it is for: {_last_line(asked)} (full log: {log})"
+        )
 
-    Raises ToolchainError with the reason, and a hint, when one cannot be imported.
-    """
+
+def _import(
+    name: str,
+    python: Path,
+    modules: Sequence[str],
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Ask a toolchain's Python to import modules; raises ToolchainError where it does not start."""
     try:
-        asked = subprocess.run(
-            [python, "-c", _IMPORTS, *modules],
-            env={key: value for key, value in os.environ.items() if key != _DO_NOT_COMPILE},
+        return subprocess.run(
+            [python.absolute(), "-c", _IMPORTS, *modules],
+            # Python looks for modules in the current folder first: a user's may be torchtitan's.
+            cwd=python.parent,
+            env=environment,
             capture_output=True,
             text=True,
             check=False,
-            timeout=_IMPORT_TIMEOUT_S,
+            timeout=timeout_s,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ToolchainError(f"toolchain {name} does not start: {error}") from None
-    if asked.returncode:
-        last = asked.stderr.strip().rpartition("\n")[2] or f"exit code {asked.returncode}"
-        raise ToolchainError(f"toolchain {name} cannot import what it is for: {last}{hint}")
-    found: dict[str, str] = json.loads(asked.stdout.strip().rpartition("\n")[2])
-    return found
+
+
+def _last_line(asked: subprocess.CompletedProcess[str]) -> str:
+    return asked.stderr.strip().rpartition("\n")[2] or f"exit code {asked.returncode}"
 
 
 def remove(name: str, root: Path | None = None, observer: Observer = lambda _: None) -> None:

@@ -102,7 +102,7 @@ def test_more_packages_are_added_and_kept_without_building_it_anew(installer, ro
     build(NAME, root)
     assert build(NAME, root, extra=["pytest"])
     assert asked()[5].split()[-1] == "pytest"
-    assert len(asked()) == 7
+    assert len(asked()) == 8
     assert not build(NAME, root)
     assert not build(NAME, root, extra=["pytest"])
 
@@ -115,7 +115,7 @@ def test_a_toolchain_with_another_converge_gets_this_one(installer, root):
     found = condition(NAME, root)
     assert (found.state, found.why) == (State.STALE, "it has another converge (0.0.9 abc)")
     assert build(NAME, root)
-    assert len(asked()) == 6
+    assert len(asked()) == 7
     assert condition(NAME, root).state is State.READY
 
 
@@ -157,9 +157,20 @@ def test_a_toolchain_that_cannot_be_imported_is_not_kept(installer, root):
         build(NAME, root)
     assert str(caught.value) == (
         f"toolchain {NAME} cannot import what it is for: "
-        "ImportError: torchtitan.train lacks a symbol"
+        f"ImportError: torchtitan.train lacks a symbol (full log: {root / NAME}.log)"
     )
+    assert "Traceback" in (root / f"{NAME}.log").read_text()
     assert NAME not in names(root)
+
+
+def test_a_toolchain_that_a_package_breaks_is_not_used(installer, root):
+    installer()
+    build(NAME, root)
+    python = root / NAME / "bin" / "python"
+    python.write_text(python.read_text().replace("nothing", "torchtitan.train"))
+    with pytest.raises(ToolchainError, match=r"torchtitan\.train lacks a symbol"):
+        build(NAME, root, extra=["pytest"])
+    assert condition(NAME, root).state is State.HALF_BUILT
 
 
 def test_what_it_imports_is_compiled_even_where_the_shell_says_otherwise(
