@@ -51,16 +51,17 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> Experiment
     """Collect experiment files; another TOML file only if it is named, to say what is wrong."""
     if file_path.suffix != ".toml" or not parent.config.getoption("--converge"):
         return None
-    if parent.session.isinitpath(file_path) or _has_control(file_path):
+    if parent.session.isinitpath(file_path) or _is_experiment(file_path):
         return ExperimentFile.from_parent(parent, path=file_path)
     return None
 
 
-def _has_control(path: Path) -> bool:
+def _is_experiment(path: Path) -> bool:
     try:
-        return "control" in tomllib.loads(path.read_text(encoding="utf-8"))
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
+    return "control" in found or "extends" in found
 
 
 class ExperimentError(Exception):

@@ -119,6 +119,8 @@ def load_experiment(
         problems += _drawing_problems(path, test_specs, top, probe)
     if problems or top is None or probe is None or stop is None:
         # Sets generated from one table share its problems.
+        if extended := read_toml(path).get(_EXTENDS):
+            problems.append(Problem(str(path), f"extends {extended}, where keys may be meant"))
         raise ConfigError(list(dict.fromkeys(problems)))
     return Experiment(
         name=top.name or path.stem,

@@ -656,3 +656,11 @@ def test_only_a_file_beside_it_that_stands_alone_can_be_extended(load, folder, e
     with pytest.raises(ConfigError) as caught:
         load(f"extends = {extended}")
     assert words in str(caught.value)
+
+
+def test_mistakes_in_what_is_extended_are_said_to_be_there(load, folder):
+    (folder / "models.toml").write_text(BASE.replace("tp = 2", "tpp = 2"))
+    with pytest.raises(ConfigError) as caught:
+        load('extends = "models.toml"')
+    assert "test[0].parallelism.tpp" in str(caught.value)
+    assert "extends models.toml, where keys may be meant" in str(caught.value)

@@ -133,6 +133,27 @@ def test_a_model_with_one_gradient_may_be_rounded(factor, loss, expected):
     assert outcomes(found) == expected
 
 
+def of_some(count, factors=1.0):
+    """A test set's errors where only so many gradients are not zero, scaled batch by batch."""
+    some = np.arange(len(NAMES))[:, None] < count
+    reference = replace(REFERENCE, frozen=frozen(TRUTH * some))
+    matched = low("fsdp2", frozen(rounded(1) * some))
+    scaled = np.broadcast_to(np.asarray(factors, dtype=float), BATCHES)[:, None, None]
+    test = low("tp2", frozen(rounded(2) * some * scaled))
+    return measure_errors(test, PrecisionRuns(matched, reference))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8, len(NAMES)])
+def test_the_mean_scale_is_that_of_gradients_that_are_not_zero(count):
+    varying = np.where(np.arange(BATCHES) % 2, 1.01, 0.99)
+    for factors, off in ((1.0, False), (1.01, True), (varying, True)):
+        errors = of_some(count, factors)
+        assert np.count_nonzero(errors.rounded) == count
+        assert errors.all_scaled == off
+        assert any(measured > limit for measured, limit in errors.scales_of_all) == off
+    assert of_some(count, 1.01).scale_of_rounded.mean() == pytest.approx(0.00995, rel=0.05)
+
+
 def test_a_scale_that_varies_by_batch_is_another_average():
     factors = 1 + 1e-3 * np.where(np.arange(BATCHES) % 2, 1.0, -1.0)
     found = verdict(low("dp2", frozen(factors[:, None, None] * rounded(2), rounded_loss(2))))

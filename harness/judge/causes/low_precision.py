@@ -220,11 +220,11 @@ def _scaled(context: Context, errors: Errors) -> Cause:
     """Directions are right: all gradients, or those of some parameters, have another norm."""
     if not errors.all_scaled:
         return _of_group(context, errors, np.sort(errors.scaled))
-    of_batch = errors.scale.mean(axis=1)
+    of_batch = errors.scale_of_rounded.mean(axis=1)
     mean = float(of_batch.mean())
     error = float(of_batch.std(ddof=1) / np.sqrt(len(of_batch))) if len(of_batch) > 1 else 0.0
     named = _named(context, np.exp(of_batch))
-    what = f"all {len(errors.names)} parameters alike"
+    what = f"all {np.count_nonzero(errors.rounded)} parameters alike"
     if abs(mean) > _STEADY * error:
         return _by_factor(digits(float(np.exp(mean))), named, what)
     varies = (
@@ -258,9 +258,9 @@ def _named(context: Context, factors: Floats) -> NamedFactor:
 
 def _scale_explains(errors: Errors) -> bool:
     """Whether one factor for all parameters, different in each batch, explains all but rounding."""
-    middle = np.median(errors.scale, axis=1)
+    middle = np.median(errors.scale_of_rounded, axis=1)
     deviation = np.abs(errors.scales - middle.mean())
-    if np.any(~(deviation <= errors.scale_limits)):
+    if np.any(~(deviation <= errors.scale_limits)[errors.rounded]):
         return False
     factor = _SKETCHED * np.sqrt(np.mean(np.expm1(middle) ** 2))
     return bool(np.all(errors.test <= np.hypot(errors.multiple * errors.matched, factor)))
@@ -301,8 +301,8 @@ def _scaled_group(context: Context, errors: Errors) -> Cause | None:
     spread = float(scales.max() - scales.min())
     if spread > 0.1 * abs(float(np.median(scales))):
         return None
-    if len(off) == len(errors.names):
-        named = _named(context, np.exp(errors.scale.mean(axis=1)))
+    if len(off) == np.count_nonzero(errors.rounded):
+        named = _named(context, np.exp(errors.scale_of_rounded.mean(axis=1)))
         factor = float(np.exp(np.median(scales)))
         return _by_factor(digits(factor), named, f"all {len(off)} parameters alike")
     return _of_group(context, errors, off)

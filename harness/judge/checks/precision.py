@@ -130,7 +130,8 @@ def gradient_scale(
     measured, limit = mean if not mean[0] <= mean[1] else varying
     of_all, scaled = errors.all_scaled, errors.scaled
     if of_all:
-        text = f"all gradients are scaled, by {np.expm1(errors.scale.mean()):+.2g} on average"
+        factor = np.expm1(errors.scale_of_rounded.mean())
+        text = f"all gradients are scaled, by {factor:+.2g} on average"
     elif scaled.size:
         worst = ", ".join(
             f"{errors.names[index]} by {np.expm1(errors.scales[index]):+.2g}"
@@ -150,9 +151,11 @@ def gradient_scale(
             onset=1,
         )
     nearest = int(np.argmax(errors.scale_excess))
+    zero = int(np.count_nonzero(~errors.rounded))
+    left_out = f"; {zero} of {len(errors.names)} gradients are zero, or not rounded" if zero else ""
     return CheckResult(
         Outcome.PASS,
-        f"nearest to its limit is {errors.names[nearest]} {over}",
+        f"nearest to its limit is {errors.names[nearest]} {over}{left_out}",
         measured=float(np.abs(errors.scales[nearest])),
         limit=Limit(float(errors.scale_limits[nearest]), _ALONG),
         unit="relative",

@@ -70,9 +70,9 @@ two powers of two, which are 1.44 times the lower one on average."""
 MOST_SCALED = 0.5
 """Where only some parameters are scaled, the median scale is below this share of the mean."""
 FEWEST_SCALED = 8
-"""Of fewer parameters the mean says no more than each does: the spreads above were measured on
-dozens. (In torchtitan's Muse Glimmer, whose output projection starts at zero, one parameter has a
-gradient at the initial weights.)"""
+"""Where other gradients are zero and fewer are left than these, the mean of their scales spreads as
+that of so many independent ones. (In torchtitan's Muse Glimmer, whose output projection starts at
+zero, one parameter has a gradient at the initial weights.)"""
 LOSS_ROUNDING = 2.0**-24
 """Relative error of a loss, which is computed in float32: half a unit in the last place. Where
 every logit is zero, losses differ by no more, whatever the precision of the logits."""
@@ -139,6 +139,11 @@ class Errors:
         return np.asarray((self.test != 0) | (self.matched != 0) | off, dtype=np.bool_)
 
     @property
+    def scale_of_rounded(self) -> Floats:
+        """Shape (batches, rounded parameters): their scales."""
+        return np.asarray(self.scale[:, self.rounded], dtype=np.float64)
+
+    @property
     def error(self) -> float:
         """The matched control's error, of the median parameter that is rounded."""
         matched = self.matched[self.rounded]
@@ -162,18 +167,20 @@ class Errors:
     def scales_of_all(self) -> tuple[tuple[float, float], tuple[float, float]]:
         """Of the logarithm averaged over the rounded parameters: mean over the batches, and limit.
 
-        Then the same of its root mean square, for a factor that varies from batch to batch. Where
-        few parameters are rounded, there is no limit (infinite).
+        Then the same of its root mean square, for a factor that varies from batch to batch.
         """
-        rounded = self.rounded
-        if np.count_nonzero(rounded) < FEWEST_SCALED:
-            return (0.0, math.inf), (0.0, math.inf)
-        of_batch, per_error = self.scale[:, rounded].mean(axis=1), self.error * normal(ALARMS / 4)
+        scale = self.scale_of_rounded
+        count = scale.shape[1]
+        if not count:
+            return (0.0, 0.0), (0.0, 0.0)
+        of_batch, per_error = scale.mean(axis=1), self.error * normal(ALARMS / 4)
         mean, size = abs(float(of_batch.mean())), float(np.sqrt(np.mean(of_batch**2)))
-        lasting, varying = MEAN_SCALE_SPREAD * per_error, BATCH_SCALE_SPREAD * per_error
+        few = count < min(FEWEST_SCALED, len(self.names))
+        wider = SCALE_SPREAD / math.sqrt(count) / MEAN_SCALE_SPREAD if few else 1.0
+        lasting = wider * MEAN_SCALE_SPREAD * per_error
+        varying = wider * BATCH_SCALE_SPREAD * per_error
         if self.drawing is not None:  # random numbers move the norms of each batch differently
-            uncertainty = self.drawing.uncertainty[rounded]
-            of_all = float(np.linalg.norm(uncertainty)) / uncertainty.size
+            of_all = float(np.linalg.norm(self.drawing.uncertainty[self.rounded])) / count
             chance = mean_by_chance(of_batch, ALARMS / 4)
             lasting = math.hypot(lasting, chance, normal(ALARMS / 4) * of_all)
             size, varying = furthest(of_batch), varying + by_chance(of_batch)
@@ -184,7 +191,7 @@ class Errors:
         """Whether these are beyond their limits, and not because of a few parameters."""
         if not self._mean_is_off:
             return False
-        scale = self.scale[:, self.rounded]
+        scale = self.scale_of_rounded
         middle, mean = np.abs(np.median(scale, axis=1)), np.abs(scale.mean(axis=1))
         return bool(np.median(middle) >= MOST_SCALED * np.median(mean))
 
