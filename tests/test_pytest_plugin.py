@@ -43,6 +43,12 @@ def test_a_file_in_a_folder_has_its_report_in_one_of_that_name(repository):
     assert (repository.path / "reports" / "gates" / "mine" / "report.html").is_file()
 
 
+def test_an_experiment_that_extends_another_is_found(repository):
+    repository.makefile(".toml", longer='extends = "mine.toml"\nseed = 7\n')
+    result = run(repository, "--collect-only", "-q")
+    result.stdout.fnmatch_lines(["longer.toml::again", "mine.toml::again"])
+
+
 def test_what_is_chosen_is_all_that_runs(repository):
     run(repository, "-k", "again").assert_outcomes(passed=1, deselected=1)
     runs = [path.name for path in (repository.path / "store" / "runs").iterdir()]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from converge_harness.errors import ConfigError, Problem, suggest
+from converge_harness.errors import MAX_LISTED, ConfigError, Problem, suggest
 from converge_harness.experiment import matrix, space_time
 from converge_harness.experiment.cluster import PlacedCluster, check_cluster, cluster_of
 from converge_harness.experiment.own_techniques import read_own_techniques
@@ -114,7 +114,7 @@ def load_experiment(
     every_spec = (*control_specs, *test_specs, *([anchor_spec] if anchor_spec else []))
     problems += _unused_toolchain(_tables_of(data, "trainer"), builder, every_spec, _place(path))
     _baseline_problems(data, _place(path), problems)
-    problems += _seed_problems(data, _place(path), builder)
+    problems += _seed_problems(data, _place(path), builder, test_specs)
     if top is not None and probe is not None:
         problems += _drawing_problems(path, test_specs, top, probe)
     if problems or top is None or probe is None or stop is None:
@@ -412,10 +412,18 @@ def _other_seeds(top: FileTable, where: Where, problems: list[Problem]) -> tuple
     return tuple(range(top.seed + 1, last + 1))
 
 
-def _seed_problems(data: Mapping[str, Any], where: Where, builder: SetBuilder) -> Iterator[Problem]:
+def _seed_problems(
+    data: Mapping[str, Any], where: Where, builder: SetBuilder, tests: Sequence[SetSpec]
+) -> Iterator[Problem]:
     """What in a file conflicts with ``[seeds]``."""
     if "seeds" not in data:
         return
+    if settled := [spec.name for spec in tests if spec.stop is Stop.SETTLED]:
+        why = (
+            f'cannot be combined with stop = "settled" ({", ".join(settled[:MAX_LISTED])}): all '
+            "seeds judge a set, so none of its runs is stopped"
+        )
+        yield Problem(where("seeds"), why, "leave out one")
     if "baseline" in data:
         why = "cannot be combined with a baseline: a golden has one seed"
         yield Problem(where("seeds"), why, "leave out one")

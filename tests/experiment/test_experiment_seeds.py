@@ -64,6 +64,10 @@ def test_other_seeds_follow_the_first(load):
         (7, "[seeds]\nvalues = [1]", "seeds.values: unknown key"),
         (7, "seeds = 3", "seeds: must be a table, not 3"),
         (2**32 - 2, "[seeds]\ncount = 3", "seeds.count: ends at seed 4294967296"),
+        (
+            *(7, '[seeds]\ncount = 3\n[stop]\nwhen = "settled"'),
+            'seeds: cannot be combined with stop = "settled" (',
+        ),
         (7, 'baseline = "g"\n[seeds]\ncount = 3', "seeds: cannot be combined with a baseline"),
     ],
 )
