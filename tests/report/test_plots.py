@@ -33,6 +33,37 @@ def test_the_sets_have_their_colours():
         assert (picture == colour).all(axis=2).sum() > 300
 
 
+def long_view(steps):
+    """A set whose loss differs by noise that crosses zero, growing to 1%."""
+    noise = 1e-2 * np.linspace(0, 1, steps) * np.random.default_rng(1).standard_normal(steps)
+    numbers = tuple(range(1, steps + 1))
+    return build_view(
+        title="long",
+        verdicts=[Verdict("a", "c", Judgement.FAIL, onset_step=1)],
+        evidences=[
+            Evidence("a", "a", numbers, {"loss": tuple(2 + 2 * noise)}),
+            Evidence("c", "c", numbers, {"loss": (2.0,) * steps}),
+        ],
+    )
+
+
+def inked(view):
+    """Share of the picture of differences that is not white."""
+    return float((pixels(draw(view)["differences.png"]) != 255).any(axis=2).mean())
+
+
+def test_a_long_run_is_a_line_of_sizes_and_no_block():
+    assert inked(long_view(3000)) < 0.1
+    assert inked(long_view(400)) > 0.1  # signed, step by step
+
+
+def test_a_long_run_without_any_difference_is_drawn():
+    steps = tuple(range(1, 1001))
+    same = [Evidence(name, name, steps, {"loss": (2.0,) * 1000}) for name in ("a", "c")]
+    verdict = Verdict("a", "c", Judgement.PASS)
+    assert inked(build_view(title="same", verdicts=[verdict], evidences=same)) > 0
+
+
 def test_a_figure_without_curves_is_left_out():
     assert {name.split(".")[0] for name in draw(foreign_view())} == {"overview", "differences"}
     assert draw(build_view(title="t", verdicts=[Verdict("a", "c", Judgement.ERROR)])) == {}

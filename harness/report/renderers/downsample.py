@@ -45,6 +45,20 @@ def downsample(curve: Curve, points: int = DRAWN_POINTS) -> Curve:
     return Curve(curve.steps[kept], values[kept])
 
 
+def sizes(curve: Curve, points: int) -> Curve:
+    """The largest absolute value of each of so many buckets of steps, at the bucket's last step.
+
+    A bucket without a finite value is NaN. A curve of at most so many points keeps its steps.
+    """
+    buckets = min(points, len(curve))
+    if not buckets:
+        return curve
+    edges = np.arange(buckets + 1) * len(curve) // buckets
+    size = np.where(np.isfinite(curve.values), np.abs(curve.values), -np.inf)
+    largest = np.maximum.reduceat(size, edges[:-1])
+    return Curve(curve.steps[edges[1:] - 1], np.where(np.isfinite(largest), largest, np.nan))
+
+
 def corners(curve: Curve) -> Curve:
     """Only the points where a piecewise linear curve bends: limits are mostly straight."""
     values = curve.values

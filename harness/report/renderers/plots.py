@@ -22,7 +22,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, MaxNL
 from matplotlib.typing import LineStyleType
 
 from converge_harness.model import Judgement
-from converge_harness.report.renderers.downsample import corners, downsample
+from converge_harness.report.renderers.downsample import corners, downsample, sizes
 from converge_harness.report.renderers.marks import Mark, MarkKind, marks
 from converge_harness.report.renderers.palette import SYMBOLS, Style, style
 from converge_harness.report.renderers.scales import SignedLog, ratio_needs_log, ratio_range
@@ -44,6 +44,8 @@ _STROKES: dict[str, LineStyleType] = {
     "dashdot": (0, (5, 2, 1, 2)),
     "none": "none",
 }
+_LONG_RUN, _BUCKETS = 400, 200
+"""Steps beyond which differences are drawn as sizes, and how many of these."""
 _NAME_LENGTH = 34
 _LABEL_CHARACTERS = 120
 """Characters of a label across the axes."""
@@ -100,17 +102,46 @@ def _overview(view: ReportView) -> Picture | None:
 
 
 def _differences(view: ReportView) -> Picture | None:
+    """Signed, step by step; of a long run their sizes, because noise crosses zero all the time."""
+    curves = [test.comparison("loss").difference for test in view.tests]
+    differ = any(np.any(np.abs(curve.values) > 0) for curve in curves)
+    is_long = max(map(len, curves), default=0) > _LONG_RUN
+    return _sizes(view) if differ and is_long else _signed_differences(view)
+
+
+def _sizes(view: ReportView) -> Picture | None:
+    tests = _test_lines(view, lambda test: sizes(test.comparison("loss").difference, _BUCKETS))
+    repeats = [
+        Line("A/A repeat", sizes(curve, _BUCKETS), QUIET, "dot", 1.0)
+        for repeat in view.repeats
+        if (curve := repeat.comparisons["loss"].difference)
+    ]
+    figure, axes = _frame(
+        view.title,
+        "loss: size of the difference to the control",
+        "relative difference, the largest of nearby steps (log scale)",
+    )
+    if not _plot(axes, [line._replace(curve=_positive(line.curve)) for line in (*repeats, *tests)]):
+        return None
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(float(value))))
+    handles = _handles_of(tests)
+    if repeats:
+        handles.append((Line2D([], [], color=QUIET, linestyle=(0, (1, 1.5))), "A/A repeats"))
+    limits = _limits(view)
+    for limit in map(downsample, map(corners, limits)):
+        axes.plot(limit.steps, limit.values, color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)))
+    return _with_limits_and_onsets(view, figure, axes, handles, limits)
+
+
+def _signed_differences(view: ReportView) -> Picture | None:
     tests = _test_lines(view, lambda test: test.comparison("loss").difference)
     repeats = [
         Line(f"A/A {repeat.run.repeat or repeat.run.name}", downsample(curve), QUIET, "dot", 1.0)
         for repeat in view.repeats
         if (curve := repeat.comparisons["loss"].difference)
     ]
-    limits = list(
-        dict.fromkeys(
-            test.comparison("loss").limit for test in view.tests if test.comparison("loss").limit
-        )
-    )
+    limits = _limits(view)
     lines = [*repeats, *tests]
     axis = SignedLog.over([*(line.curve for line in lines), *limits])
     figure, axes = _frame(
@@ -131,6 +162,22 @@ def _differences(view: ReportView) -> Picture | None:
         axes.fill_between(limit.steps, -high, high, color=SHADE, alpha=0.5, zorder=0)
         for side in (-high, high):
             axes.plot(limit.steps, side, color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)))
+    return _with_limits_and_onsets(view, figure, axes, handles, limits)
+
+
+def _limits(view: ReportView) -> list[Curve]:
+    """The tolerances of the loss, each once."""
+    found = (test.comparison("loss").limit for test in view.tests)
+    return list(dict.fromkeys(limit for limit in found if limit))
+
+
+def _with_limits_and_onsets(
+    view: ReportView,
+    figure: Figure,
+    axes: Axes,
+    handles: list[tuple[Line2D, str]],
+    limits: Sequence[Curve],
+) -> Picture:
     if limits:
         handles.append((Line2D([], [], color=QUIET, linestyle=(0, (4, 2))), "tolerance"))
     for index, test in enumerate(view.tests):
@@ -138,6 +185,11 @@ def _differences(view: ReportView) -> Picture | None:
             onset = axes.axvline(test.verdict.onset_step, color=style(index).colour, zorder=1)
             onset.set(linewidth=1.2, linestyle=(0, (2, 3)))
     return _to_files(figure, axes, handles)
+
+
+def _positive(curve: Curve) -> Curve:
+    """What a log scale can show."""
+    return Curve(curve.steps, np.where(curve.values > 0, curve.values, np.nan))
 
 
 def _placed(curve: Curve, axis: SignedLog) -> Curve:
