@@ -125,13 +125,10 @@ def _sizes(view: ReportView) -> Picture | None:
         return None
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(float(value))))
-    handles = _handles_of(tests)
-    if repeats:
-        handles.append((Line2D([], [], color=QUIET, linestyle=(0, (1, 1.5))), "A/A repeats"))
     limits = _limits(view)
     for limit in map(downsample, map(corners, limits)):
         axes.plot(limit.steps, limit.values, color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)))
-    return _with_limits_and_onsets(view, figure, axes, handles, limits)
+    return _finished(view, figure, axes, tests, repeats, limits)
 
 
 def _signed_differences(view: ReportView) -> Picture | None:
@@ -154,15 +151,12 @@ def _signed_differences(view: ReportView) -> Picture | None:
     axes.yaxis.set_major_locator(FixedLocator(list(axis.ticks)))
     axes.yaxis.set_major_formatter(FixedFormatter(list(axis.ticks.values())))
     axes.axhline(0.0, color=INK, linewidth=0.8, zorder=1)
-    handles = _handles_of(tests)
-    if repeats:
-        handles.append((Line2D([], [], color=QUIET, linestyle=(0, (1, 1.5))), "A/A repeats"))
     for limit in map(downsample, map(corners, limits)):
         high = axis.place(limit.values)
         axes.fill_between(limit.steps, -high, high, color=SHADE, alpha=0.5, zorder=0)
         for side in (-high, high):
             axes.plot(limit.steps, side, color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)))
-    return _with_limits_and_onsets(view, figure, axes, handles, limits)
+    return _finished(view, figure, axes, tests, repeats, limits)
 
 
 def _limits(view: ReportView) -> list[Curve]:
@@ -171,13 +165,18 @@ def _limits(view: ReportView) -> list[Curve]:
     return list(dict.fromkeys(limit for limit in found if limit))
 
 
-def _with_limits_and_onsets(
+def _finished(
     view: ReportView,
     figure: Figure,
     axes: Axes,
-    handles: list[tuple[Line2D, str]],
+    tests: Sequence[Line],
+    repeats: Sequence[Line],
     limits: Sequence[Curve],
 ) -> Picture:
+    """A picture of differences with its legend and the steps of onset."""
+    handles = _handles_of(tests)
+    if repeats:
+        handles.append((Line2D([], [], color=QUIET, linestyle=(0, (1, 1.5))), "A/A repeats"))
     if limits:
         handles.append((Line2D([], [], color=QUIET, linestyle=(0, (4, 2))), "tolerance"))
     for index, test in enumerate(view.tests):
