@@ -32,9 +32,17 @@ from converge_harness.run_folder.documents import (
     unique_keys,
     upgraded,
 )
-from converge_harness.run_folder.layout import CHECKPOINTS, COMPILED, JOB, PASSES, RECORD, TORN
+from converge_harness.run_folder.layout import (
+    CHECKPOINTS,
+    COMPILED,
+    ENDED,
+    JOB,
+    PASSES,
+    RECORD,
+    TORN,
+)
 from converge_harness.run_folder.records import RecordDocument
-from converge_harness.seal import evidence_of, sources_of
+from converge_harness.seal import changed_source, evidence_of, sources_of, stale
 
 DEFAULT_ROOT = Path(".converge")
 ROOT_VARIABLE = "CONVERGE_STORE"
@@ -112,9 +120,12 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
     Raises StoreError as ``atomic_write`` does.
     """
+    atomic_write(path, _as_bytes(value))
+
+
+def _as_bytes(value: Mapping[str, Any]) -> bytes:
     document = {"schema": SCHEMA, **spell_not_finite(dict(value))}
-    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
-    atomic_write(path, text.encode() + b"\n")
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -239,6 +250,31 @@ class Store:
         except OSError as error:
             raise StoreError(_explain("clean", folder, error)) from error
         write_json(folder / JOB, job)
+
+    def can_continue(self, folder: Path, job: Mapping[str, Any]) -> bool:
+        """Whether a run folder is that of this job, and nothing it was made from has changed.
+
+        Also False for a folder that is not there or is damaged.
+        """
+        try:
+            if (folder / JOB).read_bytes() != _as_bytes(job):
+                return False
+            if (folder / RECORD).is_file():
+                return not stale(read_record(folder))
+            return not changed_source(sources_of(folder))
+        except (StoreError, OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def continue_run(self, folder: Path) -> None:
+        """Make the folder of an earlier run ready to continue: only what says that it ended goes.
+
+        Raises StoreError when it cannot be written.
+        """
+        try:
+            for name in (RECORD, ENDED):
+                (folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(_explain("clean", folder, error)) from error
 
     def lock(self, identity: str) -> RunLock:
         """The lock that converge holds while it runs the job of that identity."""

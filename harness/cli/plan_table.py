@@ -274,8 +274,9 @@ def _kind_lines(row: PlanRow) -> Iterator[str]:
         )
         first = segment.until + 1
     recovery = row.recovery
-    if recovery is not None and recovery.restarts is RestartOwner.CLUSTER:
-        yield f"a checkpoint every {recovery.checkpoint_every} steps, to resume from when requeued"
+    if recovery is not None and not recovery.restarts.follows_script:
+        when = "requeued" if recovery.restarts is RestartOwner.CLUSTER else "it was interrupted"
+        yield f"a checkpoint every {recovery.checkpoint_every} steps, to resume from when {when}"
     elif recovery is not None:
         yield f"faults: {'; '.join(map(_fault, recovery.faults))}"
         fewest, most = recovery.nodes

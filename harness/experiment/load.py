@@ -15,7 +15,7 @@ from converge_harness.errors import MAX_LISTED, ConfigError, Problem, suggest
 from converge_harness.experiment import matrix, space_time
 from converge_harness.experiment.cluster import PlacedCluster, check_cluster, cluster_of
 from converge_harness.experiment.own_techniques import read_own_techniques
-from converge_harness.experiment.sets import SetBuilder
+from converge_harness.experiment.sets import CHECKPOINT_EVERY, SetBuilder
 from converge_harness.experiment.tables import (
     LARGEST_SEED,
     AnchorTable,
@@ -35,6 +35,7 @@ from converge_harness.model import (
     Across,
     Cluster,
     Experiment,
+    Kind,
     Launcher,
     Repeat,
     SetSpec,
@@ -92,13 +93,14 @@ def load_experiment(
     others = _other_seeds(top, _place(path), problems) if top else ()
     _check_names(controls, anchor, tests, top.repeats if top else [], others, problems)
     launcher = launcher or Launcher(top.launcher if top else Launcher.LOCAL)
-    builder = SetBuilder(trainer, _place(path, "trainer"), _folders(path), problems)
+    builder = SetBuilder(trainer, _place(path), _place(path, "trainer"), _folders(path), problems)
     of_file, can = builder.of_file, builder.of_file.trainer.can
     # A trainer that cannot run under a scheduler is reported below.
     placed = _cluster(
         path, data, launcher if can.several_nodes else Launcher.LOCAL, cluster, problems
     )
     builder.cluster = placed
+    builder.checkpoint_every = top.checkpoint_every if top else None
     builder.stop = Stop(stop.when) if stop else Stop.NEVER
     techniques = _tables_of(data, "technique")
     builder.technique_names = tuple(techniques)
@@ -485,6 +487,12 @@ def _trainer_problems(
             f"is a golden, which only {DEFAULT_TRAINER} can have: {who}'s control cannot be "
             "blessed, because not all files of its program are known",
             "leave it out: then the control is run",
+        )
+    if CHECKPOINT_EVERY in data and Kind.FAULT not in trainer.can.kinds:
+        yield Problem(
+            where(CHECKPOINT_EVERY),
+            f"is set, but {who} decides itself when it writes a checkpoint",
+            "leave it out: an interrupted run starts over",
         )
     yield from builder.trainer.file_problems(trainer, data, where)
 

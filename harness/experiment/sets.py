@@ -48,6 +48,7 @@ from converge_harness.trainers import (
 
 INLINE = "[trainer.config]"
 """Name of a train config inside the experiment file, in messages."""
+CHECKPOINT_EVERY = "checkpoint_every"
 TECHNIQUES = (
     *("techniques", "pipeline_schedule", "cp_rotation", "spmd_backend"),
     *("inject", "without_fixes"),
@@ -61,11 +62,14 @@ class SetBuilder:
 
     table: TrainerTable
     """``[trainer]``."""
+    where_file: Where
     where_trainer: Where
     folders: tuple[Path, ...]
     """Where relative paths are resolved; the first match wins."""
     problems: list[Problem]
     cluster: PlacedCluster | None = None
+    checkpoint_every: int | None = None
+    """Steps between checkpoints from which interrupted runs continue; ``[cluster]`` has its own."""
     stop: Stop = Stop.FAIL
     """Of test sets that do not say it."""
     own_techniques: Mapping[str, OwnTechnique] = field(default_factory=dict)
@@ -184,13 +188,12 @@ class SetBuilder:
             case GeneratedTable() if control is not None:
                 overrides = hold_global_batch(table, spec, control, where, self.problems)
                 spec = replace(spec, kind=Kind.SPACE_TIME, overrides=overrides)
-        return self._requeued(spec, table, where)
+        return self._continuing(spec, table, where)
 
-    def _requeued(self, spec: SetSpec, table: SetTable | ElasticTable, where: Where) -> SetSpec:
-        """The set with the checkpoints for requeues, if the cluster has ``checkpoint_every``."""
-        if self.cluster is None:
-            return spec
-        recovery = requeued(self.cluster, spec, self.problems)
+    def _continuing(self, spec: SetSpec, table: SetTable | ElasticTable, where: Where) -> SetSpec:
+        """The set with checkpoints from which an interrupted run continues, if there are any."""
+        here = self.checkpoint_every
+        recovery = continuing(here, self.cluster, spec, self.where_file, self.problems)
         if recovery is not None:
             self.problems += self._pass_problems(spec, table, where)
         return replace(spec, recovery=recovery)
@@ -402,26 +405,35 @@ def segments_of(
     )
 
 
-def requeued(placed: PlacedCluster, spec: SetSpec, problems: list[Problem]) -> Recovery | None:
-    """The set's checkpoints for requeues; None: a requeued job starts over.
+def continuing(
+    every: int | None,
+    placed: PlacedCluster | None,
+    spec: SetSpec,
+    where: Where,
+    problems: list[Problem],
+) -> Recovery | None:
+    """The checkpoints from which an interrupted run of a set continues; None: it starts over.
 
     Args:
-        placed: the cluster, and the places of its keys.
+        every: steps between them, of the whole file.
+        placed: the cluster, which may have a number of its own; None: this machine.
         spec: a set without its own checkpoints.
+        where: maps a top-level key of the file to its place.
         problems: where problems are collected.
     """
-    every = placed.cluster.checkpoint_every
-    if every is None or not placed.cluster.requeue:
+    owner, place = RestartOwner.USER, where(CHECKPOINT_EVERY)
+    hint = ""
+    if placed is not None:
+        if not placed.cluster.requeue:
+            return None
+        owner, hint = RestartOwner.CLUSTER, ", or requeue = false"
+        if placed.cluster.checkpoint_every is not None:
+            every, place = placed.cluster.checkpoint_every, placed.where(CHECKPOINT_EVERY)
+            hint += "; [cluster] of the experiment may set it"
+    if every is None:
         return None
     steps = spec.setting("training.steps")
     if isinstance(steps, int) and every > steps:
-        problems.append(
-            Problem(
-                placed.where("checkpoint_every"),
-                f"{every} comes after the last step of {spec.name!r}: training.steps is {steps}",
-                f"at most {steps}, or requeue = false; [cluster] of the experiment may set it",
-            )
-        )
-    return Recovery(
-        faults=(), checkpoint_every=every, restarts=RestartOwner.CLUSTER, max_restarts=0
-    )
+        why = f"{every} comes after the last step of {spec.name!r}: training.steps is {steps}"
+        problems.append(Problem(place, why, f"at most {steps}{hint}"))
+    return Recovery(faults=(), checkpoint_every=every, restarts=owner, max_restarts=0)

@@ -260,6 +260,7 @@ class FileTable(Table):
         list[Annotated[str, one_of(Across)]], AfterValidator(no_repetition)
     ] = Field(default=[])
     launcher: Annotated[str, one_of(Launcher)] = Launcher.LOCAL
+    checkpoint_every: Annotated[int, Field(ge=1)] | None = None
     cluster: dict[str, Any] = Field(default={})
     probe: dict[str, Any] = Field(default={})
     stop: dict[str, Any] = Field(default={})

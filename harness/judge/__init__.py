@@ -35,13 +35,14 @@ from converge_harness.judge.degrees import parallelism_of
 from converge_harness.judge.programs import BEFORE_CLIPPING, probing, wrapping
 from converge_harness.judge.rcp import RcpInputs, judge_submission
 from converge_harness.judge.resume.faults import pass_of, steps_after
-from converge_harness.judge.resume.passes import never_interrupted, tokens_off
+from converge_harness.judge.resume.passes import INTERRUPTED, never_interrupted, tokens_off
 from converge_harness.judge.verdict import JudgedPair, judge
 from converge_harness.model import JUDGED_SIGNALS
 
 __all__ = [
     "BEFORE_CLIPPING",
     "CHECKS",
+    "INTERRUPTED",
     "JUDGED_SIGNALS",
     "MEASURED_FROM",
     "SEED_CHECKS",

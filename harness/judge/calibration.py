@@ -29,7 +29,7 @@ from converge_harness.judge.checks.first_step import (
 )
 from converge_harness.judge.checks.integrity import same_parameters
 from converge_harness.judge.checks.question import Question
-from converge_harness.judge.checks.resume import badly_requeued
+from converge_harness.judge.checks.resume import badly_continued
 from converge_harness.judge.compare.curves import (
     common_steps,
     difference_beyond_print,
@@ -310,7 +310,7 @@ def flaw_of(repeat: Evidence, control: Evidence) -> str:
         keys = unlike_a_repeat(repeat.in_force, control.in_force)
         if keys:
             return f"{repeat.name} is not a repeat of {control.name}: {', '.join(keys[:3])} differ"
-    flaw = resumed(repeat) or unfinished(repeat) or badly_requeued(repeat)
+    flaw = resumed(repeat) or unfinished(repeat) or badly_continued(repeat)
     flaw = flaw or disordered(repeat) or non_finite(repeat)
     flaw = flaw or missing_values(repeat, _left_by(control))
     flaw = flaw or ranks_disagree(repeat) or replicas_differ(repeat)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from converge_harness.judge.compare.curves import common_steps, has, series
-from converge_harness.model import JUDGED_SIGNALS, Evidence, RestartOwner, RunStatus
+from converge_harness.model import JUDGED_SIGNALS, Evidence, RunStatus
 
 DONE_TO_IT = frozenset(
     {
@@ -59,7 +59,7 @@ def _rarely(evidence: Evidence) -> str:
 
 def resumed(evidence: Evidence) -> Flaw | None:
     """The run was made in several passes on purpose, so it is not an uninterrupted one."""
-    if not evidence.passes or evidence.restarts is RestartOwner.CLUSTER:
+    if not evidence.passes or evidence.may_continue:
         return None
     return Flaw("was itself resumed, so it does not show what an uninterrupted run does")
 

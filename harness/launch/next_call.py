@@ -40,8 +40,17 @@ class Decision:
     """A sentence; the failing rank's error is added if there is one."""
 
 
+def calls_again(job: Job) -> bool:
+    """Whether converge itself may start several calls of a run, one after another.
+
+    These are the segments of an elastic set, and restarts after the faults of a script.
+    """
+    recovery = job.spec.recovery
+    return comes_in_passes(job) and (recovery is None or recovery.restarts.follows_script)
+
+
 def after(job: Job, call: Call, outcome: CallOutcome) -> Decision:
-    """What follows a finished call of a job in several passes."""
+    """What follows a finished call of a job for which ``calls_again`` holds."""
     if job.spec.recovery is not None:
         return _after_fault(job, job.spec.recovery, call, outcome)
     return _after_segment(job, call, outcome)

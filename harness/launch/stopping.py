@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from converge_harness.launch.events import Notice, Observer
+from converge_harness.launch.next_call import calls_again
 from converge_harness.launch.options import LookError, RunOptions, Training
 from converge_harness.launch.progress import last_line
 from converge_harness.model import (
@@ -27,14 +28,14 @@ from converge_harness.trainers import comes_in_passes
 def may_stop(job: Job, experiment: Experiment) -> bool:
     """Whether a job may be stopped at all, if it is long enough.
 
-    A set of several passes is judged by its resumes, and one of several seeds by all of them.
+    An elastic or fault set is judged by its resumes, and one of several seeds by all of them.
     """
     return (
         job.role is Role.TEST
         and job.spec.stop is not Stop.NEVER
         and job.spec.ask is Ask.SAME
         and job.spec.trainer.can.probed
-        and not comes_in_passes(job)
+        and not calls_again(job)
         and not experiment.other_seeds
         and experiment.baseline is None
     )
@@ -135,7 +136,7 @@ def would_stop_again(
     if look is None or record.status is not RunStatus.STOPPED:
         return False
     planned = looks(job, experiment)
-    reached = last_line(record.folder, in_passes=False)
+    reached = last_line(record.folder, in_passes=comes_in_passes(job))
     if not planned or reached is None or reached.step < planned[0] or stale(record):
         return False
     try:

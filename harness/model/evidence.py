@@ -240,6 +240,19 @@ class Pass:
     whole: tuple[int, ...] = ()
     """Steps of the checkpoints whose save had returned, in order."""
 
+    def up_to(self, step: int) -> Pass:
+        """This pass as if the run had ended with ``step``."""
+        count = int(np.count_nonzero(self.steps <= step))
+        return replace(
+            self,
+            steps=self.steps[:count],
+            signals={name: column[:count] for name, column in self.signals.items()},
+            batch_digests=self.batch_digests[:count],
+            ended=self.ended or step in self.steps,
+            saved=tuple(each for each in self.saved if each.step <= step),
+            whole=tuple(each for each in self.whole if each <= step),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Struck:
@@ -339,17 +352,23 @@ class Evidence:
     """What restarts an interrupted run; None if nothing does, or if unknown."""
 
     @property
-    def requeued(self) -> bool:
-        """Whether it has several passes because a scheduler interrupted it."""
-        return self.restarts is RestartOwner.CLUSTER and len(self.passes) > 1
+    def may_continue(self) -> bool:
+        """Whether interruptions that nobody planned are why it has passes, if it has several."""
+        return self.restarts is not None and not self.restarts.follows_script
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was interrupted, by no script, and continued."""
+        return self.may_continue and len(self.passes) > 1
 
     def up_to(self, step: int) -> Evidence:
         """This run as if ``step`` had been its last.
 
-        Raises ValueError for a run of several passes, or whose steps are out of order.
+        Passes that began later are left out. Raises ValueError for an elastic or fault run, and for
+        steps out of order.
         """
-        if self.passes or np.any(np.diff(self.steps) <= 0):
-            raise ValueError(f"{self.name} has several passes, or steps out of order")
+        if (self.passes and not self.may_continue) or np.any(np.diff(self.steps) <= 0):
+            raise ValueError(f"{self.name} is judged by its resumes, or has steps out of order")
         count = int(np.count_nonzero(self.steps <= step))
         return replace(
             self,
@@ -359,6 +378,12 @@ class Evidence:
             batch_agrees=self.batch_agrees[:count],
             samples=tuple(each for each in self.samples if each.step <= step),
             replicas=tuple(each for each in self.replicas if each.step <= step),
+            replayed=tuple(each for each in self.replayed if each <= step),
+            passes=tuple(
+                each.up_to(step)
+                for each in self.passes
+                if each.loaded_step is None or each.loaded_step < step
+            ),
             expected_steps=None if self.expected_steps is None else step,
         )
 

@@ -70,7 +70,7 @@ class Cluster:
     requeue: bool = True
     """Whether a job returns to the queue after a node failure or preemption."""
     checkpoint_every: int | None = None
-    """Steps between checkpoints of every job; when requeued, it continues from the newest. None: it
+    """Steps between checkpoints of every job: interrupted, it continues from the newest. None: it
     starts over.
     """
     poll_s: float = 10.0
@@ -404,7 +404,7 @@ class SetSpec:
     segments: tuple[Segment, ...] = ()
     """Segments of an elastic set, in order; ``parallelism`` is that of the first."""
     recovery: Recovery | None = None
-    """For a fault set, and for any other that a scheduler may interrupt and requeue."""
+    """For a fault set, and for any other whose interrupted run continues from a checkpoint."""
     trainer: TrainerSpec = TORCHTITAN
 
     @property

@@ -123,14 +123,21 @@ class RestartOwner(StrEnum):
     """converge starts torchrun again."""
     CLUSTER = "cluster"
     """The scheduler requeues the job after real faults, which are not in a script."""
+    USER = "user"
+    """Whoever interrupted the run, or stopped it, starts ``converge run`` again."""
+
+    @property
+    def follows_script(self) -> bool:
+        """Whether a script of faults interrupts the run, and not what nobody planned."""
+        return self in (RestartOwner.TORCHRUN, RestartOwner.HARNESS)
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
     """How a ``fault`` set is interrupted, and how it should recover.
 
-    Any other set has one without faults if a scheduler may interrupt and requeue its job (then
-    ``restarts`` is ``CLUSTER``).
+    Any other set has one without faults if an interrupted run continues from its newest checkpoint
+    (then ``restarts`` is ``CLUSTER`` or ``USER``).
     """
 
     faults: tuple[Fault, ...]

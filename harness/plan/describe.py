@@ -50,7 +50,7 @@ class PlanRow:
     segments: tuple[Segment, ...] = ()
     """Of an elastic set; the degrees and batch sizes above are those of its first segment."""
     recovery: Recovery | None = None
-    """For a fault set, and for any other that a scheduler may interrupt and requeue."""
+    """For a fault set, and for any other whose interrupted run continues from a checkpoint."""
     trainer: str = ""
     """For a set trained by another program than torchtitan: which, and what it leaves."""
     spmd_backend: str = ""

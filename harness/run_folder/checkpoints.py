@@ -69,6 +69,16 @@ def set_torn_aside(run_folder: Path) -> tuple[int, ...]:
     return tuple(torn)
 
 
+def newest_whole(run_folder: Path) -> int | None:
+    """Step of a run's newest complete checkpoint; None if there is none."""
+    found = (
+        (checkpoint, int(named[1]))
+        for checkpoint in (run_folder / CHECKPOINTS).glob("step-*")
+        if (named := _STEP.fullmatch(checkpoint.name))
+    )
+    return max((step for path, step in found if is_whole(run_folder, path, step)), default=None)
+
+
 def is_whole(run_folder: Path, checkpoint: Path, step: int) -> bool:
     """Whether a checkpoint is complete, as far as file sizes show.
 

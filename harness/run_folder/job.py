@@ -348,8 +348,8 @@ class RankJob:
         return bool(self.segments) or self.checkpoint_every is not None
 
     @property
-    def is_requeued(self) -> bool:
-        """Whether a scheduler may restart the run after faults that are not in a script."""
+    def is_continued(self) -> bool:
+        """Whether it continues from its checkpoints after interruptions that are in no script."""
         return self.checkpoint_every is not None and not self.faults
 
     @property

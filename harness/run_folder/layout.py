@@ -92,6 +92,12 @@ def call_logs(logs: Path, call: int, node: int = 0) -> Path:
     return logs / (f"call-{call:02d}" + (f".node-{node}" if node else ""))
 
 
+def calls_so_far(logs: Path) -> int:
+    """The highest number of a call that has such a folder; 0 if there is none."""
+    names = (path.name for path in logs.glob("call-*"))
+    return max((int(name.split(".")[0].removeprefix("call-")) for name in names), default=0)
+
+
 def seed_checkpoint_of(folder: Path) -> Path:
     """The checkpoint in the run folder of a seed-checkpoint job."""
     return checkpoint_of(folder, 0)

@@ -123,14 +123,14 @@ def test_what_a_requeue_kept_passes_and_what_it_lost_fails(requeued):
     assert {name: found[name] for name in asked} == dict.fromkeys(asked, "PASS")
     for test in tests.values():
         passes = [(each["steps"], each["loaded_step"], each["ended"]) for each in test["passes"]]
-        assert passes == [([1, 5], 0, "requeued"), ([5, 8], 4, "ended")]
+        assert passes == [([1, 5], 0, "interrupted"), ([5, 8], 4, "ended")]
 
 
 def test_state_that_the_resume_left_out_is_the_cause(requeued):
     test = requeued[0].tests()["forgetful"]
     assert test["cause_class"] == "state lost"
     assert "exp_avg" in test["cause"]
-    assert "requeued by the scheduler" in test["cause"]
+    assert "interrupted and continued" in test["cause"]
     assert test["onset_step"] == 5
 
 

@@ -306,3 +306,45 @@ def test_no_script_of_faults_is_restarted_by_a_cluster(problems):
     text = HEAD.replace("[cluster]", KINDS.replace('"torchrun"', '"cluster"') + "[cluster]")
     (found,) = problems(text + "ranks_per_node = 8\n")
     assert "test[2].restarts of 'killed': 'cluster' is not known" in found
+
+
+HERE = HEAD.replace('launcher = "slurm"\n', "").replace("[cluster]\n", "")
+
+
+def everywhere(head, every):
+    return head.replace("schema = 1\n", f"schema = 1\ncheckpoint_every = {every}\n")
+
+
+def test_on_this_machine_whoever_starts_converge_again_continues_a_run(load):
+    experiment = load(everywhere(HERE + ANCHOR + KINDS, 5))
+    continued = Recovery((), checkpoint_every=5, restarts=RestartOwner.USER, max_restarts=0)
+    specs = [experiment.controls[0], experiment.anchor, *experiment.tests]
+    by_kind = {spec.name.partition("_")[0]: spec.recovery for spec in specs}
+    assert by_kind.pop("resized") is None
+    assert by_kind.pop("killed").restarts is RestartOwner.TORCHRUN
+    assert by_kind == {"control": continued, "anchor": continued, "t": continued, "st": continued}
+
+
+@pytest.mark.parametrize(
+    ("table", "every"),
+    [("", 5), ("checkpoint_every = 7\n", 7), ("requeue = false\n", None)],
+)
+def test_a_cluster_may_have_its_own_number_of_steps_between_checkpoints(load, table, every):
+    recovery = load(everywhere(HEAD, 5) + "ranks_per_node = 8\n" + table).tests[0].recovery
+    assert (recovery and recovery.checkpoint_every) == every
+    assert recovery is None or recovery.restarts is RestartOwner.CLUSTER
+
+
+def test_checkpoints_that_are_never_written_are_refused(problems):
+    (control, _) = problems(everywhere(HERE, 21))
+    assert control == (
+        ": checkpoint_every: 21 comes after the last step of 'control': training.steps is 20 "
+        "(at most 20)"
+    )
+    trainer = 'kind = "command"\ncommand = ["python", "train.py"]\ncurves = "curve.csv"'
+    mine = everywhere(HERE, 5).replace('train_config = "base.toml"', trainer)
+    (found,) = [each for each in problems(mine) if ": checkpoint_every: " in each]
+    assert found == (
+        ": checkpoint_every: is set, but a command trainer decides itself when it writes a "
+        "checkpoint (leave it out: an interrupted run starts over)"
+    )

@@ -60,6 +60,30 @@ def answers(verdict):
     return {check.name: check for check in verdict.checks if check.tier is Tier.RESUME}
 
 
+@pytest.mark.parametrize(
+    ("step", "passes", "replayed"),
+    [
+        (6, [(1, 6)], ()),
+        (9, [(1, 9), (9, 9)], (9,)),
+        (13, [(1, 10), (9, 13), (13, 13)], (9, 10, 13)),
+        (16, [(1, 10), (9, 13), (13, 16)], (9, 10, 13)),
+    ],
+)
+def test_as_of_an_earlier_step_it_has_the_passes_that_had_begun(step, passes, replayed):
+    early = REQUEUED.up_to(step)
+    assert [(int(each.steps[0]), int(each.steps[-1])) for each in early.passes] == passes
+    assert early.passes[-1].ended
+    assert (early.replayed, early.steps[-1]) == (replayed, step)
+    assert early.interrupted is (len(passes) > 1)
+    verdict = judge(early, CONTROL.up_to(step), spec=SPEC, control_spec=spec())
+    assert verdict.judgement is Judgement.PASS, verdict.cause
+
+
+def test_an_elastic_run_is_judged_as_a_whole():
+    with pytest.raises(ValueError, match="is judged by its resumes"):
+        replace(REQUEUED, restarts=None).up_to(9)
+
+
 def test_a_requeued_run_whose_resumes_kept_all_passes():
     verdict = judged(REQUEUED)
     assert verdict.judgement is Judgement.PASS, verdict.cause
@@ -74,7 +98,7 @@ def test_a_requeued_run_whose_resumes_kept_all_passes():
         "recovers-in-time": Outcome.SKIPPED,
         "torn-never-loaded": Outcome.SKIPPED,
     }
-    assert "requeued by the scheduler" in found["passes-continuous"].detail
+    assert "interrupted and continued" in found["passes-continuous"].detail
     assert found["faults-struck"].detail.endswith("after step 10, 13")
     assert found["replays-agree"].detail.startswith("3 steps replayed")
 
@@ -102,7 +126,7 @@ LOST = {
     "moments": (
         with_loaded(REQUEUED, 2, state_norm=MOMENTS),
         "state-restored",
-        f"pass 2 (requeued by the scheduler), which loads step 8, {STATES[0]}",
+        f"pass 2 (interrupted and continued), which loads step 8, {STATES[0]}",
     ),
     "lr": (with_loaded(REQUEUED, 3, lr=5e-4), "state-restored", "lr is 0.0005"),
     "older": (
@@ -118,7 +142,7 @@ LOST = {
     "counter": (
         with_loaded(REQUEUED, 2, samples_consumed=0),
         "passes-continuous",
-        "samples consumed: 0 in pass 2 (requeued by the scheduler)",
+        "samples consumed: 0 in pass 2 (interrupted and continued)",
     ),
     "replay": (
         with_signal(REQUEUED, 2, "loss", lambda step, x: x * (1.001 if step == 9 else 1)),
@@ -177,7 +201,7 @@ def test_a_control_that_lost_nothing_is_as_good_as_an_uninterrupted_one(control)
     verdict = against(control)
     assert verdict.judgement is Judgement.PASS, verdict.cause
     sound = next(check for check in verdict.checks if check.name == "control-sound")
-    assert ("in 3 passes, requeued by the scheduler" in sound.detail) is control.requeued
+    assert ("in 3 passes, interrupted and continued" in sound.detail) is control.interrupted
 
 
 @pytest.mark.parametrize("name", LOST)
@@ -185,7 +209,7 @@ def test_nothing_is_judged_against_a_control_that_lost_something(name):
     control, _, words = LOST[name]
     verdict = against(control)
     assert verdict.judgement is Judgement.INVALID
-    assert verdict.cause.startswith("the control control was requeued by the scheduler, and ")
+    assert verdict.cause.startswith("the control control was interrupted and continued, and ")
     assert words in verdict.cause
 
 
@@ -210,7 +234,7 @@ def test_a_requeued_repeat_teaches_only_when_it_is_sound():
         if words.startswith("pass 3 has left no checkpoint"):
             continue  # nothing says which a repeat should have written
         (problem,) = calibrate(control, [replace(broken, repeat="rerun")]).problems
-        assert problem.startswith("the repeat resumed was requeued by the scheduler, and ")
+        assert problem.startswith("the repeat resumed was interrupted and continued, and ")
         assert words in problem
 
 

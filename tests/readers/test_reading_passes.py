@@ -181,10 +181,10 @@ def test_a_job_that_a_scheduler_may_requeue_is_no_fault_set(tmp_path):
     assert spec.recovery == Recovery((), 4, RestartOwner.CLUSTER)
     write_pass(folder, 1, 0, [step(n) for n in range(1, 7)])
     evidence = read_run(folder)
-    assert (evidence.restarts, evidence.requeued) == (RestartOwner.CLUSTER, False)
+    assert (evidence.restarts, evidence.interrupted) == (RestartOwner.CLUSTER, False)
     write_pass(folder, 2, 4, [step(n) for n in range(5, STEPS + 1)], end=STEPS)
     evidence = read_run(folder)
-    assert evidence.requeued
+    assert evidence.interrupted
     assert evidence.complete
     assert evidence.replayed == (5, 6)
 
@@ -193,7 +193,7 @@ def test_passes_of_a_script_are_not_a_schedulers(killed):
     assert read_run(killed).restarts is None  # older jobs do not say
     write_job(killed, recovery={**REQUEUE, "restarts": "torchrun", "faults": JOB["faults"]})
     evidence = read_run(killed)
-    assert (evidence.restarts, evidence.requeued) == (RestartOwner.TORCHRUN, False)
+    assert (evidence.restarts, evidence.interrupted) == (RestartOwner.TORCHRUN, False)
 
 
 def test_an_unknown_owner_of_restarts_is_named(tmp_path):

@@ -85,18 +85,18 @@ def valid(view):
 
 def test_the_passes_are_shown_without_a_script(view):
     resumed = view.tests[0].resumed
-    assert [each.ended for each in resumed.passes] == ["requeued", "ended"]
+    assert [each.ended for each in resumed.passes] == ["interrupted", "ended"]
     assert [each.started_from for each in resumed.passes] == ["seed checkpoint", "step 4"]
     assert resumed.faults == ()
     assert resumed.summary == (
-        "One curve of 2 passes, between which the scheduler requeued the job; 2 steps were trained "
+        "One curve of 2 passes, interrupted and continued; 2 steps were trained "
         "again, and what the last pass left is judged."
     )
     (mark,) = marks(resumed, 1000)
-    assert (mark.step, mark.text, mark.kind) == (4.5, "requeued from 4", MarkKind.RESTART)
+    assert (mark.step, mark.text, mark.kind) == (4.5, "continued from 4", MarkKind.RESTART)
     for page in (to_html(view), to_markdown(view)):
-        assert "between which the scheduler requeued the job" in page
-        assert "The scheduler requeued it once." in page  # the control
+        assert "2 passes, interrupted and continued" in page
+        assert "It was interrupted and continued once." in page  # the control
         assert "| Fault |" not in page
     assert "passes-moved.png" in draw(view)
 
@@ -137,7 +137,7 @@ def test_a_run_that_was_never_interrupted_shows_no_passes():
     assert passes_view(one, TEST) is None
     page = to_html(view_of(replace(one, name="fsdp2"), one))
     assert "<h3>Passes</h3>" not in page
-    assert "requeued" not in page
+    assert "interrupted and continued" not in page
 
 
 def test_a_pass_that_nobody_resumed_died():

@@ -24,13 +24,14 @@ from converge_harness.judge.checks.question import (
     passed,
     skipped,
 )
-from converge_harness.judge.checks.resume import badly_requeued
+from converge_harness.judge.checks.resume import badly_continued
 from converge_harness.judge.compare.curves import has, pair, rounding_of, series
 from converge_harness.judge.compare.envelopes import curves_alone
 from converge_harness.judge.compare.reported import agreement, other_objective
 from converge_harness.judge.compare.sketches import sizes_of
 from converge_harness.judge.compare.tensors import Comparisons
 from converge_harness.judge.programs import BEFORE_CLIPPING, probing, required
+from converge_harness.judge.resume.passes import INTERRUPTED
 from converge_harness.judge.soundness import (
     Flaw,
     began_later,
@@ -60,14 +61,14 @@ def control_sound(test: Evidence, control: Evidence, control_spec: SetSpec | Non
     """The control is complete and finite, in one piece, and reports what it computes.
 
     Nothing can be judged against a control that is itself broken: repair or rerun it first. One
-    that a scheduler requeued is in one piece if every resume restored what was saved; one that was
-    resumed on purpose never is.
+    that was interrupted and continued is in one piece if every resume restored what was saved; one
+    that was resumed on purpose never is.
     """
     flaw = (
         resumed(control)
         or unfinished(control)
         or disordered(control)
-        or badly_requeued(control, control_spec)
+        or badly_continued(control, control_spec)
         or missing_values(control, _required(control_spec, control, control))
         or non_finite(control)
         or ranks_disagree(control)
@@ -80,8 +81,8 @@ def control_sound(test: Evidence, control: Evidence, control_spec: SetSpec | Non
     if control.replay_conflicts:
         conflict = control.replay_conflicts[0]
         return invalid(f"the control {control.name} replayed steps with other values: {conflict}")
-    lives = f" in {len(control.passes)} passes, requeued by the scheduler"
-    return passed(f"{control.steps.size} steps{lives if control.requeued else ''}")
+    lives = f" in {len(control.passes)} passes, {INTERRUPTED}"
+    return passed(f"{control.steps.size} steps{lives if control.interrupted else ''}")
 
 
 @check(Tier.INTEGRITY)

@@ -4,8 +4,8 @@ Asked of runs that were made in passes, or should have been. The curve of all pa
 any other; these checks say what each resume kept, whether the run was broken and resumed as its set
 says, whether it recovered, and whether replayed steps have the same values again.
 
-A control or repeat that a scheduler requeued has to be as good as an uninterrupted run before
-anything is compared with it (:func:`badly_requeued`), so it is asked the same questions. There is
+A control or repeat that was interrupted and continued has to be as good as an uninterrupted run
+before anything is compared with it (:func:`badly_continued`), so it is asked the same. There is
 no other run to compare its samples with: the counter of samples and the replays show whether its
 loader kept its place, and a test set that trained on other samples than its control is INVALID
 anyway.
@@ -42,6 +42,7 @@ from converge_harness.judge.resume.faults import (
     torn_checkpoints,
 )
 from converge_harness.judge.resume.passes import (
+    INTERRUPTED,
     NEVER_INTERRUPTED,
     NO_PASSES,
     Load,
@@ -68,7 +69,6 @@ from converge_harness.model import (
     Limit,
     Outcome,
     Pass,
-    RestartOwner,
     Segment,
     SetSpec,
     Struck,
@@ -93,7 +93,7 @@ def passes_continuous(test: Evidence, spec: SetSpec | None) -> CheckResult:
     if not found:
         resumes = list(loads(test))
         text = f"{counted(len(test.passes), 'pass')}, {len(resumes)} from a checkpoint of the run"
-        text += ", requeued by the scheduler" if test.requeued else ""
+        text += f", {INTERRUPTED}" if test.interrupted else ""
         notes = [note for load in resumes if (note := counts_one_rank(load))]
         return passed("; ".join([text, *notes]))
     chosen = [gap for gap in found if gap.shown] or found
@@ -131,7 +131,7 @@ def state_restored(test: Evidence, control: Evidence, spec: SetSpec | None) -> C
             return invalid(f"in {load.text}, nothing shows {empty}", load.step + 1)
     if not compared:
         detail = "no pass loaded a checkpoint of the run"
-        asked = spec is not None and spec.resumes and test.restarts is not RestartOwner.CLUSTER
+        asked = spec is not None and spec.resumes and not test.may_continue
         return invalid(f"{detail}, so no resume was tested") if asked else skipped(detail)
     return CheckResult(
         Outcome.PASS,
@@ -330,8 +330,8 @@ def faults_struck(test: Evidence, spec: SetSpec | None) -> CheckResult:
     """
     if spec is None or spec.recovery is None:
         return skipped("no faults are named")
-    if test.restarts is RestartOwner.CLUSTER:
-        return _by_scheduler(test)
+    if test.may_continue:
+        return _not_by_script(test)
     asked = [_unscripted(test, spec.recovery.faults), _without_effect(test), _without_fault(test)]
     if spec.recovery.nodes[0] != spec.recovery.nodes[1]:
         first, later = test.passes[:1], test.passes[1:]
@@ -341,15 +341,15 @@ def faults_struck(test: Evidence, spec: SetSpec | None) -> CheckResult:
     return invalid(*wrong) if wrong else passed(counted(len(test.struck), "fault"))
 
 
-def _by_scheduler(test: Evidence) -> CheckResult:
-    """Interruptions by the cluster are not in the script: with one it is another experiment."""
+def _not_by_script(test: Evidence) -> CheckResult:
+    """Interruptions that are in no script: with one it is another experiment."""
     if wrong := next(_unscripted(test, ()), None):
         return invalid(*wrong)
-    if not test.requeued:
+    if not test.interrupted:
         return skipped(NEVER_INTERRUPTED)
     reached = [int(each.steps.max(initial=each.loaded_step or 0)) for each in test.passes[:-1]]
     steps = ", ".join(str(step) for step in reached)
-    return skipped(f"requeued by the scheduler, which is not in the script: after step {steps}")
+    return skipped(f"{INTERRUPTED}, which is in no script: after step {steps}")
 
 
 def _unscripted(test: Evidence, script: tuple[Fault, ...]) -> Iterator[tuple[str, int]]:
@@ -442,7 +442,7 @@ def recovers_in_time(test: Evidence, spec: SetSpec | None) -> CheckResult:
 
     Training never went on, or took longer to recover than was promised.
     """
-    if spec is None or spec.recovery is None or test.restarts is RestartOwner.CLUSTER:
+    if spec is None or spec.recovery is None or test.may_continue:
         return skipped("no time to recover is named")
     if not test.passes:
         return invalid(NO_PASSES)
@@ -522,14 +522,14 @@ FAULT_CHECKS: tuple[Question, ...] = (
 )
 
 
-def badly_requeued(evidence: Evidence, spec: SetSpec | None = None) -> Flaw | None:
-    """What a run that a scheduler may interrupt lost at a resume, or what no evidence shows.
+def badly_continued(evidence: Evidence, spec: SetSpec | None = None) -> Flaw | None:
+    """What a run that continues after interruptions lost at a resume, or what no evidence shows.
 
     None for any other run. ``spec`` says which checkpoints the run should have written.
     """
-    if evidence.restarts is not RestartOwner.CLUSTER:
+    if not evidence.may_continue:
         return None
-    how = "was requeued by the scheduler, and" if evidence.requeued else "is not in one piece:"
+    how = f"was {INTERRUPTED}, and" if evidence.interrupted else "is not in one piece:"
     for finding in _findings(evidence, spec):
         if finding.outcome in (Outcome.FAIL, Outcome.INVALID):
             return Flaw(f"{how} {finding.detail}", finding.onset)

@@ -9,10 +9,11 @@ import numpy as np
 
 from converge_harness.judge.degrees import degrees_of, parallelism_of
 from converge_harness.judge.resume.faults import is_torn, last_whole_step
-from converge_harness.model import Evidence, Pass, RestartOwner, SetSpec, StateSample
+from converge_harness.model import Evidence, Pass, SetSpec, StateSample
 
 NO_PASSES = "the run left no passes, so nothing shows what its resumes kept"
-NEVER_INTERRUPTED = "the scheduler never interrupted the run, so there is no resume to judge"
+INTERRUPTED = "interrupted and continued"
+NEVER_INTERRUPTED = "nothing interrupted the run, so there is no resume to judge"
 
 TOKENS_SEEN = "tokens seen"
 """A counter that only logs and dashboards read."""
@@ -30,13 +31,13 @@ class Load(NamedTuple):
     """The last pass before that saved it; None when none did."""
     saved: StateSample | None
     """What that pass saved; None when it is not known."""
-    requeued: bool = False
-    """Whether a scheduler interrupted the run."""
+    interrupted: bool = False
+    """``Evidence.interrupted``."""
 
     @property
     def text(self) -> str:
         """``pass 2, which loads step 4 (FSDP 2 -> one rank)``."""
-        how = " (requeued by the scheduler)" if self.requeued else ""
+        how = f" ({INTERRUPTED})" if self.interrupted else ""
         return f"pass {self.into.number}{how}, which loads step {self.step}{self.change}"
 
     @property
@@ -64,8 +65,8 @@ class Gap(NamedTuple):
 
 
 def never_interrupted(evidence: Evidence) -> bool:
-    """Whether a scheduler might have interrupted a run, and did not."""
-    return evidence.restarts is RestartOwner.CLUSTER and len(evidence.passes) == 1
+    """Whether a run would have continued after an interruption, and there was none."""
+    return evidence.may_continue and len(evidence.passes) == 1
 
 
 def loads(evidence: Evidence) -> Iterator[Load]:
@@ -73,7 +74,7 @@ def loads(evidence: Evidence) -> Iterator[Load]:
     for each in evidence.passes:
         if each.loaded_step:
             source, saved = saved_before(evidence, each.number, each.loaded_step)
-            yield Load(each.loaded_step, each, source, saved, evidence.requeued)
+            yield Load(each.loaded_step, each, source, saved, evidence.interrupted)
 
 
 def saved_before(

@@ -12,19 +12,29 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from converge_harness.errors import StoreError
 from converge_harness.launch import processes
+from converge_harness.launch.continuing import continues_from
 from converge_harness.launch.local.run import Agent, Run, RunningCall, struck_faults
 from converge_harness.launch.options import RunOptions
 from converge_harness.launch.progress import Growth, MetricsTail
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import Fault, FaultKind, Job
-from converge_harness.run_folder.checkpoints import TornCheckpointError, set_torn_aside
+from converge_harness.run_folder.checkpoints import (
+    TornCheckpointError,
+    set_torn_aside,
+)
 from converge_harness.run_folder.faults import over_file, struck_file
-from converge_harness.run_folder.layout import FAILURES, FAILURES_VARIABLE, LOGS, call_logs
+from converge_harness.run_folder.layout import (
+    FAILURES,
+    FAILURES_VARIABLE,
+    LOGS,
+    call_logs,
+    calls_so_far,
+)
 from converge_harness.store import RunLock, Store, write_json
 from converge_harness.trainers import (
     Call,
@@ -72,7 +82,7 @@ def start_run(
     attempt: int,
     lock: RunLock,
 ) -> Run:
-    """Start a job in an empty run folder.
+    """Start a job in an empty run folder, or where an earlier start of it has left a checkpoint.
 
     Raises StoreError if the folder cannot be written or the toolchain's Python cannot be started.
     """
@@ -81,9 +91,17 @@ def start_run(
     payload = job_payload(
         job, folder, data=data, seed_checkpoint=seed_checkpoint, device=place.options.device
     )
-    place.store.start_run(folder, payload)
-    _prepare(job, folder)
-    call = _start_call(place, job, folder, first_call(job), slots)
+    store, fresh = place.store, place.options.fresh
+    step = None if fresh else continues_from(store, job, folder, payload)
+    first, tail = first_call(job), MetricsTail(folder, comes_in_passes(job))
+    if step is None:
+        store.start_run(folder, payload)
+        _prepare(job, folder)
+    else:
+        store.continue_run(folder)
+        first = replace(first, number=calls_so_far(folder / LOGS) + 1)
+        tail.new_steps()  # those of earlier starts
+    call = _start_call(place, job, folder, first, slots)
     return Run(
         job=job,
         folder=folder,
@@ -101,8 +119,9 @@ def start_run(
             data=data,
         ),
         payload=payload,
-        tail=MetricsTail(folder, comes_in_passes(job)),
+        tail=tail,
         growth=_growth(job, folder),
+        continues_from=step,
     )
 
 

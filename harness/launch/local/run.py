@@ -11,7 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from converge_harness.launch.next_call import CallOutcome, Decision, after, hang_limit_s
+from converge_harness.launch.next_call import (
+    CallOutcome,
+    Decision,
+    after,
+    calls_again,
+    hang_limit_s,
+)
 from converge_harness.launch.progress import Growth, MetricsTail, Pace, remaining_s
 from converge_harness.launch.warm import SERVER_GONE
 from converge_harness.model import Experiment, FaultKind, Job, RankError, RunRecord, RunStatus
@@ -49,6 +55,8 @@ class Run:
     tail: MetricsTail
     growth: Growth | None = None
     """For a program without step reports."""
+    continues_from: int | None = None
+    """The step of the checkpoint from which it continues; None: it has started anew."""
     earlier: list[RunningCall] = field(default_factory=list)
     """Finished calls, in order."""
     struck: dict[int, int] = field(default_factory=dict)
@@ -147,7 +155,7 @@ class Run:
         return hang_limit_s(self.job, struck, last, progress_timeout_s)
 
     def decide(self) -> Decision:
-        """What comes after the call that is over, of a job in several passes."""
+        """What comes after the call that is over, if ``calls_again`` holds for the job."""
         recovery = self.job.spec.recovery
         reached = last_step(self.folder)
         complete = reached == self.job.steps
@@ -165,7 +173,7 @@ class Run:
 
     def error(self) -> RankError | None:
         """What went wrong with a job whose last call is over; None if nothing did."""
-        if not comes_in_passes(self.job):
+        if not calls_again(self.job):
             if self.call.returncode != 0:
                 return self._rank_error()
             if not is_complete(self.job, self.folder):

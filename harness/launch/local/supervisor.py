@@ -39,7 +39,7 @@ from converge_harness.launch.local.agents import (
     strike,
 )
 from converge_harness.launch.local.run import Run
-from converge_harness.launch.next_call import faults_due
+from converge_harness.launch.next_call import calls_again, faults_due
 from converge_harness.launch.options import RunOptions, Training
 from converge_harness.launch.private_folder import private_folder, remove_left_behind
 from converge_harness.launch.progress import Pace, matrix_eta_s
@@ -60,7 +60,6 @@ from converge_harness.seal import stale
 from converge_harness.store import RunLock, Store
 from converge_harness.trainers import (
     Resources,
-    comes_in_passes,
     environment,
     is_complete,
     trainer_of,
@@ -301,6 +300,9 @@ class Supervisor:
         self._slots = left
         self._running.append(run)
         self._tell(Started(time.time(), job, taken, run.call.argv, attempt))
+        if run.continues_from is not None:
+            reason = f"from its checkpoint of step {run.continues_from}"
+            self._tell(GoingOn(time.time(), job, reason, run.call.argv))
 
     # ------------------------------------------------------------ following
 
@@ -373,7 +375,7 @@ class Supervisor:
 
     def _goes_on(self, run: Run, why: str = "") -> bool:
         """Start the next segment of a run, or restart it, if there is more to do."""
-        if not comes_in_passes(run.job):
+        if not calls_again(run.job):
             return False
         decision = run.decide()
         if decision.call is None:

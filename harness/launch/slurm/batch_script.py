@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from converge_harness.errors import ConfigError, Problem
-from converge_harness.model import Cluster, Job, RestartOwner
+from converge_harness.model import Cluster, Job
 from converge_harness.run_folder.layout import COMPILED, ENDED, LOGS, OF_THE_PASSES, OF_THE_RANKS
 from converge_harness.store import folder_key, slug
 from converge_harness.trainers import (
@@ -62,8 +62,11 @@ def batch_script(
     *,
     experiment: str,
     rank_module: str = RANK_MODULE,
+    continues: bool = False,
 ) -> str:
     """The script for sbatch; ``folder`` is the run folder, which has ``job.json``.
+
+    ``continues``: from the checkpoints that an earlier job of the same run has left there.
 
     What a ``Cluster`` says to sbatch and bash was checked where it was read
     (``converge_harness.experiment.cluster``). Raises ConfigError when the ranks do not fill nodes,
@@ -77,7 +80,7 @@ def batch_script(
         _header(job, largest, experiment, folder),
         _requests(job, folder, cluster, largest),
         _ending(folder),
-        _start(),
+        _start(continues=continues),
         _restart(job) if _may_be_requeued(job, cluster) else "",
         _surroundings(job, folder, cluster),
         _meeting_place() if largest.nodes > 1 else "",
@@ -165,7 +168,7 @@ def _gpus(cluster: Cluster, largest: _Layout) -> dict[str, str | int]:
 def _may_be_requeued(job: Job, cluster: Cluster) -> bool:
     """Whether the script can be restarted: not in the middle of an elastic or a fault set."""
     recovery = job.spec.recovery if comes_in_passes(job) else None
-    scripted = recovery is not None and recovery.restarts is not RestartOwner.CLUSTER
+    scripted = recovery is not None and recovery.restarts.follows_script
     return cluster.requeue and not scripted and first_call(job).segment is None
 
 
@@ -317,8 +320,12 @@ trap finish EXIT
 trap 'exit 143' TERM"""
 
 
-def _start() -> str:
+def _start(*, continues: bool) -> str:
     """Removes files of an earlier job, for example of one that was submitted twice."""
+    if continues:
+        return f"""\
+# This job continues from the newest checkpoint of an earlier one.
+(cd "$run_folder" && rm -rf {" ".join(_OF_EVERY_START)})"""
     return f"""\
 # A job that starts must not use files of an earlier one.
 if [ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ]; then

@@ -16,8 +16,10 @@ from pathlib import Path
 
 from converge_harness.errors import ClusterError, StoreError
 from converge_harness.launch.check import check_jobs, count_of, require_seed_checkpoints, unchecked
+from converge_harness.launch.continuing import continues_from
 from converge_harness.launch.events import (
     Ended,
+    GoingOn,
     Notice,
     Observer,
     Preparing,
@@ -33,7 +35,7 @@ from converge_harness.launch.slurm.backend import (
     Refused,
     SubmitRequest,
 )
-from converge_harness.launch.slurm.batch_script import JOB_SCRIPT, job_name
+from converge_harness.launch.slurm.batch_script import JOB_SCRIPT, job_name, submit_argv
 from converge_harness.launch.slurm.commands import with_keys
 from converge_harness.launch.slurm.job_status import (
     JobStatus,
@@ -326,9 +328,18 @@ class Submitter:
             seed_checkpoint=seed,
             device=site.cluster.device,
         )
+        step = None
         if clean:
-            site.store.start_run(folder, payload)
-        atomic_write(folder / JOB_SCRIPT, script_of(job, folder, site).encode())
+            fresh = options.fresh
+            step = None if fresh else continues_from(site.store, job, folder, payload)
+            if step is None:
+                site.store.start_run(folder, payload)
+            else:
+                site.store.continue_run(folder)
+                reason = f"from its checkpoint of step {step}"
+                self._tell(GoingOn(time.time(), job, reason, submit_argv(folder)))
+        script = script_of(job, folder, site, continues=step is not None)
+        atomic_write(folder / JOB_SCRIPT, script.encode())
 
     def _refused(self, job: Job, folder: Path, submission: Submission, words: str) -> RunRecord:
         known = Known(

@@ -114,7 +114,7 @@ class StepRecorder:
         self._last_step = job.last_step
         self._run_folder = job.run_folder
         self.this_pass = (
-            begin_pass(job.run_folder, requeued=job.is_requeued) if job.resumes else None
+            begin_pass(job.run_folder, continued=job.is_continued) if job.resumes else None
         )
         """Only in a run with several passes; else None."""
         self.folder = self.this_pass.folder if self.this_pass else job.run_folder
@@ -565,20 +565,20 @@ def peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
 
-def begin_pass(run_folder: Path, *, requeued: bool = False) -> PassFolder:
+def begin_pass(run_folder: Path, *, continued: bool = False) -> PassFolder:
     """Make the folder of the next pass. Collective over the world.
 
     No two starts get the same one, even at the same time.
 
     Args:
         run_folder: of the job.
-        requeued: whether a scheduler restarts the job, so that its ranks must set torn checkpoints
-        aside themselves.
+        continued: whether the ranks set torn checkpoints aside, because nobody else does it before
+        they start.
     """
     found: list[int] = [0]
     if dist.get_rank() == 0:
         found = [claim_pass(run_folder)]
-        if requeued:
+        if continued:
             set_torn_aside(run_folder)
     dist.broadcast_object_list(found, src=0)
     return PassFolder(found[0], pass_folder(run_folder, found[0]))

@@ -252,7 +252,7 @@ def _kind(job: JobDocument) -> Kind:
     if job.get("segments"):
         return Kind.ELASTIC
     recovery = job.get("recovery")
-    if recovery is not None and recovery["restarts"] == RestartOwner.CLUSTER:
+    if recovery is not None and recovery["restarts"] in (RestartOwner.CLUSTER, RestartOwner.USER):
         return Kind.PARALLEL
     broken = recovery is not None or job.get("checkpoint_every") is not None
     return Kind.FAULT if broken else Kind.PARALLEL

@@ -48,7 +48,7 @@ def marks(view: PassesView, characters: int) -> tuple[Mark, ...]:
         if fault.struck
     )
     loaded = [each for each in view.passes if each.loaded_step is not None]
-    how = "requeued" if view.requeued else "restart"
+    how = "continued" if view.interrupted else "restart"
     found.update(_resume(*pair, view.faults, how) for pair in pairwise(loaded))
     every = [
         Mark(step, text if times == 1 else f"{text} ({times}x)", kind)

@@ -63,7 +63,7 @@ def row(test: TestView) -> VerdictRow:
 
 
 def _wall(test: TestView) -> str:
-    """``12 s (reused)``; of a requeued run since its last start."""
+    """``12 s (reused)``; of an interrupted run since its last start."""
     run = test.run
     notes = [f"last of {run.requeues + 1} starts"] if run.requeues else []
     notes += ["reused"] if run.reused else []

@@ -310,13 +310,14 @@ class _Runs:
         if evidence and not job:
             view = replace(view, degrees=degrees_seen(evidence))
         if evidence:
+            again = len(evidence.passes) - 1 if evidence.interrupted else 0
             view = replace(
                 view,
                 source=from_here(evidence.source, self.here),
                 wall_s=evidence.wall_s if view.wall_s is None else view.wall_s,
                 error=view.error or plain_error(evidence.error),
                 # A job that starts over leaves no passes to count.
-                requeues=max(view.requeues, len(evidence.passes) - 1 if evidence.requeued else 0),
+                requeues=max(view.requeues, again),
                 signals={name: signal_curve(evidence, name) for name in SIGNAL_TITLES},
             )
         return view

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from converge_harness.judge import Comparisons
+from converge_harness.judge import INTERRUPTED, Comparisons
 from converge_harness.model import (
     Ask,
     Check,
@@ -90,7 +90,7 @@ class RunView:
     command: str = ""
     """The exact command, quoted for a shell; of a run in several passes, that of ``converge``."""
     requeues: int = 0
-    """How often a scheduler interrupted it, as far as its passes show."""
+    """How often it was interrupted and started again, as far as its passes show."""
     error: RankError | None = None
     signals: Mapping[str, Curve] = field(default_factory=dict)
 
@@ -110,7 +110,7 @@ class RunView:
     def requeue_words(self) -> str:
         """One sentence on its interruptions; empty when there were none."""
         times = "once" if self.requeues == 1 else f"{self.requeues} times"
-        return f"The scheduler requeued it {times}." if self.requeues else ""
+        return f"It was {INTERRUPTED} {times}." if self.requeues else ""
 
     def signal(self, name: str) -> Curve:
         """The run's curve, empty when it has none."""

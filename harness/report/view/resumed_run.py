@@ -12,7 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from converge_harness.judge import never_interrupted, parallelism_of, pass_of, steps_after
+from converge_harness.judge import (
+    INTERRUPTED,
+    never_interrupted,
+    parallelism_of,
+    pass_of,
+    steps_after,
+)
 from converge_harness.model import (
     RESHARD,
     ZERO_2,
@@ -24,7 +30,6 @@ from converge_harness.model import (
     Job,
     Kind,
     Pass,
-    RestartOwner,
     SetSpec,
     Struck,
     Torn,
@@ -64,7 +69,7 @@ class PassView:
     loaded_step: int | None
     """None when it died before it had loaded a checkpoint."""
     ended: str
-    """``ended``, ``died``, ``struck by kill``, ``ended: a node joined``, or ``requeued``."""
+    """``ended``, ``died``, ``struck by kill``, ``ended: a node joined``, or ``interrupted``."""
     wall_s: float | None = None
     """From the end of the load to the end of the last step, seconds."""
     recovery_s: float | None = None
@@ -87,8 +92,8 @@ class PassesView:
 
     passes: tuple[PassView, ...]
     faults: tuple[FaultView, ...] = ()
-    requeued: bool = False
-    """Whether a scheduler interrupted the run, and no script of faults."""
+    interrupted: bool = False
+    """``Evidence.interrupted``."""
 
     @property
     def summary(self) -> str:
@@ -96,7 +101,7 @@ class PassesView:
         replayed = sum(each.replayed for each in self.passes)
         amount = len(self.passes)
         joined = f"One curve of {amount} pass{'es' * (amount != 1)}"
-        joined += ", between which the scheduler requeued the job" if self.requeued else ""
+        joined += f", {INTERRUPTED}" if self.interrupted else ""
         if not replayed:
             return f"{joined}; no step was trained twice."
         verb = "was" if replayed == 1 else "were"
@@ -109,7 +114,7 @@ def degrees_of(job: Job) -> str:
     spec = job.spec
     if spec.segments:
         return joined(str(segment.parallelism) for segment in spec.segments)
-    if spec.recovery and spec.recovery.restarts is not RestartOwner.CLUSTER:
+    if spec.recovery and spec.recovery.restarts.follows_script:
         return _with_faults(str(spec.parallelism), spec.recovery.faults)
     if spec.kind is Kind.SPACE_TIME:
         sharding = _ZERO.get(str(spec.overrides.get(RESHARD)), "")
@@ -128,7 +133,7 @@ def degrees_seen(evidence: Evidence) -> str:
 
 def kind_seen(evidence: Evidence | None) -> Kind:
     """The kind of a run without a known set, as far as its passes show."""
-    if evidence and evidence.restarts is RestartOwner.CLUSTER:
+    if evidence and evidence.may_continue:
         return Kind.PARALLEL
     passes = evidence.passes if evidence else ()
     if any(each.segment is not None for each in passes):
@@ -175,7 +180,7 @@ def passes_view(evidence: Evidence | None, spec: SetSpec | None) -> PassesView |
                 superseded=_superseded(each, _steps(evidence.passes[index + 1 :])),
             )
         )
-    return PassesView(tuple(views), faults_view(evidence, spec, recoveries), evidence.requeued)
+    return PassesView(tuple(views), faults_view(evidence, spec, recoveries), evidence.interrupted)
 
 
 def degrees_in_force(seen: Mapping[str, Any] | None) -> str:
@@ -198,8 +203,8 @@ def _degrees(each: Pass, spec: SetSpec | None) -> str:
 def _ended(each: Pass, evidence: Evidence) -> str:
     if each.ended:
         return "ended"
-    if evidence.requeued and each is not evidence.passes[-1]:
-        return "requeued"
+    if evidence.interrupted and each is not evidence.passes[-1]:
+        return "interrupted"
     kinds = [f.kind for f in evidence.struck if pass_of(evidence, f) == each.number]
     struck = ", ".join(fault_words(kind) for kind in kinds if kind != FaultKind.JOIN)
     ended = [f"struck by {struck}"] if struck else []

@@ -267,6 +267,18 @@ def test_evidence_of_an_earlier_job_goes_and_that_of_a_life_unless_it_comes_in_p
     assert {path.name for path in tmp_path.iterdir()} & set(LEFT) == kept
 
 
+@pytest.mark.parametrize("restart", ["0", "1"])
+def test_a_job_that_continues_leaves_what_an_earlier_one_has_left(tmp_path, restart):
+    for left in LEFT:
+        (tmp_path / left).touch()
+    made, cluster = CASES["four_nodes"]
+    site = "module() { :; }; source() { :; }; ulimit() { :; }"
+    text = batch_script(made, tmp_path, cluster, experiment="x", continues=True)
+    done, _ = run(tmp_path, f"{site}\n{text}", SLURM_RESTART_COUNT=restart)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} & set(LEFT) == set(LEFT)
+
+
 # ----------------------------------------------------------------- its parts
 
 

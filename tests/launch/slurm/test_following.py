@@ -20,7 +20,7 @@ from converge_harness.launch.slurm.commands import Slurm
 from converge_harness.launch.slurm.detached import cancel, collect, status, submit_plan
 from converge_harness.launch.slurm.follow import follow_plan
 from converge_harness.launch.slurm.submission import read_submission
-from converge_harness.model import Role, RunStatus
+from converge_harness.model import Recovery, RestartOwner, Role, RunStatus
 from converge_harness.store import read_record
 
 pytestmark = pytest.mark.timeout(300)
@@ -433,6 +433,26 @@ def test_a_set_that_is_certain_to_fail_is_cancelled_and_not_submitted_again(ligh
     assert all(record.reused for record in again.values())
     assert again["wrong"].status is RunStatus.STOPPED
     assert not any(isinstance(event, launch.Queued) for event in events)
+
+
+def test_a_stopped_job_continues_from_its_checkpoint_when_it_is_submitted_again(warm_tiny, site):
+    recovery = Recovery((), 4, RestartOwner.CLUSTER, max_restarts=0)
+    job = warm_tiny("long", ranks=1, steps=60, seconds=0.05)
+    job = replace(job, spec=replace(job.spec, recovery=recovery))
+    given = site(rank_module="tiny_passes", limits={"stop_after": 6})
+    settled = replace(given.options, look=lambda job, records, training: "it was settled")
+    records, _ = follow(replace(given, options=settled), job)
+    assert records["long"].status is RunStatus.STOPPED
+
+    records, events = follow(given, job)
+    assert records["long"].status is RunStatus.FINISHED
+    (goes_on,) = [event for event in events if isinstance(event, launch.GoingOn)]
+    second = records["long"].folder / "passes" / "002" / "metrics.jsonl"
+    lines = [json.loads(line) for line in second.read_text().splitlines()]
+    steps = [line["step"] for line in lines if line["kind"] == "step"]
+    assert steps == [*range(steps[0], 61)]
+    assert steps[0] > 4
+    assert goes_on.reason == f"from its checkpoint of step {steps[0] - 1}"
 
 
 def test_an_interrupted_plan_can_be_run_again_at_once(harness, light, site):

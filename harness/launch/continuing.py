@@ -1,0 +1,27 @@
+"""Whether a run continues where an earlier start of it has left a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from converge_harness.model import Job
+from converge_harness.run_folder.checkpoints import newest_whole
+from converge_harness.store import Store
+from converge_harness.trainers import comes_in_passes
+
+
+def continues_from(store: Store, job: Job, folder: Path, payload: Mapping[str, Any]) -> int | None:
+    """The step of the checkpoint from which a job's run continues; None: it starts over.
+
+    So it does if it has no checkpoint, if its evidence or one of its sources has changed since, and
+    if a script decides how it is interrupted.
+
+    Args:
+        folder: the run folder, which need not exist. payload: of this job.
+    """
+    recovery = job.spec.recovery if comes_in_passes(job) else None
+    if recovery is None or recovery.restarts.follows_script:
+        return None
+    return newest_whole(folder) if store.can_continue(folder, payload) else None
