@@ -4,7 +4,9 @@
 with converge's own ``calibrate`` and ``judge``, and inserts tables and figures into the page;
 ``--quick`` only prints smaller tables. With ``--runs FOLDER…`` it judges real runs of one control,
 made by ``converge calibrate benchmarks/aa.toml``, against each other instead; with ``--matrix
-FOLDER…`` it compares the test sets of a passing matrix with the scale of its repeats.
+FOLDER…`` it compares the test sets of a passing matrix with the scale of its repeats; with
+``--settled FOLDER…`` it asks when real runs of the control of ``experiments/guide.toml`` are
+settled to be equivalent.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from characteristics.figures import draw_false_alarms, draw_power
 from characteristics.long_runs import long_runs
 from characteristics.rates import LENGTHS, SITUATIONS, Situation, false_alarms, power
 from characteristics.real_runs import real_runs
-from characteristics.settled_early import settled_early
+from characteristics.settled_early import settled_early, settled_really
 from characteristics.several_seeds import SETTINGS, several_seeds
 from characteristics.short_runs import short_runs
 from characteristics.simulation import LAWS
@@ -34,6 +36,7 @@ from characteristics.tables import (
     power_table,
     real_run_table,
     settled_early_table,
+    settled_really_table,
     several_seeds_table,
     short_run_table,
 )
@@ -85,8 +88,8 @@ def quick_size(workers: int) -> Size:
 def main() -> int:
     arguments = _parser().parse_args()
     began = time.monotonic()
-    if arguments.runs or arguments.matrix:
-        measured = real_tables(arguments.runs, arguments.matrix)
+    if arguments.runs or arguments.matrix or arguments.settled:
+        measured = real_tables(arguments.runs, arguments.matrix, arguments.settled)
     else:
         size = quick_size(arguments.workers) if arguments.quick else Size(arguments.workers)
         measured = simulated_tables(arguments.only or SIMULATED, size)
@@ -97,12 +100,17 @@ def main() -> int:
     return 0
 
 
-def real_tables(repeats: Sequence[Path], matrix: Sequence[Path]) -> Iterator[tuple[str, str]]:
+def real_tables(
+    repeats: Sequence[Path], matrix: Sequence[Path], settled: Sequence[Path]
+) -> Iterator[tuple[str, str]]:
     """Name and Markdown of the tables that need real runs."""
     if repeats:
         yield "real runs", real_run_table(real_runs([read_run(folder) for folder in repeats]))
     if matrix:
         yield "deviations", deviation_table(deviations([read_run(folder) for folder in matrix]))
+    if settled:
+        found = settled_really([read_run(folder) for folder in settled])
+        yield "settled early, real runs", settled_really_table(found)
 
 
 def simulated_tables(only: Collection[str], size: Size) -> Iterator[tuple[str, str]]:
@@ -147,6 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     folders: dict[str, Any] = {"type": Path, "nargs": "+", "default": (), "metavar": "FOLDER"}
     parser.add_argument("--runs", **folders, help="run folders of repeats of a control")
     parser.add_argument("--matrix", **folders, help="run folders of a matrix that passes")
+    parser.add_argument("--settled", **folders, help="run folders of the guide's control")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     return parser
 

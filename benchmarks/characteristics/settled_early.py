@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import fmean
 from typing import NamedTuple
 
@@ -12,8 +13,9 @@ import numpy as np
 from characteristics.long_runs import CORRELATIONS, MARGIN, noise
 from characteristics.rates import Rate
 from converge_harness.judge import level_of_look
+from converge_harness.judge.compare.curves import pair, signed_difference
 from converge_harness.judge.compare.tost import Answer, equivalence
-from converge_harness.model import Floats, settling_steps
+from converge_harness.model import Evidence, Floats, settling_steps
 
 STEPS = 3000
 """Those of the runs in torchtitan's converging guide …"""
@@ -70,6 +72,61 @@ def settled_early(repetitions: int, seed: int = 5) -> list[SettledEarly]:
         for row, spread in enumerate(SPREADS)
         for column, correlation in enumerate(CORRELATIONS)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class SettledReally:
+    """Answers for pairs of real runs of one control."""
+
+    runs: int
+    steps: int
+    spread: float
+    """Standard deviation of the difference of a step past the warm-up, in margins."""
+    correlation: float
+    """Of these differences at neighbouring steps."""
+    apart: float
+    """Standard deviation of a pair's mean difference past the warm-up, in margins: two runs of one
+    control that differ in rounding train to slightly different ends."""
+    equivalent: Rate
+    """Pairs whose answer is equivalent …"""
+    early: Rate
+    """… and before the end of the run."""
+    trained: float
+    """Mean share of the run that is trained."""
+    wrongly_equivalent: Rate
+    """The mean difference past the warm-up is made one margin, of either sign, and the answer is
+    equivalent."""
+    different: Rate
+    """The same with :data:`BEYOND` margins, and the answer is different."""
+
+
+def settled_really(runs: Sequence[Evidence]) -> SettledReally:
+    """Judge real repeats of one control of :data:`STEPS` steps against each other.
+
+    Raises ValueError for runs of another length. Pairs share runs, but the intervals of the rates
+    treat them as independent.
+    """
+    if lengths := {run.steps.size for run in runs} - {STEPS}:
+        raise ValueError(f"runs of {sorted(lengths)} steps: looks are planned for {STEPS}")
+    differences = np.array(
+        [signed_difference(pair(*two, "loss_recomputed")) for two in combinations(runs, 2)]
+    )
+    past = differences[:, WARMUP:]
+    centred = differences - past.mean(axis=1, keepdims=True)
+    signed = [sign * one for one in centred for sign in (1.0, -1.0)]
+    alike = [_answer(one) for one in differences]
+    return SettledReally(
+        len(runs),
+        STEPS,
+        float(past.std(axis=1).mean()) / MARGIN,
+        float(np.mean([np.corrcoef(one[1:], one[:-1])[0, 1] for one in past])),
+        float(np.sqrt(np.mean(past.mean(axis=1) ** 2))) / MARGIN,
+        _rate([each.answer for each in alike], Answer.EQUIVALENT),
+        Rate(sum(each.share < 1.0 for each in alike), len(alike)),
+        fmean(each.share for each in alike),
+        _rate([_answer(MARGIN + one).answer for one in signed], Answer.EQUIVALENT),
+        _rate([_answer(BEYOND * MARGIN + one).answer for one in signed], Answer.DIFFERENT),
+    )
 
 
 def _measure(

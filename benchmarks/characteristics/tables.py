@@ -9,7 +9,7 @@ from characteristics.deviations import Deviation
 from characteristics.long_runs import CORRELATIONS, LongRuns
 from characteristics.rates import FalseAlarms, Power, Rate
 from characteristics.real_runs import RealRuns
-from characteristics.settled_early import BEYOND, LATE, SPREADS, SettledEarly
+from characteristics.settled_early import BEYOND, LATE, SPREADS, SettledEarly, SettledReally
 from characteristics.several_seeds import EFFECTS, SeveralSeeds, not_kept
 from characteristics.short_runs import LEVELS, ShortRuns
 
@@ -117,6 +117,33 @@ def settled_early_table(found: Sequence[SettledEarly]) -> str:
         _table(("noise of a step", "what", *(f"rho {rho:g}" for rho in CORRELATIONS)), rows)
         + f"\n\n{trials:,} runs in each cell, so the 95% interval is, {bounds}."
     )
+
+
+def settled_really_table(found: SettledReally) -> str:
+    """One row."""
+    columns = (
+        *("runs", "steps", "noise of a step", "rho", "mean difference", "equivalent"),
+        *("before the end", "share trained", "at the margin: equivalent (5%)"),
+        f"{BEYOND:g} margins: different",
+    )
+    row = (
+        found.runs,
+        f"{found.steps:,}",
+        f"{found.spread:.1f} margins",
+        f"{found.correlation:.2f}",
+        f"{found.apart:.2f} margins",
+        _hits(found.equivalent),
+        _hits(found.early),
+        f"{found.trained:.0%}",
+        _hits(found.wrongly_equivalent),
+        _hits(found.different),
+    )
+    return _table(columns, [row])
+
+
+def _hits(rate: Rate) -> str:
+    low, high = rate.interval
+    return f"{rate.hits} of {rate.trials} ({low:.0%} to {high:.0%})"
 
 
 def short_run_table(found: Sequence[ShortRuns]) -> str:

@@ -18,6 +18,7 @@ from characteristics.deviations import deviations  # noqa: E402
 from characteristics.rates import Rate, Situation, judged  # noqa: E402
 from characteristics.rates import _right_runs as right_runs  # noqa: E402
 from characteristics.real_runs import real_runs  # noqa: E402
+from characteristics.settled_early import STEPS, settled_really  # noqa: E402
 from characteristics.tables import several_seeds_table, short_run_table  # noqa: E402
 from operating_characteristics import with_table  # noqa: E402
 
@@ -77,6 +78,20 @@ def test_repeats_of_one_control_raise_no_alarm_and_a_wrong_one_among_them_does()
     assert (found.runs, found.pairs.trials, found.pairs.hits) == (10, 30, 0)
     wrong = simulation.biased(right[-1], 1e-3, 20)
     assert real_runs([*right[:-1], wrong]).controls.hits > 0
+
+
+def test_real_runs_are_settled_early_unless_they_differ():
+    drawn = simulation.experiment(simulation.FP32, STEPS, np.random.SeedSequence(3))
+    runs = [drawn.control, *drawn.repeats[1:3]]  # the first is a bit-identical rerun
+    found = settled_really(runs)
+    assert (found.runs, found.equivalent, found.early) == (3, Rate(3, 3), Rate(3, 3))
+    assert found.trained == pytest.approx(0.4)  # 1,200 steps: the first look after twice the warm-up
+    assert (found.wrongly_equivalent.hits, found.different.hits) == (0, 6)
+    far = settled_really([*runs[:2], simulation.biased(runs[2], 0.01, 1)])
+    assert far.equivalent == Rate(1, 3)
+    assert far.apart > 1
+    with pytest.raises(ValueError, match="looks are planned for 3000"):
+        settled_really([*runs, drawn.control.up_to(100)])
 
 
 def test_real_runs_that_cannot_be_counted_are_refused():
