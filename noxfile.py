@@ -366,7 +366,7 @@ def characteristics(session: nox.Session) -> None:
 @nox.session
 def prove(session: nox.Session) -> None:
     """Inject every bug of the benchmark: ``nox -s prove [-- --regime all --only NAME …]``."""
-    install_light(session, "prove")
+    install_light(session)
     for name in TOOLCHAINS:
         build_toolchain(session, name)
     env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}

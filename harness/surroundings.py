@@ -257,7 +257,7 @@ def _bearer(folder: Path) -> Path | None:
 
 def _digest_of(path: Path, folders: Sequence[Path]) -> str:
     """Hex SHA-256 of a file and, if it is Python, of all that it imports from the folders."""
-    sources = _with_imports(path, folders) if path.suffix == ".py" else [path]
+    sources = with_imports(path, folders) if path.suffix == ".py" else [path]
     digest = hashlib.sha256()
     for source in sources:
         digest.update(hashlib.sha256(source.read_bytes()).digest())
@@ -288,7 +288,7 @@ def _checkpoint_digest(experiment: Experiment) -> str | None:
     return digest.hexdigest()
 
 
-def _with_imports(path: Path, folders: Sequence[Path]) -> list[Path]:
+def with_imports(path: Path, folders: Sequence[Path]) -> list[Path]:
     """A Python file and the files in the folders that it imports, directly or indirectly, sorted.
 
     Of an imported package all files count. A file that cannot be parsed imports nothing; the rank

@@ -85,7 +85,9 @@ def test_real_runs_are_settled_early_unless_they_differ():
     runs = [drawn.control, *drawn.repeats[1:3]]  # the first is a bit-identical rerun
     found = settled_really(runs)
     assert (found.runs, found.equivalent, found.early) == (3, Rate(3, 3), Rate(3, 3))
-    assert found.trained == pytest.approx(0.4)  # 1,200 steps: the first look after twice the warm-up
+    assert found.trained == pytest.approx(
+        0.4
+    )  # 1,200 steps: the first look after twice the warm-up
     assert (found.wrongly_equivalent.hits, found.different.hits) == (0, 6)
     far = settled_really([*runs[:2], simulation.biased(runs[2], 0.01, 1)])
     assert far.equivalent == Rate(1, 3)

@@ -1,0 +1,210 @@
+"""Shrinks a failed test set to the smallest set-up that fails the same way, by real runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.matrix.calibrate import calibrate_control, read_given
+from converge_harness.matrix.judge import judge_pair, pairs_of, read_evidence
+from converge_harness.matrix.load import plan_experiment
+from converge_harness.matrix.run import Ran, gpu_ids
+from converge_harness.model import (
+    CauseClass,
+    Experiment,
+    Judgement,
+    Kind,
+    Outcome,
+    Plan,
+    Repeat,
+    RepeatKind,
+    TrainConfig,
+    Verdict,
+)
+from converge_harness.plan import select
+from converge_harness.plan.rules import RULES
+from converge_harness.shrink import (
+    Effect,
+    Reduction,
+    Shrunk,
+    Trial,
+    Tried,
+    experiment_tables,
+    search,
+    smallest_pair,
+    train_config_tables,
+)
+from converge_harness.store import atomic_write
+from converge_harness.surroundings import with_imports
+
+_LAYER = re.compile(r"\.\d+\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a set fails, as far as a smaller one has to fail the same way."""
+
+    cause_class: CauseClass | None
+    tensors: frozenset[str]
+    """The tensors that the first failed check names, without the numbers of their layers: a smaller
+    model has fewer of them. Empty if it names none."""
+    cause: str
+
+    def is_that_of(self, other: Failure) -> bool:
+        """Whether it is the same failure: of one class, and of at least one common tensor."""
+        if self.cause_class is not other.cause_class:
+            return False
+        return not (self.tensors and other.tensors) or bool(self.tensors & other.tensors)
+
+
+def failure_of(verdict: Verdict) -> Failure:
+    failed = [check for check in verdict.checks if check.outcome is Outcome.FAIL]
+    named = next((check.deviations for check in failed if check.deviations), ())
+    tensors = frozenset(_LAYER.sub(".*.", each.tensor) for each in named)
+    return Failure(verdict.cause_class, tensors, verdict.cause)
+
+
+class Shrinking:
+    """Runs and judges smaller and smaller pairs of a control and a test set."""
+
+    def __init__(
+        self, experiment: Experiment, name: str, run: Callable[[Plan], Ran], slots: int | None
+    ) -> None:
+        """Raises ConfigError if the experiment has no such test set, or one that does not shrink.
+
+        Args:
+            experiment: as loaded.
+            name: of the test set.
+            run: runs a plan, or reuses what has finished.
+            slots: how many ranks may run at once on the CPU; None: as usual.
+        """
+        self._run, self._slots = run, slots
+        self._alone = select(experiment, [name])
+        place = str(experiment.path)
+        if len(self._alone.tests) != 1:
+            raise ConfigError(Problem(place, f"{name!r} is no single test set"))
+        (test,) = self._alone.tests
+        if test.kind not in (Kind.PARALLEL, Kind.SPACE_TIME):
+            why = f"{name!r} is judged by its resumes, and only sets of one pass can be shrunk"
+            raise ConfigError(Problem(place, why))
+        if not test.trainer.can.techniques:
+            why = f"what {name!r} is made of is known to its program only"
+            raise ConfigError(Problem(place, why, "shrink sets of torchtitan"))
+
+    def failure(self) -> Failure:
+        """How the set fails as it is. Raises ConfigError if it does not fail."""
+        verdict = self._judged(self._alone)
+        if verdict.judgement is not Judgement.FAIL:
+            said = f": {verdict.cause}" if verdict.cause else ""
+            raise ConfigError(
+                Problem(
+                    str(self._alone.path),
+                    f"{verdict.name!r} is {verdict.judgement.value}, not FAIL{said}",
+                    "only a set that fails can be shrunk",
+                )
+            )
+        return failure_of(verdict)
+
+    def start(self, failure: Failure) -> Experiment:
+        """The pair that is shrunk: with one repeat of the control, if it fails with that, too.
+
+        Raises ConfigError if it does not fail again in the same way.
+        """
+        repeats = self._alone.repeats
+        moved = [each for each in repeats if each.kind in (RepeatKind.ULP, RepeatKind.ROUNDING)]
+        one: tuple[Repeat, ...] = tuple(moved[:1] or repeats[:1])
+        said = ""
+        for kept in dict.fromkeys((one, repeats)):
+            pair = smallest_pair(self._alone, kept, WAIVED)
+            trial = self._trial(pair, failure)
+            if trial.effect is Effect.SAME:
+                return pair
+            said = f"{trial.effect.value}: {trial.said}" if trial.said else trial.effect.value
+        name = self._alone.tests[0].name
+        why = f"{name!r} does not fail the same way again with the smallest set of runs; it {said}"
+        raise ConfigError(Problem(str(self._alone.path), why))
+
+    def search(
+        self,
+        start: Experiment,
+        failure: Failure,
+        may_go_on: Callable[[int], bool],
+        tell: Callable[[Shrunk, Tried], None],
+    ) -> Shrunk:
+        """The smallest pair; see ``converge_harness.shrink.search``."""
+
+        def trial_of(reduction: Reduction) -> Trial:
+            return self._trial(reduction.made, failure)
+
+        return search(start, trial_of, may_go_on, tell)
+
+    def _trial(self, experiment: Experiment, failure: Failure) -> Trial:
+        try:
+            verdict = self._judged(experiment)
+        except ConfigError as error:  # a rule, or the toolchain's own check
+            return Trial(Effect.IMPOSSIBLE, error.problems[0].message)
+        if verdict.judgement is Judgement.PASS:
+            return Trial(Effect.PASSES)
+        if verdict.judgement is not Judgement.FAIL:
+            return Trial(Effect.UNDECIDED, f"{verdict.judgement.value}: {verdict.cause}")
+        same = failure_of(verdict).is_that_of(failure)
+        return Trial(Effect.SAME if same else Effect.OTHER, verdict.cause)
+
+    def _judged(self, experiment: Experiment) -> Verdict:
+        plan = plan_experiment(experiment, on_gpu=bool(gpu_ids()), slots=self._slots)
+        ran = self._run(plan)
+        evidences = read_evidence(plan, ran.records)
+        name = experiment.tests[0].name
+        (pair,) = (each for each in pairs_of(plan) if each.test.name == name)
+        if given := read_given(plan):
+            calibration = given[pair.control.name].calibration
+        else:
+            calibration = calibrate_control(plan, pair.control, evidences)
+        verdict, _ = judge_pair(pair, evidences, calibration)
+        return verdict
+
+
+def write_pair(experiment: Experiment, name: str, folder: Path, command: str) -> Path:
+    """Write a pair as an experiment, with its train configs and models; return its path.
+
+    Raises StoreError if it cannot be written.
+    """
+    configs: list[TrainConfig] = []
+    for spec in (*experiment.controls, *experiment.tests):
+        if spec.train_config not in configs:
+            configs.append(spec.train_config)
+    head = f"# The smallest set-up that fails as the original does, by\n# {command}\n"
+
+    def place(config: TrainConfig) -> str:
+        return f"train_config{configs.index(config) or ''}.toml"
+
+    for config in configs:
+        _copy_module(config, folder)
+        text = head + tomli_w.dumps(train_config_tables(config))
+        atomic_write(folder / place(config), text.encode())
+    path = folder / "experiment.toml"
+    text = head + tomli_w.dumps(experiment_tables(experiment, name, place))
+    atomic_write(path, text.encode())
+    return path
+
+
+def _copy_module(config: TrainConfig, folder: Path) -> None:
+    """Copy a model of one's own, and what it imports, beside the experiment, where it is looked for.
+
+    Raises StoreError if it cannot be written.
+    """
+    if config.code is None or config.import_from is None:
+        return
+    for path in with_imports(config.code, [config.import_from]):
+        inside = path.relative_to(config.import_from)
+        (folder / inside).parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(folder / inside, path.read_bytes())
+
+
+WAIVED = tuple(rule.name for rule in RULES.values() if rule.waivable)
+"""Every rule of the converging guide."""

@@ -1,0 +1,103 @@
+"""An experiment of one control and one test set as the tables of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from converge_harness.model import (
+    FROZEN_STEPS,
+    Ask,
+    Experiment,
+    Loader,
+    SetSpec,
+    TrainConfig,
+)
+
+
+def experiment_tables(
+    experiment: Experiment, name: str, place: Callable[[TrainConfig], str]
+) -> dict[str, Any]:
+    """The tables of the experiment's file; paths in them are absolute, but for train configs.
+
+    Args:
+        experiment: for torchtitan.
+        name: of the new experiment.
+        place: the path of the file with a train config, from the experiment's folder.
+    """
+    (control,), (test,) = experiment.controls, experiment.tests
+    trainer: dict[str, Any] = {
+        "deterministic": control.deterministic,
+        "startup_timeout_s": experiment.startup_timeout_s,
+        "progress_timeout_s": experiment.progress_timeout_s,
+    }
+    if experiment.seed_checkpoint is not None:
+        trainer["seed_checkpoint"] = str(experiment.seed_checkpoint)
+    owned = {own.name: own for spec in (control, test) for own in spec.own_techniques}
+    tables: dict[str, Any] = {
+        "schema": 1,
+        "name": name,
+        "seed": experiment.seed,
+        "repeats": [str(each) for each in experiment.repeats],
+        "reference": experiment.reference,
+    }
+    if experiment.frozen != FROZEN_STEPS:
+        tables["probe"] = {"frozen": experiment.frozen}
+    tables["trainer"] = trainer
+    if owned:
+        tables["technique"] = {
+            key: _some(
+                what=own.what, set=dict(own.overrides), apply=own.apply, in_force=own.in_force
+            )
+            for key, own in owned.items()
+        }
+    tables["control"] = _set_table(control, place)
+    tables["test"] = [_set_table(test, place)]
+    return tables
+
+
+def train_config_tables(config: TrainConfig) -> dict[str, Any]:
+    """The tables of a train config's file, whose module is installed or lies beside it."""
+    data = asdict(config.data) if config.data else {}
+    if config.loader is not Loader.CONVERGE:
+        data["loader"] = config.loader.value
+    ours = _some(
+        module=config.module,
+        config=config.config,
+        arguments=dict(config.arguments),
+        model=dict(config.model),
+        data=data,
+    )
+    return {**({"converge": ours} if ours else {}), **config.settings}
+
+
+def _set_table(spec: SetSpec, place: Callable[[TrainConfig], str]) -> dict[str, Any]:
+    degrees = {key: degree for key, degree in asdict(spec.parallelism).items() if degree != 1}
+    is_path = spec.toolchain.startswith("/")
+    return {
+        "name": spec.name,
+        **_some(note=spec.note),
+        "train_config": place(spec.train_config),
+        "toolchain": {"python": spec.toolchain} if is_path else spec.toolchain,
+        "parallelism": degrees,
+        **_some(
+            techniques=list(spec.technique_names),
+            pipeline_schedule=spec.pipeline_schedule,
+            cp_rotation=spec.cp_rotation,
+            spmd_backend=spec.spmd_backend,
+            inject=spec.inject,
+            without_fixes=list(spec.without_fixes),
+            waive=list(spec.waive),
+            tolerance=dict(spec.tolerances),
+            margin=spec.margin,
+        ),
+        **({"ask": spec.ask.value} if spec.ask is not Ask.SAME else {}),
+        **({"own_random_numbers": True} if spec.own_random_numbers else {}),
+        **_some(set=dict(spec.overrides)),
+    }
+
+
+def _some(**values: Mapping[str, Any] | list[Any] | float | str | None) -> dict[str, Any]:
+    """Those that are neither None nor empty."""
+    return {key: value for key, value in values.items() if value not in (None, "", [], {})}

@@ -1,0 +1,79 @@
+"""What is the same failure, and the smallest pair as a file; real runs: ``tests/e2e``."""
+
+from pathlib import Path
+
+import pytest
+
+from converge_harness.errors import ConfigError
+from converge_harness.experiment import load_experiment
+from converge_harness.matrix.load import plan_experiment
+from converge_harness.matrix.shrink import WAIVED, Failure, Shrinking, failure_of, write_pair
+from converge_harness.model import (
+    CauseClass,
+    Check,
+    Deviation,
+    Experiment,
+    Judgement,
+    Outcome,
+    Tier,
+    Verdict,
+)
+from converge_harness.plan import select
+from converge_harness.shrink import reductions, smallest_pair
+from converge_harness.trainers import assume_toolchain
+
+ROOT = Path(__file__).parents[2]
+SCALE = CauseClass.GRADIENT_SCALE
+
+
+def planned(experiment: Experiment):
+    return plan_experiment(experiment, on_gpu=False, find=assume_toolchain)
+
+
+def meaning(experiment: Experiment):
+    """Everything that a run depends on, by the name of its set."""
+    return {job.name: job.identity for job in planned(experiment).jobs}
+
+
+@pytest.mark.parametrize("name", ["known_bugs", "four_d"])
+def test_a_pair_that_is_written_means_the_same_when_it_is_read(tmp_path, name):
+    experiment = load_experiment(ROOT / "experiments" / f"{name}.toml")
+    written = 0
+    for spec in experiment.tests:
+        pair = smallest_pair(select(experiment, [spec.name]), experiment.repeats[:1], WAIVED)
+        for made in (pair, *(each.made for each in list(reductions(pair))[::3])):
+            try:
+                wanted = meaning(made)
+            except ConfigError:
+                continue  # no plan: nothing that a search would keep
+            written += 1
+            path = write_pair(made, "smaller", tmp_path / str(written), "converge shrink")
+            assert meaning(load_experiment(path)) == wanted
+    assert written > 3 * len(experiment.tests)
+
+
+def verdict_with(*tensors, cause_class=SCALE):
+    deviations = tuple(Deviation(each, 1, 2.0, 1.0) for each in tensors)
+    failed = Check("gradient-scale", "", Tier.FIRST_STEP, Outcome.FAIL, deviations=deviations)
+    return Verdict("t", "c", Judgement.FAIL, "scaled", cause_class, checks=(failed,))
+
+
+def test_a_failure_is_the_same_in_fewer_layers_and_by_the_same_class():
+    whole = failure_of(verdict_with("layers.0.attention.wq.weight", "layers.3.ffn.w1.weight"))
+    assert whole.tensors == {"layers.*.attention.wq.weight", "layers.*.ffn.w1.weight"}
+    assert failure_of(verdict_with("layers.1.ffn.w1.weight")).is_that_of(whole)
+    assert not failure_of(verdict_with("norm.weight")).is_that_of(whole)
+    assert failure_of(verdict_with()).is_that_of(whole)  # it names no tensor
+    other = failure_of(verdict_with("layers.1.ffn.w1.weight", cause_class=CauseClass.UPDATE))
+    assert not other.is_that_of(whole)
+    assert Failure(SCALE, frozenset(), "").is_that_of(whole)
+
+
+def test_what_cannot_be_shrunk_is_refused():
+    elastic = load_experiment(ROOT / "experiments" / "elastic.toml")
+    with pytest.raises(ConfigError, match="only sets of one pass can be shrunk"):
+        Shrinking(elastic, elastic.tests[0].name, lambda plan: None, None)
+    with pytest.raises(ConfigError, match="no set 'nobody'"):
+        Shrinking(elastic, "nobody", lambda plan: None, None)
+    with pytest.raises(ConfigError, match="is no single test set"):
+        Shrinking(elastic, elastic.controls[0].name, lambda plan: None, None)
