@@ -194,7 +194,7 @@ def write_pair(experiment: Experiment, name: str, folder: Path, command: str) ->
 
 
 def _copy_module(config: TrainConfig, folder: Path) -> None:
-    """Copy a model of one's own, and what it imports, beside the experiment, where it is looked for.
+    """Copy a model of one's own, and what it imports, to where the experiment looks for it.
 
     Raises StoreError if it cannot be written.
     """
