@@ -29,6 +29,7 @@ from converge_harness.model import (
     Verdict,
 )
 from converge_harness.readers import read_run
+from converge_harness.shrink import parts_of, why_not
 
 if TYPE_CHECKING:
     from converge_harness.judge.verdict import JudgedPair
@@ -301,9 +302,7 @@ def next_command(plan: Plan, job: Job, verdict: Verdict) -> str:
     Never a command that judges the same evidence again, since its result would be the same.
     """
     if verdict.judgement is Judgement.FAIL:
-        if may_be_rounding(job, verdict):
-            return _run_again(plan, job, "--explain")
-        return f"{_run_again(plan, job)}  # after a change; runs that it does not affect are reused"
+        return _after_fail(plan, job, verdict)
     if verdict.judgement is Judgement.INCONCLUSIVE:
         more = "or with [seeds]" if not plan.experiment.other_seeds else "or more seeds"
         return f"{_run_again(plan, job)}  # with more steps, {more}"
@@ -318,6 +317,16 @@ def next_command(plan: Plan, job: Job, verdict: Verdict) -> str:
         if stopped
         else verdict.next_command
     )
+
+
+def _after_fail(plan: Plan, job: Job, verdict: Verdict) -> str:
+    if may_be_rounding(job, verdict):
+        return _run_again(plan, job, "--explain")
+    parts = parts_of(job.spec)
+    if plan.experiment.launcher is Launcher.LOCAL and len(parts) > 1 and not why_not(job.spec):
+        shrink = ("converge", "shrink", str(plan.experiment.path), "--set", job.name)
+        return f"{shlex.join(shrink)}  # which of its parts it needs: {', '.join(parts)}"
+    return f"{_run_again(plan, job)}  # after a change; runs that it does not affect are reused"
 
 
 def _run_again(plan: Plan, job: Job, *options: str) -> str:

@@ -18,7 +18,6 @@ from converge_harness.model import (
     CauseClass,
     Experiment,
     Judgement,
-    Kind,
     Outcome,
     Plan,
     Repeat,
@@ -38,6 +37,7 @@ from converge_harness.shrink import (
     search,
     smallest_pair,
     train_config_tables,
+    why_not,
 )
 from converge_harness.store import atomic_write
 from converge_harness.surroundings import with_imports
@@ -89,12 +89,8 @@ class Shrinking:
         if len(self._alone.tests) != 1:
             raise ConfigError(Problem(place, f"{name!r} is no single test set"))
         (test,) = self._alone.tests
-        if test.kind not in (Kind.PARALLEL, Kind.SPACE_TIME):
-            why = f"{name!r} is judged by its resumes, and only sets of one pass can be shrunk"
-            raise ConfigError(Problem(place, why))
-        if not test.trainer.can.techniques:
-            why = f"what {name!r} is made of is known to its program only"
-            raise ConfigError(Problem(place, why, "shrink sets of torchtitan"))
+        if why := why_not(test):
+            raise ConfigError(Problem(place, f"{name!r} {why}"))
 
     def failure(self) -> Failure:
         """How the set fails as it is. Raises ConfigError if it does not fail."""

@@ -7,7 +7,13 @@
     tables.py       the result as the tables of an experiment file
 """
 
-from converge_harness.shrink.reductions import Reduction, parts_of, reductions, smallest_pair
+from converge_harness.shrink.reductions import (
+    Reduction,
+    parts_of,
+    reductions,
+    smallest_pair,
+    why_not,
+)
 from converge_harness.shrink.search import Effect, Shrunk, Trial, Tried, search
 from converge_harness.shrink.tables import experiment_tables, train_config_tables
 
@@ -23,4 +29,5 @@ __all__ = [
     "search",
     "smallest_pair",
     "train_config_tables",
+    "why_not",
 ]

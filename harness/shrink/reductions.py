@@ -11,6 +11,7 @@ from converge_harness.model import (
     GLOBAL_BATCH,
     POWERS_OF_TWO,
     Experiment,
+    Kind,
     Precision,
     Repeat,
     SetSpec,
@@ -46,6 +47,15 @@ class Reduction:
     part: bool
     """Whether it takes a part of the set-up away, which the failure may need; else it only makes
     something smaller."""
+
+
+def why_not(spec: SetSpec) -> str:
+    """Why a test set cannot be shrunk, in a clause; empty if it can."""
+    if spec.kind not in (Kind.PARALLEL, Kind.SPACE_TIME):
+        return "is judged by its resumes, and only sets of one pass can be shrunk"
+    if not spec.trainer.can.techniques:
+        return f"is trained by a {spec.trainer.kind} trainer, which alone knows what it consists of"
+    return ""
 
 
 def smallest_pair(
@@ -261,9 +271,11 @@ def _less_data(experiment: Experiment, control: SetSpec) -> Iterator[Reduction]:
             keys = (LOCAL_BATCH, GLOBAL_BATCH)
             return _set(spec, {key: each // 2 for key in keys if (each := _whole(spec, key))})
 
-        yield Reduction(
-            "the whole batch", "half as many samples a step", _both(experiment, halved), part=False
-        )
+        whole = _whole(control, GLOBAL_BATCH)
+        samples = whole or (_whole(control, LOCAL_BATCH) or 0) * control.parallelism.dp
+        change = f"{samples // 2} samples a step instead of {samples}"
+        made = _both(experiment, halved)
+        yield Reduction(f"{samples} samples a step", change, made, part=False)
 
 
 def parts_of(spec: SetSpec) -> tuple[str, ...]:

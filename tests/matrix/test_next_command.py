@@ -43,6 +43,16 @@ def test_a_failure_of_low_precision_is_explained_in_float32(plan):
     assert "--explain" not in offered(plan, "mixed_tp2", fail, ask=Ask.NO_WORSE)
 
 
+def test_a_failure_of_several_parts_is_shrunk(plan):
+    command = offered(plan, "fsdp2_tp2", verdict(Judgement.FAIL))
+    assert command == (
+        f"converge shrink {SMOKE} --set fsdp2_tp2  # which of its parts it needs: dp_shard 2, tp 2"
+    )
+    there = replace(plan, experiment=replace(plan.experiment, launcher=Launcher.SLURM))
+    assert "shrink" not in offered(there, "fsdp2_tp2", verdict(Judgement.FAIL))
+    assert "shrink" not in offered(plan, "ddp2", verdict(Judgement.FAIL))  # one part
+
+
 @pytest.mark.parametrize("broken", ["control-sound", "repeats-sound", "complete"])
 def test_damaged_evidence_is_trained_again(plan, broken):
     assert " --fresh  # " in offered(plan, "ddp2", verdict(Judgement.INVALID, broken))
