@@ -273,7 +273,8 @@ def _less_data(experiment: Experiment, control: SetSpec) -> Iterator[Reduction]:
 
         whole = _whole(control, GLOBAL_BATCH)
         samples = whole or (_whole(control, LOCAL_BATCH) or 0) * control.parallelism.dp
-        change = f"{samples // 2} samples a step instead of {samples}"
+        fewer = samples // 2
+        change = f"{fewer} sample{'s' * (fewer > 1)} a step instead of {samples}"
         made = _both(experiment, halved)
         yield Reduction(f"{samples} samples a step", change, made, part=False)
 

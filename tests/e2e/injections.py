@@ -19,6 +19,12 @@ def double_gradients(_trainer: Any) -> None:
     utils.clip_grad_norm_ = scaled
 
 
+def double_gradients_under_tp(trainer: Any) -> None:
+    """The same, if there is tensor parallelism."""
+    if trainer.parallel_dims.tp > 1:
+        double_gradients(trainer)
+
+
 def dropout(trainer: Any) -> None:
     """No fault: dropout of feed-forward outputs, whose numbers each rank draws by itself."""
     import torch

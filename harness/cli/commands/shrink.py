@@ -189,7 +189,9 @@ def _sizes(found: Shrunk) -> str:
     (test,) = found.experiment.tests
     steps, length = test.setting("training.steps"), test.setting("training.seq_len")
     layers = test.train_config.model.get("n_layers")
-    return f"{steps} steps, sequences of {length} tokens" + (f", {layers} layers" if layers else "")
+    return f"{steps} steps, sequences of {length} tokens" + (
+        f", {layers} layer{'s' * (layers > 1)}" if layers else ""
+    )
 
 
 def _because(trial: Trial) -> str:
