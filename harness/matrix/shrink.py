@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-
-import tomli_w
 
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.matrix.calibrate import calibrate_control, read_given
@@ -22,7 +19,6 @@ from converge_harness.model import (
     Plan,
     Repeat,
     RepeatKind,
-    TrainConfig,
     Verdict,
 )
 from converge_harness.plan import select
@@ -33,14 +29,10 @@ from converge_harness.shrink import (
     Shrunk,
     Trial,
     Tried,
-    experiment_tables,
     search,
     smallest_pair,
-    train_config_tables,
     why_not,
 )
-from converge_harness.store import atomic_write
-from converge_harness.surroundings import with_imports
 
 _LAYER = re.compile(r"\.\d+\.")
 
@@ -163,43 +155,6 @@ class Shrinking:
             calibration = calibrate_control(plan, pair.control, evidences)
         verdict, _ = judge_pair(pair, evidences, calibration)
         return verdict
-
-
-def write_pair(experiment: Experiment, name: str, folder: Path, command: str) -> Path:
-    """Write a pair as an experiment, with its train configs and models; return its path.
-
-    Raises StoreError if it cannot be written.
-    """
-    configs: list[TrainConfig] = []
-    for spec in (*experiment.controls, *experiment.tests):
-        if spec.train_config not in configs:
-            configs.append(spec.train_config)
-    head = f"# The smallest set-up that fails as the original does, by\n# {command}\n"
-
-    def place(config: TrainConfig) -> str:
-        return f"train_config{configs.index(config) or ''}.toml"
-
-    for config in configs:
-        _copy_module(config, folder)
-        text = head + tomli_w.dumps(train_config_tables(config))
-        atomic_write(folder / place(config), text.encode())
-    path = folder / "experiment.toml"
-    text = head + tomli_w.dumps(experiment_tables(experiment, name, place))
-    atomic_write(path, text.encode())
-    return path
-
-
-def _copy_module(config: TrainConfig, folder: Path) -> None:
-    """Copy a model of one's own, and what it imports, to where the experiment looks for it.
-
-    Raises StoreError if it cannot be written.
-    """
-    if config.code is None or config.import_from is None:
-        return
-    for path in with_imports(config.code, [config.import_from]):
-        inside = path.relative_to(config.import_from)
-        (folder / inside).parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(folder / inside, path.read_bytes())
 
 
 WAIVED = tuple(rule.name for rule in RULES.values() if rule.waivable)

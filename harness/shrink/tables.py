@@ -19,7 +19,7 @@ from converge_harness.model import (
 def experiment_tables(
     experiment: Experiment, name: str, place: Callable[[TrainConfig], str]
 ) -> dict[str, Any]:
-    """The tables of the experiment's file; paths in them are absolute, but for train configs.
+    """The tables of the experiment's file.
 
     Args:
         experiment: for torchtitan.

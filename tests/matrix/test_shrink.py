@@ -7,7 +7,8 @@ import pytest
 from converge_harness.errors import ConfigError
 from converge_harness.experiment import load_experiment
 from converge_harness.matrix.load import plan_experiment
-from converge_harness.matrix.shrink import WAIVED, Failure, Shrinking, failure_of, write_pair
+from converge_harness.matrix.pair_files import write_pair
+from converge_harness.matrix.shrink import WAIVED, Failure, Shrinking, failure_of
 from converge_harness.model import (
     CauseClass,
     Check,
@@ -35,7 +36,7 @@ def meaning(experiment: Experiment):
     return {job.name: job.identity for job in planned(experiment).jobs}
 
 
-@pytest.mark.parametrize("name", ["known_bugs", "four_d"])
+@pytest.mark.parametrize("name", ["known_bugs", "four_d", "guide_bugs"])
 def test_a_pair_that_is_written_means_the_same_when_it_is_read(tmp_path, name):
     experiment = load_experiment(ROOT / "experiments" / f"{name}.toml")
     written = 0

@@ -164,12 +164,13 @@ def _conclude(
 ) -> None:
     """Write the smallest experiment, and say what it is."""
     from converge_harness.cli.console import say
-    from converge_harness.matrix.shrink import write_pair
+    from converge_harness.matrix.pair_files import write_pair
     from converge_harness.shrink import parts_of
 
     (control,), (test,) = found.experiment.controls, found.experiment.tests
     command = shlex.join(["converge", *sys.argv[1:]])
-    path = write_pair(found.experiment, f"{arguments.set}-shrunk", out, command)
+    head = f"The smallest set-up that fails as {arguments.set} does, by\n{command}"
+    path = write_pair(found.experiment, f"{arguments.set}-shrunk", out, head)
     console.print()
     how = "" if found.done else " (the search did not end)"
     say(console, f"smallest set-up{how}: {', '.join(parts_of(test)) or 'one rank'}", "bold")

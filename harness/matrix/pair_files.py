@@ -1,0 +1,101 @@
+"""A control and a test set as files that stand alone, with the code of one's own that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import tomli_w
+
+from converge_harness.model import Experiment, OwnTechnique, SetSpec, TrainConfig
+from converge_harness.shrink import experiment_tables, train_config_tables
+from converge_harness.store import atomic_write
+from converge_harness.surroundings import with_imports
+
+EXPERIMENT = "experiment.toml"
+
+
+def write_pair(experiment: Experiment, name: str, folder: Path, head: str) -> Path:
+    """Write an experiment of one test set into a folder, with all that it names; return its path.
+
+    Models of one's own, and functions of ``inject`` and of techniques, are copied with what they
+    import from their folders.
+
+    Args:
+        experiment: with one control and one test set, for torchtitan.
+        name: of the written experiment.
+        folder: which need not exist.
+        head: comment lines at the top of every file, without ``#``.
+
+    Raises StoreError if it cannot be written.
+    """
+    comment = "".join(f"# {line}\n" for line in head.splitlines())
+    specs = (*experiment.controls, *experiment.tests)
+    configs = _different([spec.train_config for spec in specs])
+
+    def place(config: TrainConfig) -> str:
+        return f"train_config{configs.index(config) or ''}.toml"
+
+    for config in configs:
+        if config.code is not None and config.import_from is not None:
+            _copy(config.code, config.import_from, folder)
+        text = comment + tomli_w.dumps(train_config_tables(config))
+        atomic_write(folder / place(config), text.encode())
+    functions = _Functions(folder)
+    standing = replace(
+        experiment,
+        controls=tuple(map(functions.beside, experiment.controls)),
+        tests=tuple(map(functions.beside, experiment.tests)),
+    )
+    path = folder / EXPERIMENT
+    text = comment + tomli_w.dumps(experiment_tables(standing, name, place))
+    atomic_write(path, text.encode())
+    return path
+
+
+def _different(configs: Sequence[TrainConfig]) -> list[TrainConfig]:
+    found: list[TrainConfig] = []
+    for config in configs:
+        if config not in found:
+            found.append(config)
+    return found
+
+
+class _Functions:
+    """Copies the files of ``file:function``; those of one folder stay together."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._copied: list[Path] = []
+        """The folders that files were copied from, in the order of their numbers."""
+
+    def beside(self, spec: SetSpec) -> SetSpec:
+        """The set with its functions in copied files, by relative paths."""
+        return replace(
+            spec,
+            inject=self._placed(spec.inject),
+            own_techniques=tuple(map(self._technique, spec.own_techniques)),
+        )
+
+    def _technique(self, own: OwnTechnique) -> OwnTechnique:
+        return replace(own, apply=self._placed(own.apply), in_force=self._placed(own.in_force))
+
+    def _placed(self, function: str | None) -> str | None:
+        if function is None:
+            return None
+        written, _, name = function.rpartition(":")
+        path = Path(written)
+        if path.parent not in self._copied:
+            self._copied.append(path.parent)
+        below = f"code{self._copied.index(path.parent) or ''}"
+        _copy(path, path.parent, self._folder / below)
+        return f"{below}/{path.name}:{name}"
+
+
+def _copy(path: Path, root: Path, folder: Path) -> None:
+    """Copy a Python file, and what it imports from a folder of its own, as they lie there."""
+    for each in with_imports(path, [root]):
+        inside = each.relative_to(root)
+        (folder / inside).parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(folder / inside, each.read_bytes())
