@@ -211,13 +211,21 @@ def _meaning(spec: SetSpec) -> tuple[object, ...]:
         (config.module, config.config, dict(config.model), dict(config.settings)),
         config.loader,
         spec.techniques,
-        [each.meaning for each in spec.own_techniques],
+        [
+            (each.name, dict(each.overrides), _called(each.apply), _called(each.in_force))
+            for each in spec.own_techniques
+        ],
         spec.pipeline_schedule,
         spec.cp_rotation,
         dict(spec.overrides),
-        spec.inject,
+        _called(spec.inject),
         spec.without_fixes,
         spec.deterministic,
         spec.segments,
         broken_by(spec.recovery),
     )
+
+
+def _called(function: str | None) -> str | None:
+    """``file.py:function`` without its folder: a run of the same code from elsewhere is reused."""
+    return None if function is None else function.rpartition("/")[2]

@@ -11,6 +11,7 @@
 """
 
 from converge_harness.report.renderers.files import write_reports
+from converge_harness.report.renderers.issue_draft import Reproduction, issue_draft
 from converge_harness.report.renderers.markdown import to_summary
 from converge_harness.report.renderers.verdict_table import HEADER, VerdictRow, header, rows
 from converge_harness.report.view.against import Against, ChangedSet, Sameness
@@ -22,10 +23,12 @@ __all__ = [
     "Against",
     "ChangedSet",
     "ReportView",
+    "Reproduction",
     "Sameness",
     "VerdictRow",
     "build_view",
     "header",
+    "issue_draft",
     "rows",
     "to_summary",
     "write_reports",

@@ -1,5 +1,7 @@
 """``converge shrink`` by real runs: what a failure needs, and an experiment that shows it."""
 
+import json
+
 import pytest
 from real_matrices import INJECTIONS, Matrix
 from warm_toolchains import warm_toolchains
@@ -60,9 +62,41 @@ def test_a_failure_is_shrunk_to_the_part_that_it_needs(matrix):
     assert (verdict["verdict"], verdict["cause_class"]) == ("FAIL", "gradient scale")
 
 
-def test_a_set_that_passes_is_not_shrunk(matrix):
+def test_its_folder_for_others_is_the_same_failure_and_tells_of_no_machine(matrix):
+    folder = matrix.out.parent / "repro"
+    done = matrix.converge("repro", str(matrix.out), "--set", "fsdp2_tp2", "--out", str(folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tells of this machine" not in done.stdout
+    assert {path.name for path in folder.iterdir()} == {
+        *("ISSUE.md", "expected.json", "experiment.toml", "requirements.txt", "run.sh"),
+        *("train_config.toml", "code"),
+    }
+    issue = (folder / "ISSUE.md").read_text()
+    assert issue.startswith("# Gradients are scaled by 2 (")
+    assert "- needs tp 2: without it, it passes" in issue
+    assert "converge toolchain build torchtitan-0.3.0" in issue
+    expected = json.loads((folder / "expected.json").read_text())
+    assert (expected["verdict"], expected["onset_step"]) == ("FAIL", 1)
+    assert "grad-norm-first-step" in {check["name"] for check in expected["failed_checks"]}
+
+    theirs = matrix._replace(experiment=folder / "experiment.toml", out=folder / "report")
+    again = theirs.converge("run")
+    assert again.returncode == 1, again.stdout + again.stderr
+    assert again.stdout.count("reused") >= 3
+    (verdict,) = theirs.tests().values()
+    assert verdict["cause"] == expected["cause"]
+
+
+def test_a_set_that_passes_is_neither_shrunk_nor_reproduced(matrix):
     done = shrink(matrix, "right")
-    assert done.returncode in (2, 3)
-    assert "'right' is PASS, not FAIL (only a set that fails can be shrunk)" in " ".join(
+    assert done.returncode == 3  # after it has been trained
+    said = " ".join(done.stderr.split())
+    assert "'right' is PASS, not FAIL (only a set that fails can be shrunk)" in said
+    whole = matrix._replace(out=matrix.out.parent / "whole")
+    assert whole.converge("run", "--only", "right").returncode == 0
+    out = ("--out", str(matrix.out.parent / "none"))
+    done = matrix.converge("repro", str(whole.out), "--set", "right", *out)
+    assert done.returncode == 2
+    assert "'right' is PASS, not FAIL (only a failure is reproduced)" in " ".join(
         done.stderr.split()
     )

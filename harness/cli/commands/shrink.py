@@ -165,7 +165,9 @@ def _conclude(
     """Write the smallest experiment, and say what it is."""
     from converge_harness.cli.console import say
     from converge_harness.matrix.pair_files import write_pair
+    from converge_harness.matrix.repro import SHRUNK
     from converge_harness.shrink import parts_of
+    from converge_harness.store import write_json
 
     (control,), (test,) = found.experiment.controls, found.experiment.tests
     command = shlex.join(["converge", *sys.argv[1:]])
@@ -175,12 +177,17 @@ def _conclude(
     how = "" if found.done else " (the search did not end)"
     say(console, f"smallest set-up{how}: {', '.join(parts_of(test)) or 'one rank'}", "bold")
     say(console, f"  against {', '.join(parts_of(control)) or 'one rank'}, {_sizes(found)}")
-    for each in found.needed:
-        answer = f"{each.trial.effect}{_because(each.trial)}"
-        say(console, f"  needs {each.reduction.what}: without it, it {answer}")
-    for reduction in found.taken:
-        if reduction.part:
-            say(console, f"  does not need {reduction.what}")
+    needs = [
+        f"needs {each.reduction.what}: without it, it {each.trial.effect}{_because(each.trial)}"
+        for each in found.needed
+    ]
+    others = [f"does not need {each.what}" for each in found.taken if each.part]
+    for sentence in (*needs, *others):
+        say(console, f"  {sentence}")
+    write_json(
+        out / SHRUNK,
+        {"needs": needs, "does_not_need": others, "trials": found.tried, "done": found.done},
+    )
     say(console, f"  {_short(failure.cause)}")
     say(console, f"experiment: {path}")
     say(console, f"next: converge run {shlex.quote(str(path))}")

@@ -95,13 +95,13 @@ def _lines(view: ReportView) -> Iterator[str]:
     yield ""
     if view.against:
         yield from _against(view.against)
-    table = rows(view)
-    yield from _table(
+    listed = rows(view)
+    yield from table(
         [title.capitalize() for title in header(view)],
-        ([_word(row.judgement), *map(escape, row[1:])] for row in table),
+        ([_word(row.judgement), *map(escape, row[1:])] for row in listed),
     )
     yield ""
-    for test, row in zip(view.by_severity, table, strict=True):
+    for test, row in zip(view.by_severity, listed, strict=True):
         if row.judgement is not Judgement.PASS:
             onset = f" (from {row.onset})" if row.onset != ABSENT else ""
             cause = row.cause or "no cause is known"
@@ -118,7 +118,7 @@ def _lines(view: ReportView) -> Iterator[str]:
 def _against(against: Against) -> Iterator[str]:
     yield f"**{escape(against.headline)}** {escape(against.tested)}"
     yield ""
-    yield from _table(
+    yield from table(
         ["Set", "Change", "Verdict", "What differs"],
         (
             [escape(each.name), each.sameness.value, each.verdicts or ABSENT, escape(each.sentence)]
@@ -131,14 +131,14 @@ def _against(against: Against) -> Iterator[str]:
 def _facts(view: ReportView) -> Iterator[str]:
     for control in view.controls:
         requeued = f" {control.requeue_words}" if control.requeues else ""
-        yield f"- control **{escape(control.name)}**: {escape(_set_up(control))}{requeued}"
+        yield f"- control **{escape(control.name)}**: {escape(set_up(control))}{requeued}"
     for each in view.besides:
         reused = " (reused)" if each.run.reused else ""
         took = f", {duration(each.run.wall_s)}{reused}" if each.run.wall_s is not None else ""
         failed = f": {escape(each.run.error.message)}" if each.run.error else ""
         yield f"- {escape(each.what)} **{escape(each.run.name)}**: {each.run.degrees}{took}{failed}"
     if view.anchor:
-        yield f"- anchor **{escape(view.anchor.name)}**: {escape(_set_up(view.anchor))}"
+        yield f"- anchor **{escape(view.anchor.name)}**: {escape(set_up(view.anchor))}"
     for sentence in view.waived:
         yield f"- waived rule: {escape(sentence)}"
     for sentence in view.notes:
@@ -155,7 +155,7 @@ def _facts(view: ReportView) -> Iterator[str]:
     yield ""
 
 
-def _set_up(run: RunView) -> str:
+def set_up(run: RunView) -> str:
     parts = [part for part in (run.degrees, *run.techniques, run.toolchain) if part]
     return ", ".join(parts) or run.source
 
@@ -183,13 +183,13 @@ def _test(test: TestView) -> Iterator[str]:
     if test.replicas:
         yield from _replicas(test.replicas)
     if test.in_force:
-        yield from _table(
+        yield from table(
             ["Technique", "Named", "In force"],
             (map(escape, (row.what, row.named, row.in_force)) for row in test.in_force),
         )
         yield ""
     if test.config:
-        yield from _table(
+        yield from table(
             ["Configuration key", "Control", test.configured, "Declared"],
             (
                 [
@@ -214,27 +214,27 @@ def _would_change(sentences: Sequence[str]) -> Iterator[str]:
 
 def _passes(resumed: PassesView) -> Iterator[str]:
     yield f"{escape(resumed.summary)}\n"
-    yield from _table(
+    yield from table(
         PASS_TITLES,
         (map(escape, pass_cells(each)) for each in resumed.passes),
     )
     yield ""
     if resumed.faults:
-        yield from _table(FAULT_TITLES, (map(escape, fault_cells(f)) for f in resumed.faults))
+        yield from table(FAULT_TITLES, (map(escape, fault_cells(f)) for f in resumed.faults))
         yield ""
 
 
 def _checks(checks: Sequence[Check]) -> Iterator[str]:
     if not checks:
         return
-    yield from _table(
+    yield from table(
         ["Outcome", "Check", "Measured", "Limit", "Steps", "Detail"],
         (
             [
                 check.outcome.value if check.outcome is not Outcome.FAIL else "**FAIL**",
                 escape(check.title),
                 escape(f"{number(check.measured)} {check.unit}".strip()),
-                escape(_limit(check)),
+                escape(limit_words(check)),
                 step_range(check.steps),
                 escape(check.detail) or ABSENT,
             ]
@@ -245,7 +245,7 @@ def _checks(checks: Sequence[Check]) -> Iterator[str]:
     for check in checks:
         if check.deviations:
             yield f"{escape(check.title)} Largest excess first:\n"
-            yield from _table(
+            yield from table(
                 ["Tensor", "Measured", "Limit", "Times", "Step"],
                 (
                     [
@@ -263,7 +263,7 @@ def _checks(checks: Sequence[Check]) -> Iterator[str]:
 
 def _tensors(tensors: TensorTable) -> Iterator[str]:
     yield f"{tensors.summary}\n"
-    yield from _table(
+    yield from table(
         ["Parameter", "Gradient", "Update"],
         (
             [
@@ -276,7 +276,7 @@ def _tensors(tensors: TensorTable) -> Iterator[str]:
     )
     yield ""
     if tensors.groups:
-        yield from _table(
+        yield from table(
             ["Gradient norm by kind of parameter", "Parameters", "Norm", "Control", "Ratio"],
             (
                 [
@@ -293,7 +293,7 @@ def _tensors(tensors: TensorTable) -> Iterator[str]:
 def _replicas(replicas: ReplicaView) -> Iterator[str]:
     yield f"{escape(replicas.summary)}\n"
     if replicas.rows:
-        yield from _table(
+        yield from table(
             ["Tensor", "Kind", "Mesh dimensions", "Ranks that agree", "From step"],
             (
                 [*map(escape, (row.tensor, row.kind, row.mesh_dims, row.groups)), str(row.step)]
@@ -315,7 +315,7 @@ def _tolerances(view: ReportView) -> Iterator[str]:
         if calibration.problems:
             yield ""
         if calibration.repeats:
-            yield from _table(
+            yield from table(
                 ["Repeat", "Kind", "Largest loss difference", "Largest grad norm difference"],
                 (
                     [
@@ -328,7 +328,7 @@ def _tolerances(view: ReportView) -> Iterator[str]:
             )
             yield ""
         if calibration.signals:
-            yield from _table(
+            yield from table(
                 ["Signal", "Spread at first step", "At last step", "Growth", "Doubles in"],
                 (
                     [
@@ -346,7 +346,7 @@ def _tolerances(view: ReportView) -> Iterator[str]:
             yield ""
 
 
-def _limit(check: Check) -> str:
+def limit_words(check: Check) -> str:
     if check.limit is None:
         return ABSENT
     times = excess(check.measured, check.limit.value) if check.outcome is Outcome.FAIL else ""
@@ -367,7 +367,7 @@ def _word(judgement: Judgement) -> str:
     return f"{SYMBOLS[judgement]} {judgement.value}"
 
 
-def _table(titles: Iterable[str], body: Iterable[Iterable[str]]) -> Iterator[str]:
+def table(titles: Iterable[str], body: Iterable[Iterable[str]]) -> Iterator[str]:
     header = list(titles)
     yield f"| {' | '.join(header)} |"
     yield f"|{' --- |' * len(header)}"
