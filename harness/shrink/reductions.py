@@ -280,11 +280,14 @@ def _less_data(experiment: Experiment, control: SetSpec) -> Iterator[Reduction]:
 
 
 def parts_of(spec: SetSpec) -> tuple[str, ...]:
-    """What a set consists of besides its sizes: degrees above 1 and techniques."""
+    """What a set consists of besides its sizes: degrees above 1, techniques, a special schedule."""
     degrees = spec.parallelism
     named = [
         f"{field.name} {getattr(degrees, field.name)}"
         for field in fields(degrees)
         if getattr(degrees, field.name) > 1
     ]
+    schedule = spec.pipeline_schedule
+    if schedule not in (None, SIMPLEST_SCHEDULE):
+        named.append(str(schedule))
     return (*named, *spec.technique_names)

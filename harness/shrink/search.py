@@ -8,7 +8,7 @@ that is, without any single one of them the failure is gone or another one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from converge_harness.model import Experiment
@@ -23,6 +23,10 @@ class Effect(StrEnum):
     OTHER = "fails otherwise"
     UNDECIDED = "cannot be judged"
     IMPOSSIBLE = "is not possible"
+
+
+SILENT = (Effect.UNDECIDED, Effect.IMPOSSIBLE)
+"""Effects that do not tell whether the failure is still there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +102,13 @@ def _next(found: Shrunk) -> Reduction | None:
 
 
 def _after(found: Shrunk, tried: Tried) -> Shrunk:
-    others = tuple(
-        each for each in found.refused if each.reduction.change != tried.reduction.change
-    )
+    change = tried.reduction.change
+    others = tuple(each for each in found.refused if each.reduction.change != change)
     if tried.trial.effect is not Effect.SAME:
-        refused = (*others, tried)
-        return Shrunk(found.experiment, found.taken, refused, found.tried + 1)
+        before = next((each for each in found.refused if each.reduction.change == change), None)
+        if before and tried.trial.effect in SILENT and before.trial.effect not in SILENT:
+            tried = replace(tried, trial=before.trial)  # a larger pair has told more
+        return Shrunk(found.experiment, found.taken, (*others, tried), found.tried + 1)
     made = tried.reduction.made
     possible = {each.change for each in reductions(made)}
     # "tp 1 instead of 4" is no change of a pair that has tp 2 by now.

@@ -87,6 +87,22 @@ def test_what_a_larger_pair_needed_is_tried_again(pair):
     assert found.needed == ()
 
 
+def test_what_a_larger_pair_told_is_kept_where_a_smaller_one_tells_nothing(pair):
+    """Without compile it passes, and cannot be judged once there is no Float8 either."""
+
+    def trial(reduction):
+        (test,) = reduction.made.tests
+        if "compile" in test.techniques:
+            return Trial(Effect.SAME)
+        return Trial(Effect.PASSES if "float8" in test.techniques else Effect.UNDECIDED)
+
+    found = search(pair, trial, lambda tried: True, lambda found, tried: None)
+    assert found.done
+    assert [(each.reduction.what, each.trial.effect) for each in found.needed] == [
+        ("compile", Effect.PASSES)
+    ]
+
+
 def test_samples_a_step_stay_as_they_were(pair):
     found, told = shrunk(pair, lambda test: True)
     for tried in told:
