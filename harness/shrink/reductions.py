@@ -265,7 +265,9 @@ def _less_data(experiment: Experiment, control: SetSpec) -> Iterator[Reduction]:
         for key in (LOCAL_BATCH, GLOBAL_BATCH)
         if (value := _whole(spec, key))
     ]
-    if values and not any(value % 2 for value in values):
+    # Fewer microbatches than stages would be a set-up of its own.
+    enough = all((_whole(spec, LOCAL_BATCH) or 0) // 2 >= spec.parallelism.pp for spec in sets)
+    if values and enough and not any(value % 2 for value in values):
 
         def halved(spec: SetSpec) -> SetSpec:
             keys = (LOCAL_BATCH, GLOBAL_BATCH)

@@ -121,6 +121,6 @@ def _tensors(failed: Sequence[Check]) -> Iterator[str]:
     for each in check.deviations[:TENSORS]:
         measured, allowed = number(each.measured), number(each.limit)
         yield f"- `{escape(each.tensor)}` at step {each.step}: {measured}, allowed {allowed}"
-    if more := len(check.deviations) - TENSORS:
-        yield f"- and {more} more" if more > 0 else ""
+    if len(check.deviations) > TENSORS:
+        yield f"- and {len(check.deviations) - TENSORS} more"
     yield ""

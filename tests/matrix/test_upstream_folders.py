@@ -1,0 +1,32 @@
+"""The published folders of ``converge repro``: whole, loadable, and of nobody's machine."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from converge_harness.experiment import load_experiment
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = sorted((ROOT / "reports" / "upstream").iterdir())
+
+
+def test_there_are_some():
+    assert FOLDERS
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_published_folder_stands_alone(folder):
+    experiment = load_experiment(folder / "experiment.toml")
+    assert [spec.name for spec in experiment.tests] == [folder.name]
+    assert json.loads((folder / "expected.json").read_text())["verdict"] == "FAIL"
+    for path in folder.rglob("*"):
+        if path.is_file():
+            text = path.read_text()
+            assert not any(place in text for place in ("/work/", "/root", "/home/")), path
+    script = folder / "run.sh"
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    issue = (folder / "ISSUE.md").read_text()
+    for line in script.read_text().splitlines()[2:]:
+        assert line in issue
