@@ -1,0 +1,85 @@
+"""What ``converge shrink`` says and leaves when its search ends; real runs: ``tests/e2e``."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from converge_harness.cli.main import main
+from converge_harness.errors import Interrupted
+from converge_harness.experiment import load_experiment
+from converge_harness.matrix import shrink as matrix_shrink
+from converge_harness.matrix.shrink import Failure
+from converge_harness.model import CauseClass
+from converge_harness.plan import select
+from converge_harness.shrink import Effect, Trial, search, smallest_pair
+
+SMOKE = Path(__file__).parents[2] / "experiments" / "smoke.toml"
+
+
+class Searching:
+    """Shrinks by a rule instead of runs, and may be interrupted after some trials."""
+
+    after: int | None = None
+
+    def __init__(self, experiment, name, run, slots):
+        self.pair = smallest_pair(select(experiment, [name]), (), ())
+
+    def failure(self):
+        return Failure(CauseClass.GRADIENT_SCALE, frozenset(), "gradients are scaled by 2")
+
+    def start(self, failure):
+        return self.pair
+
+    def search(self, start, failure, may_go_on, tell):
+        made = []
+
+        def trial(reduction):
+            if len(made) == self.after:
+                raise Interrupted("SIGINT")
+            made.append(reduction)
+            tp = reduction.made.tests[0].parallelism.tp
+            return Trial(Effect.SAME if tp > 1 else Effect.PASSES)
+
+        return search(start, trial, may_go_on, tell)
+
+
+def shrunk(folder, monkeypatch, *more, after=None):
+    monkeypatch.setattr(matrix_shrink, "Shrinking", type("S", (Searching,), {"after": after}))
+    out = ("--out", str(folder / "out"), "--store", str(folder / "store"))
+    return main(["shrink", str(SMOKE), "--set", "fsdp2_tp2", *out, *more])
+
+
+def test_a_search_that_ended_says_what_the_failure_needs(tmp_path, monkeypatch, capsys):
+    assert shrunk(tmp_path, monkeypatch) == 0
+    said = capsys.readouterr().out
+    assert "smallest set-up: tp 2\n  against one rank, 2 steps, sequences of 32 tokens" in said
+    left = json.loads((tmp_path / "out" / "shrunk.json").read_text())
+    assert left["needs"] == ["needs tp 2: without it, it passes"]
+    assert left["does_not_need"] == ["does not need dp_shard 2"]
+    assert left["done"] is True
+    (test,) = load_experiment(tmp_path / "out" / "experiment.toml").tests
+    assert (test.parallelism.tp, test.parallelism.world_size) == (2, 2)
+
+
+@pytest.mark.parametrize(("more", "after", "code"), [(("--trials", "3"), None, 3), ((), 3, 130)])
+def test_a_search_that_was_ended_keeps_the_smallest_so_far(
+    tmp_path, monkeypatch, capsys, more, after, code
+):
+    assert shrunk(tmp_path, monkeypatch, *more, after=after) == code
+    assert "smallest set-up (the search did not end): tp 2\n" in capsys.readouterr().out
+    left = json.loads((tmp_path / "out" / "shrunk.json").read_text())
+    assert (left["trials"], left["done"]) == (3, False)
+    (test,) = load_experiment(tmp_path / "out" / "experiment.toml").tests
+    assert test.setting("training.steps") == 2
+
+
+def test_interrupted_before_anything_was_smaller_it_leaves_nothing(tmp_path, monkeypatch):
+    assert shrunk(tmp_path, monkeypatch, after=0) == 130
+    assert not (tmp_path / "out" / "experiment.toml").exists()
+
+
+def test_a_set_that_is_not_there_is_named(tmp_path, capsys):
+    out = ("--out", str(tmp_path / "out"), "--store", str(tmp_path / "store"))
+    assert main(["shrink", str(SMOKE), "--set", "fsdp2_tq2", *out]) == 2
+    assert "did you mean 'fsdp2_tp2'?" in " ".join(capsys.readouterr().err.split())
