@@ -8,6 +8,7 @@ from pathlib import Path
 
 import tomli_w
 
+from converge_harness.errors import ConfigError, Problem
 from converge_harness.model import Experiment, OwnTechnique, SetSpec, TrainConfig
 from converge_harness.shrink import experiment_tables, train_config_tables
 from converge_harness.store import atomic_write
@@ -16,8 +17,8 @@ from converge_harness.surroundings import with_imports
 EXPERIMENT = "experiment.toml"
 
 
-def write_pair(experiment: Experiment, name: str, folder: Path, head: str) -> Path:
-    """Write an experiment of one test set into a folder, with all that it names; return its path.
+def write_pair(experiment: Experiment, name: str, folder: Path, head: str) -> tuple[Path, ...]:
+    """Write an experiment of one test set; return the paths of all files, the experiment's first.
 
     Models of one's own, and functions of ``inject`` and of techniques, are copied with what they
     import from their folders.
@@ -28,10 +29,11 @@ def write_pair(experiment: Experiment, name: str, folder: Path, head: str) -> Pa
         folder: which need not exist.
         head: comment lines at the top of every file, without ``#``.
 
-    Raises StoreError if it cannot be written.
+    Raises StoreError if it cannot be written, and ConfigError if two files of one name differ.
     """
     comment = "".join(f"# {line}\n" for line in head.splitlines())
     specs = (*experiment.controls, *experiment.tests)
+    written: dict[Path, bytes] = {}
     configs = _different([spec.train_config for spec in specs])
 
     def place(config: TrainConfig) -> str:
@@ -39,19 +41,22 @@ def write_pair(experiment: Experiment, name: str, folder: Path, head: str) -> Pa
 
     for config in configs:
         if config.code is not None and config.import_from is not None:
-            _copy(config.code, config.import_from, folder)
+            _add(config.code, config.import_from, folder, written)
         text = comment + tomli_w.dumps(train_config_tables(config))
-        atomic_write(folder / place(config), text.encode())
-    functions = _Functions(folder)
+        written[folder / place(config)] = text.encode()
+    functions = _Functions(folder, written)
     standing = replace(
         experiment,
         controls=tuple(map(functions.beside, experiment.controls)),
         tests=tuple(map(functions.beside, experiment.tests)),
     )
-    path = folder / EXPERIMENT
+    first = folder / EXPERIMENT
     text = comment + tomli_w.dumps(experiment_tables(standing, name, place))
-    atomic_write(path, text.encode())
-    return path
+    written[first] = text.encode()
+    for path, content in written.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, content)
+    return first, *sorted(written.keys() - {first})
 
 
 def _different(configs: Sequence[TrainConfig]) -> list[TrainConfig]:
@@ -65,8 +70,8 @@ def _different(configs: Sequence[TrainConfig]) -> list[TrainConfig]:
 class _Functions:
     """Copies the files of ``file:function``; those of one folder stay together."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, written: dict[Path, bytes]) -> None:
+        self._folder, self._written = folder, written
         self._copied: list[Path] = []
         """The folders that files were copied from, in the order of their numbers."""
 
@@ -89,13 +94,16 @@ class _Functions:
         if path.parent not in self._copied:
             self._copied.append(path.parent)
         below = f"code{self._copied.index(path.parent) or ''}"
-        _copy(path, path.parent, self._folder / below)
+        _add(path, path.parent, self._folder / below, self._written)
         return f"{below}/{path.name}:{name}"
 
 
-def _copy(path: Path, root: Path, folder: Path) -> None:
-    """Copy a Python file, and what it imports from a folder of its own, as they lie there."""
+def _add(path: Path, root: Path, folder: Path, written: dict[Path, bytes]) -> None:
+    """Add a Python file, and what it imports from a folder of its own, as they lie there."""
     for each in with_imports(path, [root]):
         inside = each.relative_to(root)
-        (folder / inside).parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(folder / inside, each.read_bytes())
+        content = each.read_bytes()
+        if written.setdefault(folder / inside, content) != content:
+            raise ConfigError(
+                Problem(str(each), f"is another {inside} than that of the other set", "rename one")
+            )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import getpass
 import json
+import re
 import shlex
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,15 @@ from converge_harness.shrink import why_not
 from converge_harness.store import atomic_write, read_json, write_json
 
 ISSUE = "ISSUE.md"
+_ABSOLUTE = re.compile(r'"(/[^"]+)"')
 EXPECTED = "expected.json"
 REQUIREMENTS = "requirements.txt"
 SCRIPT = "run.sh"
+_REQUIRED = f"""\
+# Not on PyPI yet: install it from its repository before (`pip install .` in a checkout).
+converge-harness=={__version__}
+"""
+_HERE = ("set -euo pipefail", 'cd "$(dirname "$0")"')
 SHRUNK = "shrunk.json"
 """Beside an experiment that a search has made: what its failure needs."""
 
@@ -59,14 +67,19 @@ def write_repro(report: Path, name: str, folder: Path) -> Repro:
     if verdict is None or verdict.judgement is not Judgement.FAIL:
         said = "no test set" if verdict is None else f"{verdict.judgement.value}, not FAIL"
         raise ConfigError(Problem(place, f"{name!r} is {said}", "only a failure is reproduced"))
-    if why := why_not(alone.tests[0]):
+    why = why_not(alone.tests[0])
+    if plan.experiment.baseline or plan.experiment.calibration:
+        why = "is judged by a golden or a calibration file, which stay here"
+    if why:
         raise ConfigError(Problem(place, f"{name!r} {why}"))
     job = plan.job(name)
     standing = _as_run(alone, plan)
-    write_pair(standing, f"{name}-repro", folder, f"{name}: {verdict.cause}")
-    _write(folder / REQUIREMENTS, f"converge-harness=={__version__}\n")
+    pair = write_pair(
+        standing, f"{name}-repro", folder, f"{name}: {_without_places(verdict.cause)}"
+    )
+    _write(folder / REQUIREMENTS, _REQUIRED)
     commands = tuple(_commands(alone))
-    _write(folder / SCRIPT, "\n".join(("#!/usr/bin/env bash", "set -euo pipefail", *commands, "")))
+    _write(folder / SCRIPT, "\n".join(("#!/usr/bin/env bash", *_HERE, *commands, "")))
     write_json(folder / EXPECTED, _expected(verdict, finished.versions))
     draft = issue_draft(
         judged.view,
@@ -74,7 +87,8 @@ def write_repro(report: Path, name: str, folder: Path) -> Repro:
         Reproduction(commands, _needs(plan.experiment.path), _sizes(job)),
     )
     _write(folder / ISSUE, _without_places(draft))
-    files = tuple(sorted(path for path in folder.rglob("*") if path.is_file()))
+    own = (folder / each for each in (REQUIREMENTS, SCRIPT, EXPECTED, ISSUE))
+    files = tuple(sorted((*pair, *own)))
     return Repro(folder, files, tuple(_personal(files, folder)))
 
 
@@ -90,7 +104,7 @@ def _as_run(alone: Experiment, plan: Plan) -> Experiment:
 
 
 def _commands(alone: Experiment) -> Iterator[str]:
-    yield f"pip install -r {REQUIREMENTS}"
+    yield f"python -c 'import converge_harness' || pip install -r {REQUIREMENTS}"
     names = dict.fromkeys(spec.toolchain for spec in (*alone.controls, *alone.tests))
     for name in names:
         if "/" not in name:  # an environment of one's own has to be there
@@ -140,23 +154,28 @@ def _write(path: Path, text: str) -> None:
 
 
 def _places() -> dict[str, str]:
-    """What a text says of this machine, and what stands for it."""
-    return {f"{Path.cwd()}/": "", str(Path.cwd()): ".", str(Path.home()): "~"}
+    """Folders that tell of this machine, and what stands for them."""
+    found = {str(Path.cwd()): "", str(Path.home()): "~"}
+    return {place: instead for place, instead in found.items() if place != "/"}
 
 
 def _without_places(text: str) -> str:
+    """Without the working and the home folder."""
     for place, instead in _places().items():
-        if place not in ("/", ""):
-            text = text.replace(place, instead)
+        whole = rf"(?<![\w/.]){re.escape(place)}(?![\w.-])"
+        text = re.sub(whole if instead else f"{whole}/", instead, text)
     return text
 
 
 def _personal(files: Sequence[Path], folder: Path) -> Iterator[str]:
     """Files that name this machine's folders, its host or its user all the same."""
-    words = {place.rstrip("/") for place in _places()} | {socket.gethostname()}
-    user = getpass.getuser()
-    words |= {f"/{user}/", f"{user}@"}
+    words = {*_places(), socket.gethostname()}
+    with suppress(KeyError, OSError, ImportError):  # a container's user may have no name
+        words |= {f"/{getpass.getuser()}/", f"{getpass.getuser()}@"}
     for path in files:
         text = path.read_text(errors="replace")
         for word in sorted(word for word in words if len(word) > 1 and word in text):
             yield f"{path.relative_to(folder)} has {json.dumps(word)}"
+        if path.suffix == ".toml":
+            for found in sorted(set(_ABSOLUTE.findall(text))):
+                yield f"{path.relative_to(folder)} names {found}, which nobody else has"

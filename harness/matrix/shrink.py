@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from converge_harness.errors import ConfigError, Problem
+from converge_harness.errors import ConfigError, ConvergeError, Problem
 from converge_harness.matrix.calibrate import calibrate_control, read_given
 from converge_harness.matrix.judge import judge_pair, pairs_of, read_evidence
 from converge_harness.matrix.load import plan_experiment
@@ -37,21 +37,30 @@ from converge_harness.shrink import (
 _LAYER = re.compile(r"\.\d+\.")
 
 
+class NothingToShrinkError(ConvergeError):
+    """The set does not fail, or not again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """How a set fails, as far as a smaller one has to fail the same way."""
 
     cause_class: CauseClass | None
     tensors: frozenset[str]
-    """The tensors that the first failed check names, without the numbers of their layers: a smaller
-    model has fewer of them. Empty if it names none."""
+    """The tensors of the first failed check that names any (at most 20), without the numbers of
+    their layers: a smaller model has fewer of them."""
     cause: str
 
     def is_that_of(self, other: Failure) -> bool:
-        """Whether it is the same failure: of one class, and of at least one common tensor."""
+        """Whether it is the same failure: of one class, and of at least one common tensor.
+
+        Where a side names no tensors the class decides, unless that is unknown.
+        """
         if self.cause_class is not other.cause_class:
             return False
-        return not (self.tensors and other.tensors) or bool(self.tensors & other.tensors)
+        if self.tensors and other.tensors:
+            return bool(self.tensors & other.tensors)
+        return self.cause_class not in (None, CauseClass.UNKNOWN)
 
 
 def failure_of(verdict: Verdict) -> Failure:
@@ -76,7 +85,8 @@ class Shrinking:
             slots: how many ranks may run at once on the CPU; None: as usual.
         """
         self._run, self._slots = run, slots
-        self._alone = select(experiment, [name])
+        # Other seeds would not be judged here.
+        self._alone = replace(select(experiment, [name]), other_seeds=())
         place = str(experiment.path)
         if len(self._alone.tests) != 1:
             raise ConfigError(Problem(place, f"{name!r} is no single test set"))
@@ -85,23 +95,21 @@ class Shrinking:
             raise ConfigError(Problem(place, f"{name!r} {why}"))
 
     def failure(self) -> Failure:
-        """How the set fails as it is. Raises ConfigError if it does not fail."""
+        """How the set fails as it is. Raises NothingToShrinkError if it does not fail."""
         verdict = self._judged(self._alone)
         if verdict.judgement is not Judgement.FAIL:
-            said = f": {verdict.cause}" if verdict.cause else ""
-            raise ConfigError(
-                Problem(
-                    str(self._alone.path),
-                    f"{verdict.name!r} is {verdict.judgement.value}, not FAIL{said}",
-                    "only a set that fails can be shrunk",
-                )
+            said = f"{verdict.judgement.value}, not FAIL"
+            said += f": {verdict.cause}" if verdict.cause else ""
+            raise NothingToShrinkError(
+                f"{self._alone.path}: {verdict.name!r} is {said} (only a set that fails can be "
+                "shrunk)"
             )
         return failure_of(verdict)
 
     def start(self, failure: Failure) -> Experiment:
         """The pair that is shrunk: with one repeat of the control, if it fails with that, too.
 
-        Raises ConfigError if it does not fail again in the same way.
+        Raises NothingToShrinkError if it does not fail again in the same way.
         """
         repeats = self._alone.repeats
         moved = [each for each in repeats if each.kind in (RepeatKind.ULP, RepeatKind.ROUNDING)]
@@ -115,7 +123,7 @@ class Shrinking:
             said = f"{trial.effect.value}: {trial.said}" if trial.said else trial.effect.value
         name = self._alone.tests[0].name
         why = f"{name!r} does not fail the same way again with the smallest set of runs; it {said}"
-        raise ConfigError(Problem(str(self._alone.path), why))
+        raise NothingToShrinkError(f"{self._alone.path}: {why}")
 
     def search(
         self,

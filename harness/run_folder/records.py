@@ -62,3 +62,4 @@ class SubmissionDocument(TypedDict, total=False):
     hung: bool
     stopped: bool
     uid: int | None
+    continues_after: int | None

@@ -225,7 +225,8 @@ def _in_float32(experiment: Experiment, test: SetSpec) -> Iterator[Reduction]:
         value = test.setting(key)
         if isinstance(value, str) and DATA_TYPES.get(value, Precision.FP32) != Precision.FP32:
             made = _both_with(experiment, {key: "float32"})
-            yield Reduction(f"{value} ({key})", f"float32 instead of {value}", made, part=True)
+            change = f"{key} float32 instead of {value}"
+            yield Reduction(f"{key} {value}", change, made, part=True)
 
 
 def _smaller_model(experiment: Experiment, test: SetSpec) -> Iterator[Reduction]:

@@ -2,7 +2,7 @@
 
 This is delta debugging with a list of changes instead of lines (Zeller and Hildebrandt,
 "Simplifying and isolating failure-inducing input", 2002): the result is 1-minimal in its parts,
-that is, without any single one of them the failure is gone or another one.
+that is, without any single one of them the failure is gone, is another one, or cannot be judged.
 """
 
 from __future__ import annotations
@@ -63,8 +63,15 @@ class Shrunk:
 
     @property
     def needed(self) -> tuple[Tried, ...]:
-        """Parts without which it does not fail the same way."""
-        return tuple(each for each in self.refused if each.reduction.part)
+        """Parts without which it passes, or fails otherwise."""
+        parts = (each for each in self.refused if each.reduction.part)
+        return tuple(each for each in parts if each.trial.effect not in SILENT)
+
+    @property
+    def left(self) -> tuple[Tried, ...]:
+        """Parts of which nobody knows whether it needs them: nothing without them can be judged."""
+        parts = (each for each in self.refused if each.reduction.part)
+        return tuple(each for each in parts if each.trial.effect in SILENT)
 
 
 def search(

@@ -8,10 +8,13 @@ from typing import Any
 
 from converge_harness.model import (
     FROZEN_STEPS,
+    POWERS_OF_TWO,
+    STOP_AFTER,
     Ask,
     Experiment,
     Loader,
     SetSpec,
+    Stop,
     TrainConfig,
 )
 
@@ -19,7 +22,9 @@ from converge_harness.model import (
 def experiment_tables(
     experiment: Experiment, name: str, place: Callable[[TrainConfig], str]
 ) -> dict[str, Any]:
-    """The tables of the experiment's file.
+    """The tables of the experiment's file, which runs on this machine.
+
+    Not carried over: an anchor, a calibration, a golden, and the cluster.
 
     Args:
         experiment: for torchtitan.
@@ -42,8 +47,17 @@ def experiment_tables(
         "repeats": [str(each) for each in experiment.repeats],
         "reference": experiment.reference,
     }
-    if experiment.frozen != FROZEN_STEPS:
-        tables["probe"] = {"frozen": experiment.frozen}
+    if experiment.other_seeds:
+        tables["seeds"] = {"count": 1 + len(experiment.other_seeds)}
+    if recovery := test.recovery or control.recovery:
+        tables["checkpoint_every"] = recovery.checkpoint_every
+    if probe := _probe(experiment):
+        tables["probe"] = probe
+    if experiment.stop_after != STOP_AFTER:
+        never = experiment.stop_after is None
+        tables["stop"] = {"when": "never"} if never else {"after": experiment.stop_after}
+    if experiment.cpu_ranks is not None:
+        trainer["cpu_ranks"] = experiment.cpu_ranks
     tables["trainer"] = trainer
     if owned:
         tables["technique"] = {
@@ -55,6 +69,16 @@ def experiment_tables(
     tables["control"] = _set_table(control, place)
     tables["test"] = [_set_table(test, place)]
     return tables
+
+
+def _probe(experiment: Experiment) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if experiment.cadence != POWERS_OF_TWO:
+        cadence = experiment.cadence
+        found["cadence"] = list(cadence) if isinstance(cadence, tuple) else cadence
+    if experiment.frozen != FROZEN_STEPS:
+        found["frozen"] = experiment.frozen
+    return found
 
 
 def train_config_tables(config: TrainConfig) -> dict[str, Any]:
@@ -92,6 +116,7 @@ def _set_table(spec: SetSpec, place: Callable[[TrainConfig], str]) -> dict[str, 
             tolerance=dict(spec.tolerances),
             margin=spec.margin,
         ),
+        **({"stop": spec.stop.value} if spec.control and spec.stop is not Stop.FAIL else {}),
         **({"ask": spec.ask.value} if spec.ask is not Ask.SAME else {}),
         **({"own_random_numbers": True} if spec.own_random_numbers else {}),
         **_some(set=dict(spec.overrides)),

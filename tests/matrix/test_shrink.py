@@ -48,7 +48,7 @@ def test_a_pair_that_is_written_means_the_same_when_it_is_read(tmp_path, name):
             except ConfigError:
                 continue  # no plan: nothing that a search would keep
             written += 1
-            path = write_pair(made, "smaller", tmp_path / str(written), "converge shrink")
+            path, *_ = write_pair(made, "smaller", tmp_path / str(written), "converge shrink")
             assert meaning(load_experiment(path)) == wanted
     assert written > 3 * len(experiment.tests)
 

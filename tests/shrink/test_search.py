@@ -142,3 +142,26 @@ def test_whatever_it_needs_is_what_is_left(pair, needs):
     found, _ = shrunk(pair, fails)
     left = {name.partition(" ")[0] for name in parts_of(set_of(found.experiment))}
     assert left == needs
+
+
+def test_no_two_changes_have_one_name(tmp_path):
+    text = EXPERIMENT.replace(
+        '"training.max_norm" = 1.0',
+        '"training.dtype" = "bfloat16", "training.mixed_precision_param" = "bfloat16"',
+    )
+    path = tmp_path / "low.toml"
+    path.write_text(text)
+    pair = smallest_pair(load_experiment(path), (), ())
+    changes = [each.change for each in reductions(pair)]
+    assert len(changes) == len(set(changes))
+    assert sum("float32 instead of bfloat16" in change for change in changes) == 2
+
+
+def test_what_nobody_could_judge_is_not_said_to_be_needed(pair):
+    def trial(reduction):
+        (test,) = reduction.made.tests
+        return Trial(Effect.SAME if "compile" in test.techniques else Effect.IMPOSSIBLE, "a rule")
+
+    found = search(pair, trial, lambda tried: True, lambda found, tried: None)
+    assert [each.reduction.what for each in found.left] == ["compile"]
+    assert found.needed == ()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from converge_harness.launch.events import Event
     from converge_harness.matrix.run import Ran
-    from converge_harness.matrix.shrink import Failure
+    from converge_harness.matrix.shrink import Failure, Shrinking
     from converge_harness.model import Experiment, Plan
     from converge_harness.shrink import Shrunk, Trial, Tried
     from converge_harness.store import Store
@@ -26,16 +28,16 @@ if TYPE_CHECKING:
 HELP = "find the smallest set-up that still fails as a test set does"
 DESCRIPTION = """\
 Take techniques, degrees, steps, layers and data away from a failed test set and its control, one
-change at a time, as long as it still fails in the same way: by the same class of cause, in the same
-tensors. Every trial is a real, judged run; earlier runs are reused. The result is an experiment of
-its own, which says what the failure needs: compile and tp 2 together, for example."""
+change at a time, as long as it still fails in the same way: by the same class of cause, with at
+least one tensor in common. Every trial is a real, judged run; earlier runs are reused. The result
+is an experiment of its own, and what the failure needs: compile and tp 2 together, for example."""
 EPILOG = """\
 examples:
   converge shrink reports/known_bugs --set tp_compile_no_embedding_gradient
   converge shrink experiments/smoke.toml --set fsdp2_tp2 --trials 20 --minutes 15
 
 Ctrl-C keeps the smallest set-up so far. Exit codes: 0 nothing is left to take away; 2 usage error,
-or the set does not fail; 3 the budget ended before; 130 interrupted."""
+or the set does not fail (again); 3 the budget ended before; 130 interrupted."""
 UNDONE = ""
 
 TRIALS = 60
@@ -71,10 +73,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> ExitCode:
     """0 once nothing is left to take away."""
     with leaving_when_interrupted():
-        from converge_harness.cli.console import make_console, say
-        from converge_harness.errors import Interrupted
-        from converge_harness.matrix.shrink import Shrinking
-        from converge_harness.shrink import Effect
+        from converge_harness.cli.console import error_console, make_console, say
+        from converge_harness.matrix.shrink import NothingToShrinkError, Shrinking
         from converge_harness.store import require_writable
     console = make_console()
     begun = time.monotonic()
@@ -82,46 +82,68 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     store = store_of(arguments)
     store.require_writable()
     require_writable(out)
-    experiment = _experiment(arguments.source)
     said = _Said(console)
 
     def run_quietly(plan: Plan) -> Ran:
         return _run(plan, store, arguments, said)
 
+    experiment = _experiment(arguments.source)
     shrinking = Shrinking(experiment, arguments.set, run_quietly, arguments.slots)
     say(console, f"{arguments.set}: how it fails as it is")
-    failure = shrinking.failure()
-    say(console, f"  {_short(failure.cause)}")
-    start = shrinking.start(failure)
+    try:
+        failure = shrinking.failure()
+        say(console, f"  {_short(failure.cause)}")
+        start = shrinking.start(failure)
+    except NothingToShrinkError as error:
+        say(error_console(), f"error: {error}", "red")
+        return ExitCode.USAGE
     say(console, f"at most {arguments.trials} trials, each with real runs:")
-    limit_s = None if arguments.minutes is None else 60.0 * arguments.minutes
+    until = math.inf if arguments.minutes is None else begun + 60.0 * arguments.minutes
+    searching = _Searching(console, shrinking, arguments.trials, until)
+    return searching.run(start, failure, lambda found: _conclude(console, found, out, arguments))
 
-    def may_go_on(tried: int) -> bool:
-        in_time = limit_s is None or time.monotonic() - begun < limit_s
-        return tried < arguments.trials and in_time
 
-    best: list[Shrunk] = []
-    status = console.status("trial 1")
+class _Searching:
+    """A search that says what it tries, and leaves the smallest set-up however it ends."""
 
-    def tell(found: Shrunk, tried: Tried) -> None:
-        best[:] = [found]
+    def __init__(self, console: Console, shrinking: Shrinking, trials: int, until: float) -> None:
+        self._console, self._shrinking = console, shrinking
+        self._trials, self._until = trials, until
+        self._status = console.status("trial 1")
+        self._best: Shrunk | None = None
+
+    def run(
+        self, start: Experiment, failure: Failure, conclude: Callable[[Shrunk], None]
+    ) -> ExitCode:
+        """Search, conclude with the smallest set-up so far, and say how it ended."""
+        from converge_harness.errors import Interrupted
+
+        code = ExitCode.INTERRUPTED
+        try:
+            with self._status:
+                self._best = self._shrinking.search(start, failure, self._may_go_on, self._tell)
+            code = ExitCode.PASS if self._best.done else ExitCode.UNDECIDED
+        except (Interrupted, KeyboardInterrupt):  # the latter while it judges
+            if self._best is None:
+                raise
+        finally:  # also if the disk is full: what was found is worth having
+            if self._best is not None:
+                conclude(self._best)
+        return code
+
+    def _may_go_on(self, tried: int) -> bool:
+        return tried < self._trials and time.monotonic() < self._until
+
+    def _tell(self, found: Shrunk, tried: Tried) -> None:
+        from converge_harness.cli.console import say
+        from converge_harness.shrink import Effect
+
+        self._best = found
         trial = tried.trial
         reason = "" if trial.effect is Effect.SAME else _because(trial)
-        say(console, f"  {found.tried:3} {tried.reduction.change}: {trial.effect}{reason}")
-        status.update(f"trial {found.tried + 1}")
-
-    interrupted = False
-    try:
-        with status:
-            best[:] = [shrinking.search(start, failure, may_go_on, tell)]
-    except Interrupted:
-        interrupted = True
-        if not best:
-            raise
-    _conclude(console, failure, best[0], out, arguments)
-    if interrupted:
-        return ExitCode.INTERRUPTED
-    return ExitCode.PASS if best[0].done else ExitCode.UNDECIDED
+        what = f"{tried.reduction.change}: {trial.effect}{reason}"
+        say(self._console, f"  {found.tried:3} {what}")
+        self._status.update(f"trial {found.tried + 1}")
 
 
 def _experiment(source: Path) -> Experiment:
@@ -155,13 +177,7 @@ def _run(plan: Plan, store: Store, arguments: argparse.Namespace, said: _Said) -
     return run_jobs(plan, store, observer, fresh=arguments.fresh, warm=not arguments.cold)
 
 
-def _conclude(
-    console: Console,
-    failure: Failure,
-    found: Shrunk,
-    out: Path,
-    arguments: argparse.Namespace,
-) -> None:
+def _conclude(console: Console, found: Shrunk, out: Path, arguments: argparse.Namespace) -> None:
     """Write the smallest experiment, and say what it is."""
     from converge_harness.cli.console import say
     from converge_harness.matrix.pair_files import write_pair
@@ -172,7 +188,7 @@ def _conclude(
     (control,), (test,) = found.experiment.controls, found.experiment.tests
     command = shlex.join(["converge", *sys.argv[1:]])
     head = f"The smallest set-up that fails as {arguments.set} does, by\n{command}"
-    path = write_pair(found.experiment, f"{arguments.set}-shrunk", out, head)
+    path, *_ = write_pair(found.experiment, f"{arguments.set}-shrunk", out, head)
     console.print()
     how = "" if found.done else " (the search did not end)"
     say(console, f"smallest set-up{how}: {', '.join(parts_of(test)) or 'one rank'}", "bold")
@@ -181,14 +197,23 @@ def _conclude(
         f"needs {each.reduction.what}: without it, it {each.trial.effect}{_because(each.trial)}"
         for each in found.needed
     ]
+    left = [
+        f"may need {each.reduction.what}: without it, it {each.trial.effect}{_because(each.trial)}"
+        for each in found.left
+    ]
     others = [f"does not need {each.what}" for each in found.taken if each.part]
-    for sentence in (*needs, *others):
+    for sentence in (*needs, *left, *others):
         say(console, f"  {sentence}")
     write_json(
         out / SHRUNK,
-        {"needs": needs, "does_not_need": others, "trials": found.tried, "done": found.done},
+        {
+            "needs": needs,
+            "may_need": left,
+            "does_not_need": others,
+            "trials": found.tried,
+            "done": found.done,
+        },
     )
-    say(console, f"  {_short(failure.cause)}")
     say(console, f"experiment: {path}")
     say(console, f"next: converge run {shlex.quote(str(path))}")
 

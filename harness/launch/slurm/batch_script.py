@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from converge_harness.errors import ConfigError, Problem
@@ -62,11 +62,12 @@ def batch_script(
     *,
     experiment: str,
     rank_module: str = RANK_MODULE,
-    continues: bool = False,
+    continues_after: int | None = None,
 ) -> str:
     """The script for sbatch; ``folder`` is the run folder, which has ``job.json``.
 
-    ``continues``: from the checkpoints that an earlier job of the same run has left there.
+    ``continues_after``: the number of the last call of an earlier job of the run, from whose newest
+    checkpoint this one continues; None: it starts anew.
 
     What a ``Cluster`` says to sbatch and bash was checked where it was read
     (``converge_harness.experiment.cluster``). Raises ConfigError when the ranks do not fill nodes,
@@ -74,13 +75,15 @@ def batch_script(
     """
     folder = folder.absolute()
     calls = _calls(job)
+    if continues_after is not None:  # with log folders of its own
+        calls = tuple(replace(each, number=each.number + continues_after) for each in calls)
     layouts = [_layout(job, part_of(job, call).world_size, cluster) for call in calls]
     largest = max(layouts, key=lambda layout: layout.nodes * layout.ranks)
     sections = (
         _header(job, largest, experiment, folder),
         _requests(job, folder, cluster, largest),
         _ending(folder),
-        _start(continues=continues),
+        _start(continues=continues_after is not None),
         _restart(job) if _may_be_requeued(job, cluster) else "",
         _surroundings(job, folder, cluster),
         _meeting_place() if largest.nodes > 1 else "",

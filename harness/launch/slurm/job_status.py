@@ -73,7 +73,7 @@ class JobStatus:
         return self.in_queue and self.submission is not None and bool(self.submission.cancelled)
 
 
-def script_of(job: Job, folder: Path, site: Site, *, continues: bool = False) -> str:
+def script_of(job: Job, folder: Path, site: Site, *, continues_after: int | None = None) -> str:
     """The batch script of a job. Raises ConfigError as ``batch_script`` does."""
     return batch_script(
         job,
@@ -81,7 +81,7 @@ def script_of(job: Job, folder: Path, site: Site, *, continues: bool = False) ->
         site.cluster,
         experiment=site.experiment.name,
         rank_module=site.options.rank_module,
-        continues=continues,
+        continues_after=continues_after,
     )
 
 

@@ -33,6 +33,9 @@ class Submission:
     """Whether it was cancelled because its verdict was known."""
     uid: int | None = None
     """The job's user by number: a scheduler may hide jobs from other users."""
+    continues_after: int | None = None
+    """The number of the last call of an earlier job, from whose checkpoints it continues; None: it
+    starts anew."""
 
 
 def read_submission(folder: Path) -> Submission | None:
@@ -71,4 +74,5 @@ def _submission(value: SubmissionDocument) -> Submission:
         hung=bool(value.get("hung", False)),
         stopped=bool(value.get("stopped", False)),
         uid=value.get("uid"),
+        continues_after=value.get("continues_after"),
     )

@@ -52,7 +52,12 @@ from converge_harness.launch.slurm.submission import Submission, read_submission
 from converge_harness.launch.stopping import would_stop_again
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import Job, Plan, RankError, RunRecord, RunStatus
-from converge_harness.run_folder.layout import RECORD, seed_checkpoint_of
+from converge_harness.run_folder.layout import (
+    LOGS,
+    RECORD,
+    calls_so_far,
+    seed_checkpoint_of,
+)
 from converge_harness.seal import stale
 from converge_harness.store import atomic_write, read_record
 from converge_harness.trainers import Resources, environment, job_payload
@@ -274,7 +279,12 @@ class Submitter:
             return before.submission  # it was in the queue, and is over
         # The folder of a possibly running job must not be cleaned; it was prepared for the same
         # identity, so its content is the same.
-        self._prepare(job, folder, needed, clean=not perhaps_there)
+        if perhaps_there and before.submission is not None:
+            after = before.submission.continues_after
+        else:
+            after = self._make_ready(job, folder, needed)
+        script = script_of(job, folder, self._site, continues_after=after)
+        atomic_write(folder / JOB_SCRIPT, script.encode())
         wanted = job.needs if job.needs is not None and needed is None else None
         request = SubmitRequest(
             script=folder / JOB_SCRIPT,
@@ -290,6 +300,7 @@ class Submitter:
             after_ok=request.after_ok,
             after_any=request.after_any,
             uid=os.getuid(),
+            continues_after=after,
         )
         write_submission(folder, submission)
         # Keep the submission: the lost answer may have been a success.
@@ -316,8 +327,12 @@ class Submitter:
         self._ids[job.identity] = job_id
         self.chains.add(job_id)
 
-    def _prepare(self, job: Job, folder: Path, needed: RunRecord | None, *, clean: bool) -> None:
-        site, options = self._site, self._site.options
+    def _make_ready(self, job: Job, folder: Path, needed: RunRecord | None) -> int | None:
+        """Make the run folder ready for a job that is not in the queue.
+
+        Returns the number of its last call so far if it continues from a checkpoint, else None.
+        """
+        store, options = self._site.store, self._site.options
         seed = job.starts_from
         if job.needs is not None:
             seed = seed_checkpoint_of(needed.folder if needed else self._folders[job.needs])
@@ -326,20 +341,16 @@ class Submitter:
             folder,
             data=options.data_of(job),
             seed_checkpoint=seed,
-            device=site.cluster.device,
+            device=self._site.cluster.device,
         )
-        step = None
-        if clean:
-            fresh = options.fresh
-            step = None if fresh else continues_from(site.store, job, folder, payload)
-            if step is None:
-                site.store.start_run(folder, payload)
-            else:
-                site.store.continue_run(folder)
-                reason = f"from its checkpoint of step {step}"
-                self._tell(GoingOn(time.time(), job, reason, submit_argv(folder)))
-        script = script_of(job, folder, site, continues=step is not None)
-        atomic_write(folder / JOB_SCRIPT, script.encode())
+        step = None if options.fresh else continues_from(store, job, folder, payload)
+        if step is None:
+            store.start_run(folder, payload)
+            return None
+        store.continue_run(folder)
+        reason = f"from its checkpoint of step {step}"
+        self._tell(GoingOn(time.time(), job, reason, submit_argv(folder)))
+        return calls_so_far(folder / LOGS)
 
     def _refused(self, job: Job, folder: Path, submission: Submission, words: str) -> RunRecord:
         known = Known(

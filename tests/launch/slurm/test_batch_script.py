@@ -273,10 +273,11 @@ def test_a_job_that_continues_leaves_what_an_earlier_one_has_left(tmp_path, rest
         (tmp_path / left).touch()
     made, cluster = CASES["four_nodes"]
     site = "module() { :; }; source() { :; }; ulimit() { :; }"
-    text = batch_script(made, tmp_path, cluster, experiment="x", continues=True)
+    text = batch_script(made, tmp_path, cluster, experiment="x", continues_after=3)
     done, _ = run(tmp_path, f"{site}\n{text}", SLURM_RESTART_COUNT=restart)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.iterdir()} & set(LEFT) == set(LEFT)
+    assert "--call 4 " in text  # its logs are not those of an earlier job
 
 
 # ----------------------------------------------------------------- its parts

@@ -266,6 +266,18 @@ class Deaf(Slurm):
         return super().poll(ids)
 
 
+class Reluctant(Slurm):
+    """A Slurm that takes no job at first."""
+
+    asked = 0
+
+    def submit(self, request):
+        self.asked += 1
+        if self.asked == 1:
+            raise Refused("job submit limit", for_now=True)
+        return super().submit(request)
+
+
 def with_backend(site, kind):
     return replace(site, backend=kind(site.backend._environment))
 
@@ -444,8 +456,13 @@ def test_a_stopped_job_continues_from_its_checkpoint_when_it_is_submitted_again(
     records, _ = follow(replace(given, options=settled), job)
     assert records["long"].status is RunStatus.STOPPED
 
-    records, events = follow(given, job)
+    # That Slurm does not take it at first loses nothing.
+    records, events = follow(with_backend(given, Reluctant), job)
+    assert "submitted later: job submit limit" in notices(events)
     assert records["long"].status is RunStatus.FINISHED
+    assert {each.name for each in records["long"].folder.glob("logs/call-*")} == {
+        *("call-01", "call-02"),
+    }
     (goes_on,) = [event for event in events if isinstance(event, launch.GoingOn)]
     second = records["long"].folder / "passes" / "002" / "metrics.jsonl"
     lines = [json.loads(line) for line in second.read_text().splitlines()]
