@@ -28,5 +28,5 @@ def test_a_published_folder_stands_alone(folder):
     script = folder / "run.sh"
     subprocess.run(["bash", "-n", str(script)], check=True)
     issue = (folder / "ISSUE.md").read_text()
-    for line in script.read_text().splitlines()[2:]:
+    for line in script.read_text().splitlines()[3:]:  # after set and cd
         assert line in issue

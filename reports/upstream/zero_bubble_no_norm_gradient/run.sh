@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 set -euo pipefail
-pip install -r requirements.txt
+cd "$(dirname "$0")"
+python -c 'import converge_harness' || pip install -r requirements.txt
 converge toolchain build torchtitan-0.3.0
 converge run experiment.toml
