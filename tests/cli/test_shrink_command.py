@@ -54,6 +54,7 @@ def test_a_search_that_ended_says_what_the_failure_needs(tmp_path, monkeypatch, 
     assert shrunk(tmp_path, monkeypatch) == 0
     said = capsys.readouterr().out
     assert "smallest set-up: tp 2\n  against one rank, 2 steps, sequences of 32 tokens" in said
+    assert "converge repro reports/fsdp2_tp2-shrunk --set fsdp2_tp2  # a draft" in said
     left = json.loads((tmp_path / "out" / "shrunk.json").read_text())
     assert left["needs"] == ["needs tp 2: without it, it passes"]
     assert left["does_not_need"] == ["does not need dp_shard 2"]

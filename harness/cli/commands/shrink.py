@@ -215,7 +215,9 @@ def _conclude(console: Console, found: Shrunk, out: Path, arguments: argparse.Na
         },
     )
     say(console, f"experiment: {path}")
+    name, report = shlex.quote(arguments.set), shlex.quote(f"reports/{arguments.set}-shrunk")
     say(console, f"next: converge run {shlex.quote(str(path))}")
+    say(console, f"      converge repro {report} --set {name}  # a draft of an issue")
 
 
 def _sizes(found: Shrunk) -> str:
