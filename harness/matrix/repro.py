@@ -44,7 +44,7 @@ class Repro:
     folder: Path
     files: tuple[Path, ...]
     personal: tuple[str, ...]
-    """What in it tells of this machine, in clauses; empty if nothing does."""
+    """Where it names folders, the host or the user of this machine, in clauses."""
 
 
 def write_repro(report: Path, name: str, folder: Path) -> Repro:

@@ -1,6 +1,7 @@
 """The published folders of ``converge repro``: whole, loadable, and of nobody's machine."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -9,11 +10,13 @@ import pytest
 from converge_harness.experiment import load_experiment
 
 ROOT = Path(__file__).parents[2]
+ABSOLUTE = re.compile(r"(?<![\w.:/<])/(?:[\w.-]+/)+[\w.-]*")
 FOLDERS = sorted((ROOT / "reports" / "upstream").iterdir())
 
 
 def test_there_are_some():
     assert FOLDERS
+    assert ABSOLUTE.findall('path = "/data/mine/w.ckpt"') == ["/data/mine/w.ckpt"]
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -23,8 +26,8 @@ def test_a_published_folder_stands_alone(folder):
     assert json.loads((folder / "expected.json").read_text())["verdict"] == "FAIL"
     for path in folder.rglob("*"):
         if path.is_file():
-            text = path.read_text()
-            assert not any(place in text for place in ("/work/", "/root", "/home/")), path
+            text = path.read_text().removeprefix("#!/usr/bin/env bash")
+            assert not ABSOLUTE.findall(text), path
     script = folder / "run.sh"
     subprocess.run(["bash", "-n", str(script)], check=True)
     issue = (folder / "ISSUE.md").read_text()

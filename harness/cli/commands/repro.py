@@ -41,6 +41,6 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     for path in written.files:
         say(console, str(path))
     for clause in written.personal:
-        say(console, f"warning: tells of this machine: {clause}", "yellow")
+        say(console, f"warning: others cannot use it as it is: {clause}", "yellow")
     say(console, f"next: read {out / ISSUE}, and try it: bash {out / SCRIPT} in a new environment")
     return ExitCode.PASS
