@@ -7,7 +7,8 @@ import pytest
 from judge_examples import STEPS, judge, run, spec
 
 from converge_harness.judge import PrecisionRuns
-from converge_harness.judge.compare.precision_errors import measure_errors
+from converge_harness.judge.causes.low_precision import _worst
+from converge_harness.judge.compare.precision_errors import Errors, measure_errors
 from converge_harness.model import (
     CauseClass,
     Evidence,
@@ -624,3 +625,17 @@ def test_other_random_numbers_of_the_same_degrees_are_a_fault():
     )
     assert found.judgement is Judgement.FAIL
     assert "draws random numbers" not in found.cause
+
+
+def test_a_gradient_that_is_not_finite_is_named_first():
+    errors = Errors(
+        names=("a", "b", "c"),
+        frozen=True,
+        test=np.array([0.1, np.nan, 0.01]),
+        matched=np.full(3, 0.01),
+        multiple=np.full(3, 3.0),
+        scale=np.zeros((16, 3)),
+        loss=np.zeros(16),
+        loss_error=1e-3,
+    )
+    assert _worst(errors) == "b (no finite gradient), a (10 times the rounding)"

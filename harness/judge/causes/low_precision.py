@@ -199,10 +199,12 @@ def _rms(values: Floats) -> float:
 
 
 def _worst(errors: Errors) -> str:
-    ratio = np.where(errors.beyond, errors.ratio, 0.0)
+    ratio = np.where(errors.beyond, np.nan_to_num(errors.ratio, nan=np.inf), 0.0)
     furthest = np.argsort(-ratio, kind="stable")[:_MOST]
     return ", ".join(
-        f"{errors.names[index]} ({errors.ratio[index]:.3g} times the rounding)"
+        f"{errors.names[index]} ({ratio[index]:.3g} times the rounding)"
+        if np.isfinite(ratio[index])
+        else f"{errors.names[index]} (no finite gradient)"
         for index in furthest
         if ratio[index]
     )
