@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from converge_harness.launch.next_call import calls_again
 from converge_harness.model import Job
 from converge_harness.run_folder.checkpoints import newest_whole
 from converge_harness.store import Store
@@ -21,7 +22,8 @@ def continues_from(store: Store, job: Job, folder: Path, payload: Mapping[str, A
     Args:
         folder: the run folder, which need not exist. payload: of this job.
     """
-    recovery = job.spec.recovery if comes_in_passes(job) else None
-    if recovery is None or recovery.restarts.follows_script:
+    if not comes_in_passes(job) or calls_again(job):
         return None
-    return newest_whole(folder) if store.can_continue(folder, payload) else None
+    step = newest_whole(folder)
+    # Asked last: it reads all evidence.
+    return step if step is not None and store.can_continue(folder, payload) else None

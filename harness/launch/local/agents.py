@@ -23,10 +23,7 @@ from converge_harness.launch.options import RunOptions
 from converge_harness.launch.progress import Growth, MetricsTail
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import Fault, FaultKind, Job
-from converge_harness.run_folder.checkpoints import (
-    TornCheckpointError,
-    set_torn_aside,
-)
+from converge_harness.run_folder.checkpoints import TornCheckpointError, set_torn_aside
 from converge_harness.run_folder.faults import over_file, struck_file
 from converge_harness.run_folder.layout import (
     FAILURES,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from converge_harness.errors import ConfigError, Problem
+from converge_harness.launch.next_call import calls_again
 from converge_harness.model import Cluster, Job
 from converge_harness.run_folder.layout import COMPILED, ENDED, LOGS, OF_THE_PASSES, OF_THE_RANKS
 from converge_harness.store import folder_key, slug
@@ -170,9 +171,7 @@ def _gpus(cluster: Cluster, largest: _Layout) -> dict[str, str | int]:
 
 def _may_be_requeued(job: Job, cluster: Cluster) -> bool:
     """Whether the script can be restarted: not in the middle of an elastic or a fault set."""
-    recovery = job.spec.recovery if comes_in_passes(job) else None
-    scripted = recovery is not None and recovery.restarts.follows_script
-    return cluster.requeue and not scripted and first_call(job).segment is None
+    return cluster.requeue and not calls_again(job)
 
 
 def _surroundings(job: Job, folder: Path, cluster: Cluster) -> str:
