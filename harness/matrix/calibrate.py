@@ -55,6 +55,13 @@ def calibrate_control(plan: Plan, control: Job, evidences: Mapping[str, Evidence
     return calibrate(evidences[control.name], repeats)
 
 
+def calibration_for(plan: Plan, control: Job, evidences: Mapping[str, Evidence]) -> Calibration:
+    """The calibration given for one control, else the one learnt from its repeats."""
+    if given := read_given(plan):
+        return given[control.name].calibration
+    return calibrate_control(plan, control, evidences)
+
+
 def keep(store: Store, learnt: Iterable[StoredCalibration]) -> list[Path]:
     """Write each sound calibration to the store; return their paths."""
     paths = []

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from converge_harness.errors import ConfigError, ConvergeError, Problem
-from converge_harness.matrix.calibrate import calibrate_control, read_given
+from converge_harness.matrix.calibrate import calibration_for
 from converge_harness.matrix.judge import judge_pair, pairs_of, read_evidence
 from converge_harness.matrix.load import plan_experiment
 from converge_harness.matrix.run import Ran, gpu_ids
@@ -157,10 +157,7 @@ class Shrinking:
         evidences = read_evidence(plan, ran.records)
         name = experiment.tests[0].name
         (pair,) = (each for each in pairs_of(plan) if each.test.name == name)
-        if given := read_given(plan):
-            calibration = given[pair.control.name].calibration
-        else:
-            calibration = calibrate_control(plan, pair.control, evidences)
+        calibration = calibration_for(plan, pair.control, evidences)
         verdict, _ = judge_pair(pair, evidences, calibration)
         return verdict
 

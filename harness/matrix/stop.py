@@ -15,7 +15,7 @@ from pathlib import Path
 
 from converge_harness.launch.options import Look, LookError, Training
 from converge_harness.launch.stopping import looks
-from converge_harness.matrix.calibrate import calibrate_control, read_given
+from converge_harness.matrix.calibrate import calibration_for
 from converge_harness.matrix.judge import (
     SETTLED_BY,
     PlannedPair,
@@ -84,7 +84,7 @@ def look_at_running(plan: Plan) -> Look:
                 known[each.name] = ended_at(so_far, step)
             known[job.name] = _so_far(job, here.folder, step)
             name = pair.control.name
-            calibration = calibrations.get(name) or _calibration(plan, pair.control, known)
+            calibration = calibrations.get(name) or calibration_for(plan, pair.control, known)
             if not unfinished:
                 calibrations[name] = calibration
             return _why_known(pair, known, calibration)
@@ -120,12 +120,6 @@ def _so_far(job: Job, folder: Path, step: int) -> Evidence:
         status=RunStatus.STOPPED,
         expected_steps=read.expected_steps,
     )
-
-
-def _calibration(plan: Plan, control: Job, known: Mapping[str, Evidence]) -> Calibration:
-    if given := read_given(plan):
-        return given[control.name].calibration
-    return calibrate_control(plan, control, known)
 
 
 def _why_known(
