@@ -67,6 +67,10 @@ COLUMNS: Mapping[str, Mapping[str, FrameColumn]] = {
             "", "kind of bug that leaves such evidence; missing unless FAIL"
         ),
         "cause": FrameColumn("", "the likely cause in a sentence; empty on PASS"),
+        "module": FrameColumn("", "module where the difference first appears; empty when unknown"),
+        "first_wrong": FrameColumn(
+            "", "what modules computed in the first batches: what of it is wrong first"
+        ),
         "look_at": FrameColumn("", "place in code or config to look at first; empty when unknown"),
         "onset_step": FrameColumn(
             "optimizer steps", "first step outside a limit; missing without one"

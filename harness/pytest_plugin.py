@@ -180,6 +180,7 @@ def _message(verdict: Mapping[str, Any], report: Path) -> str:
     lines = (
         f"{verdict['verdict']}: {verdict['cause'] or verdict['error'] or 'no cause was found'}",
         "" if onset is None else f"first seen at step {onset}",
+        verdict.get("first_wrong") and f"first wrong: {verdict['first_wrong']}",
         verdict["look_at"] and f"look at: {verdict['look_at']}",
         verdict["next_command"] and f"next: {verdict['next_command']}",
         f"report: {report}",

@@ -1,4 +1,4 @@
-"""Files that come with converge beside its code: pinned versions, experiments, train configs.
+"""Files that come with converge beside its code: pinned versions, experiments, docs of causes.
 
 In a checkout they lie at its root. A wheel has them in the package, in ``shipped/`` (``force-
 include`` in pyproject.toml). Everything in ``experiments/`` can be written into a folder of one's

@@ -35,7 +35,7 @@ ALLOWED = {
     "readers": {"run_folder", "model", "errors", "seal", "store", "trainers"},
     "shrink": {"model"},
     "judge": {"model"},
-    "report": {"model", "errors", "store", "judge"},
+    "report": {"model", "errors", "store", "judge", "shipped"},
     "notebook": {"model", "errors", "store", "judge", "readers", "report", "matrix"},
     "history": {"run_folder", "model", "errors", "store", "report"},
     "night": {"model", "history", "report"},

@@ -69,6 +69,8 @@ def show_verdicts(console: Console, view: ReportView, folder: Path | None) -> No
         if row.cause:
             console.print(f"\n{_styled(row.judgement)} [bold]{escape(row.name)}[/]:", end=" ")
             say(console, row.cause)
+        if test.verdict.first_wrong:
+            say(console, f"first wrong: {test.verdict.first_wrong}")
         if test.verdict.look_at:
             say(console, f"look at: {test.verdict.look_at}")
         if test.verdict.next_command:

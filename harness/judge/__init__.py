@@ -19,6 +19,7 @@ from converge_harness.judge.changes import ChangeKind, RunChange, SignalChange, 
 from converge_harness.judge.checks.envelope import STEP_ORIGIN
 from converge_harness.judge.checks.precision import MEASURED_FROM
 from converge_harness.judge.checks.selection import CHECKS, SEED_CHECKS
+from converge_harness.judge.compare.activations import ModuleComparison, ModuleDifference
 from converge_harness.judge.compare.curves import (
     CurveDifference,
     SignalSeries,
@@ -53,6 +54,8 @@ __all__ = [
     "Envelope",
     "JudgedPair",
     "LearntLimit",
+    "ModuleComparison",
+    "ModuleDifference",
     "PrecisionRuns",
     "RcpInputs",
     "RunChange",

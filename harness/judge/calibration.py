@@ -30,6 +30,7 @@ from converge_harness.judge.checks.first_step import (
 from converge_harness.judge.checks.integrity import same_parameters
 from converge_harness.judge.checks.question import Question
 from converge_harness.judge.checks.resume import badly_continued
+from converge_harness.judge.compare.activations import learnt_noise
 from converge_harness.judge.compare.curves import (
     common_steps,
     difference_beyond_print,
@@ -87,6 +88,9 @@ from converge_harness.model import (
 
 NEARBY = 0.25
 """Steps within a quarter of t before and after t are near t."""
+
+_ROUNDED = (None, RepeatKind.ULP, RepeatKind.ROUNDING)
+"""Repeats that are rounded otherwise in the first batch; others repeat its sums."""
 
 
 def calibrate(control: Evidence, repeats: Sequence[Evidence]) -> Calibration:
@@ -149,6 +153,7 @@ def _learn(
         taught_by=len(usable),
         signals=signals,
         tensors=_tensor_scales(distances),
+        modules=learnt_noise(control, [each for each in usable if each.repeat in _ROUNDED]),
         sources=tuple(repeat.source for repeat in repeats),
         problems=tuple(problems),
     )

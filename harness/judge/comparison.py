@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from converge_harness.judge.compare.activations import ModuleComparison, compare_modules
 from converge_harness.judge.compare.curves import (
     CurveDifference,
     curve_difference,
@@ -68,6 +69,8 @@ class RunComparison:
     """Whether the test set is meant to draw other random numbers than its control."""
     level: float = ALPHA
     """Of the test of equivalence; smaller if this is one of several planned looks."""
+    modules: ModuleComparison | None = None
+    """What modules computed in the first batches; None if it was not recorded."""
     tensors: Comparisons = ()
     """Per-tensor comparisons at the steps that both sampled, in their order."""
 
@@ -162,6 +165,7 @@ def compare_runs(
         level=level,
         errors=measure_errors(test, measure, draws=draws) if measure else None,
         envelopes={envelope.signal: envelope for envelope in compared},
+        modules=compare_modules(test, control, calibration.modules if calibration else {}, measure),
         tensors=compare_tensors(test, control, calibration),
     )
 

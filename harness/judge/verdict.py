@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from converge_harness.judge.causes import Cause, likely_cause
+from converge_harness.judge.causes.first_wrong import first_wrong
 from converge_harness.judge.checks import integrity
 from converge_harness.judge.checks.envelope import open_curves, what_settles
 from converge_harness.judge.checks.selection import SEED_CHECKS, Asked, answer, asked
@@ -147,7 +149,11 @@ def judge(
     checks = first + rest
     judgement = _judgement(_ended(compared).status, checks, asks.needed)
     cause = _cause(compared, judgement, checks, stepwise=_stepwise(asks) or compared.draws)
-    return JudgedPair(_verdict(compared, ask, asks, judgement, checks, cause), compared)
+    verdict = _verdict(compared, ask, asks, judgement, checks, cause)
+    if judgement is Judgement.FAIL:
+        place = first_wrong(compared, {check.name: check for check in checks}, cause.kind)
+        verdict = replace(verdict, module=place.module, first_wrong=place.sentence)
+    return JudgedPair(verdict, compared)
 
 
 def _refuse_unusable(

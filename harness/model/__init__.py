@@ -94,6 +94,7 @@ from converge_harness.model.verdict import (
 if TYPE_CHECKING:
     from converge_harness.model.calibration import Calibration, SignalScale, TensorScale
     from converge_harness.model.evidence import (
+        Activations,
         BufferRows,
         Column,
         Disagreement,
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
         Floats,
         FrozenSamples,
         Integers,
+        ModuleTensor,
         Pass,
         PostStepState,
         ReplicaSample,
@@ -136,6 +138,7 @@ __all__ = [
     "ZERO_2",
     "ZERO_3",
     "Across",
+    "Activations",
     "Ask",
     "Blessing",
     "BufferRows",
@@ -164,6 +167,7 @@ __all__ = [
     "Launcher",
     "Limit",
     "Loader",
+    "ModuleTensor",
     "Outcome",
     "OwnTechnique",
     "Parallelism",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from converge_harness.model.evidence import Floats, Integers
+from converge_harness.model.evidence import Floats, Integers, ModuleTensor
 from converge_harness.model.experiment import Precision
 
 
@@ -62,6 +62,9 @@ class Calibration:
     signals: Mapping[str, SignalScale] = field(default_factory=dict)
     tensors: Mapping[int, TensorScale] = field(default_factory=dict)
     """By step."""
+    modules: Mapping[ModuleTensor, float] = field(default_factory=dict)
+    """How far modules of the repeats are from the control's in the first batches: median over the
+    repeats of the relative difference."""
     sources: tuple[str, ...] = ()
     """From where the repeats were read; empty for a calibration from a file."""
     alike: Calibration | None = None

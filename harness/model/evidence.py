@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -152,6 +152,47 @@ class FrozenSamples:
     numbers. It differs from the first pass only in a run that draws random numbers. None in older
     runs, which did not make it.
     """
+
+
+class ModuleTensor(NamedTuple):
+    """A tensor that a module gets or gives, or its gradient."""
+
+    module: str
+    """Canonical name."""
+    tensor: str
+    """``in.0``, ``in.mask``, ``out.0``."""
+    backward: bool
+    """Whether it is the gradient."""
+
+    @property
+    def is_input(self) -> bool:
+        return self.tensor.startswith("in.")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Activations:
+    """What the modules of a model got and gave in the first batches, summed over all ranks.
+
+    A row per tensor; ``forward`` is of the tensors themselves, ``backward`` of their gradients.
+    Columns: number of entries (of every rank that holds a part or a copy), sum of their squares,
+    number of entries of tokens in one half of the vocabulary (0: unknown which those are), then
+    SIGNS signed sums of entries, of entries of that half, and of squares: each with the last
+    dimension as if each rank held its first entries, and again as if tensor-parallel ranks held
+    its parts in order.
+    """
+
+    modules: tuple[str, ...]
+    """Shape (rows,): canonical names, in the order of their calls."""
+    tensors: tuple[str, ...]
+    """Shape (rows,): ``in.0``, ``in.mask``, ``out.0``."""
+    widths: Integers
+    """Shape (rows,): entries of the last dimension, as most a rank holds."""
+    same_as: Integers
+    """Shape (rows,): the first row of the same tensor, which alone has its gradient."""
+    forward: Floats
+    """Shape (batches, rows, 3 + 6 SIGNS)."""
+    backward: Floats
+    """The same; zeros where there is no gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +367,8 @@ class Evidence:
     """Agreement of replicas, in the order of the steps."""
     frozen: FrozenSamples | None = None
     """Of the frozen steps before training; None if there were none."""
+    activations: Activations | None = None
+    """Of the first frozen steps, else of step 1; None if the source has none."""
     frozen_steps: int = 0
     """How many frozen steps the run had to make."""
     problems: tuple[str, ...] = ()

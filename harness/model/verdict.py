@@ -129,3 +129,8 @@ class Verdict:
     """What the test set had to prove."""
     not_asked: tuple[str, ...] = ()
     """Names of checks of an ordinary judgement that were not applied here."""
+    module: str = ""
+    """Canonical name of the module where the difference first appears; empty if unknown."""
+    first_wrong: str = ""
+    """A sentence on what modules computed in the first batches: what of it is wrong first, or that
+    nothing is; empty on PASS and if it was not recorded."""

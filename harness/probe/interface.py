@@ -45,6 +45,7 @@ class Probe:
         optimizer: Any = None,
         *,
         hooks: bool = False,
+        activations: bool = True,
         dp_rank: int | None = None,
         dp_degree: int | None = None,
     ) -> Probe:
@@ -59,6 +60,9 @@ class Probe:
                 list of them; not needed with a DeepSpeed engine.
             hooks: for loops that cannot be edited: hooks of the optimizer end every step, and the
             model's inputs in training are the batches unless ``batch`` is called.
+            activations: look at what modules compute in the first step, by hooks of theirs, so that
+            a FAIL can name the module that is wrong first. Nothing is looked at in a model that is
+            compiled as a whole.
             dp_rank: which part of the global batch this rank trains on; needed only if several
             ranks share one and the names of mesh dimensions do not show it.
             dp_degree: how many parts there are.
@@ -71,7 +75,15 @@ class Probe:
         from converge_harness.probe.loop import ProbedLoop
 
         return cls(
-            ProbedLoop(path, model, optimizer, hooks=hooks, dp_rank=dp_rank, dp_degree=dp_degree)
+            ProbedLoop(
+                path,
+                model,
+                optimizer,
+                hooks=hooks,
+                activations=activations,
+                dp_rank=dp_rank,
+                dp_degree=dp_degree,
+            )
         )
 
     def batch(

@@ -49,6 +49,7 @@ class ProbedLoop:
         hooks: bool,
         dp_rank: int | None,
         dp_degree: int | None,
+        activations: bool = True,
     ) -> None:
         """Raises ProbeError if the job, the model or the world cannot be probed."""
         require_process_group()
@@ -63,7 +64,8 @@ class ProbedLoop:
         place = coordinates(self._wrapped.modules, self._wrapped.degrees, dp_rank, dp_degree)
         self._place = place
         _probed.add(job_path)
-        self._recorder = StepRecorder(self._view(place), self._job)
+        shown = activations and not _is_compiled_whole(model, self._wrapped)
+        self._recorder = StepRecorder(self._view(place, shows_modules=shown), self._job)
         self._undo: list[Callable[[], None]] = []
         self._hooks = hooks
         self._forward = ForwardWatch(model) if hooks else None
@@ -222,7 +224,7 @@ class ProbedLoop:
 
     # ---------------------------------------------------------------- the model
 
-    def _view(self, place: Coordinates) -> TrainerView:
+    def _view(self, place: Coordinates, *, shows_modules: bool) -> TrainerView:
         wrapped = self._wrapped
         return TrainerView(
             model_parts=wrapped.modules,
@@ -238,6 +240,7 @@ class ProbedLoop:
             versions={"torch": torch.__version__, **wrapped.versions},
             parameters=wrapped.parameters,
             copies=wrapped.copies,
+            shows_modules=shows_modules,
             loss_is_local=True,
             logits_optional=True,
         )
@@ -265,6 +268,14 @@ class ProbedLoop:
                 },
             },
         )
+
+
+def _is_compiled_whole(model: Any, wrapped: Wrapped) -> bool:
+    """Whether ``torch.compile(model)`` compiles the calls of all modules."""
+    return any(
+        isinstance(each, torch._dynamo.OptimizedModule) and each._orig_mod in wrapped.modules
+        for each in model.modules()
+    )
 
 
 def _number(value: Any) -> float | None:

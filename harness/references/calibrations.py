@@ -12,11 +12,13 @@ identity, so that a stale one can say what has changed since::
                             "doubling_steps": null, "lasting": 3e-8, "ending": 5e-8}},
        "tensors": [{"step": 1, "names": ["norm.weight"], "gradient": [1e-6], "update": [1e-6],
                     "gradient_spread": 0.3, "update_spread": 0.4}],
+       "modules": {"norm out.0": [1e-7, 2e-7]},
        "problems": [], "alike": {"repeats": ["fsdp2.rerun"], "taught_by": 3, "signals": {"…": 0},
-                                 "tensors": ["…"], "problems": []}}]}
+                                 "tensors": ["…"], "modules": {}, "problems": []}}]}
 
-``alike`` (or null) is learnt only from repeats that distribute samples as the control does. Numbers
-are stored in full precision: they are read bit for bit as written.
+``alike`` (or null) is learnt only from repeats that distribute samples as the control does.
+``modules`` has for a tensor that a module gets or gives its noise and that of its gradient (or
+null). Numbers are stored in full precision: they are read bit for bit as written.
 """
 
 from __future__ import annotations
@@ -33,7 +35,14 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from converge_harness.errors import StoreError
-from converge_harness.model import Calibration, Floats, Precision, SignalScale, TensorScale
+from converge_harness.model import (
+    Calibration,
+    Floats,
+    ModuleTensor,
+    Precision,
+    SignalScale,
+    TensorScale,
+)
 from converge_harness.store import read_json, write_json
 
 CALIBRATION_FILE = "calibration.json"
@@ -84,6 +93,7 @@ class _Scales(_Table):
     taught_by: int
     signals: dict[str, _Signal]
     tensors: list[_Tensors]
+    modules: dict[str, tuple[float | None, float | None]] = {}
     problems: list[str]
 
 
@@ -160,6 +170,15 @@ def _scales(calibration: Calibration) -> dict[str, Any]:
             }
             for step, scale in sorted(calibration.tensors.items())
         ],
+        "modules": {
+            f"{module} {tensor}": [
+                calibration.modules.get(ModuleTensor(module, tensor, backward))
+                for backward in (False, True)
+            ]
+            for module, tensor in dict.fromkeys(
+                (each.module, each.tensor) for each in calibration.modules
+            )
+        },
         "problems": list(calibration.problems),
     }
 
@@ -209,6 +228,9 @@ def _inconsistencies(entry: _Scales, repeats: int) -> Iterator[str]:
                 yield f"step {tensors.step} has {len(scales)} {kind} scales"
             elif not all(map(_is_size, scales or ())):
                 yield f"a {kind} scale at step {tensors.step} is negative or not finite"
+    for name, noise in entry.modules.items():
+        if name.count(" ") != 1 or not all(map(_is_size, filter(None, noise))):
+            yield f"module {name!r} has no name of a tensor, or a noise that is not one"
     if not 0 <= entry.taught_by <= repeats:
         yield f"learnt from {entry.taught_by} of {repeats} repeats"
     if not entry.taught_by and entry.signals:
@@ -271,6 +293,12 @@ def _calibration(entry: _Entry, scales: _Scales, repeats: Sequence[str]) -> Cali
                 update_spread=tensors.update_spread,
             )
             for tensors in scales.tensors
+        },
+        modules={
+            ModuleTensor(name.split(" ")[0], name.split(" ")[1], backward): value
+            for name, noise in scales.modules.items()
+            for backward, value in zip((False, True), noise, strict=True)
+            if value is not None
         },
         problems=tuple(scales.problems),
     )

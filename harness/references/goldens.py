@@ -66,7 +66,15 @@ from converge_harness.references.calibrations import (
     write_calibrations,
 )
 from converge_harness.run_folder.documents import spell_not_finite
-from converge_harness.run_folder.layout import FROZEN, IN_FORCE, JOB, METRICS, RECORD, TENSORS
+from converge_harness.run_folder.layout import (
+    ACTIVATIONS,
+    FROZEN,
+    IN_FORCE,
+    JOB,
+    METRICS,
+    RECORD,
+    TENSORS,
+)
 from converge_harness.store import read_json, write_json
 
 GOLDEN_FILE = "baseline.json"
@@ -286,8 +294,9 @@ def _copy_evidence(record: RunRecord, new: Path) -> None:
     new.mkdir()
     for name in _COPIED:
         shutil.copyfile(record.folder / name, new / name)
-    if (record.folder / FROZEN).is_file():
-        shutil.copyfile(record.folder / FROZEN, new / FROZEN)
+    for name in (FROZEN, ACTIVATIONS):
+        if (record.folder / name).is_file():
+            shutil.copyfile(record.folder / name, new / name)
     if (record.folder / TENSORS).is_dir():
         shutil.copytree(record.folder / TENSORS, new / TENSORS)
     job = read_json(record.folder / JOB)

@@ -57,6 +57,8 @@ def plain_verdict(verdict: Verdict, here: Path | None) -> Verdict:
         name=plain(verdict.name),
         control=plain(verdict.control),
         cause=plain(verdict.cause),
+        module=plain(verdict.module),
+        first_wrong=plain(verdict.first_wrong),
         look_at=plain(verdict.look_at),
         next_command=from_here(verdict.next_command, here),
         checks=tuple(_plain_check(check) for check in verdict.checks),

@@ -1,7 +1,8 @@
 """``.npz`` files: named arrays, not compressed and not pickled.
 
-``tensors/`` has a file per sampled step, ``frozen.npz`` the frozen steps, and ``state/`` of a pass
-the content of checkpoints. There is one function for each group of arrays that belong together.
+``tensors/`` has a file per sampled step, ``frozen.npz`` the frozen steps, ``activations.npz`` what
+modules computed, and ``state/`` of a pass the content of checkpoints. There is one function for
+each group of arrays that belong together.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ ROWS = ("sketch", "norm", "zeros", "not_finite")
 """The measurements of each tensor of a kind."""
 PARAMETERS = "parameters"
 GRADIENTS = "gradients"
+SIGNS = 16
+"""Number of projections of a module's sums."""
 UNKNOWN = -1
 """An unknown counter of a checkpoint."""
 
@@ -33,6 +36,7 @@ KEYS = frozenset(
         *("buffer_names", "buffer_sizes", "buffer_norm", "buffer_sketch"),
         *("lr", "trainer_step", "tokens_seen", "samples_consumed"),
         *("loss", "batch_digests", "problems", "again_sketch"),
+        *("modules", "tensors", "widths", "same_as", "forward", "backward"),
     }
 )
 """Data types of all arrays in any of the files."""
@@ -97,6 +101,35 @@ def frozen_steps(
         "batch_digests": np.array(batch_digests),
         "again_sketch": again,
         "problems": np.array(problems, dtype=np.str_),
+    }
+
+
+def activations(
+    *,
+    modules: Sequence[str],
+    tensors: Sequence[str],
+    widths: Sequence[int],
+    same_as: Sequence[int],
+    forward: Array,
+    backward: Array,
+) -> Arrays:
+    """What modules got and gave in some batches, and the gradients that flowed back.
+
+    A row per tensor, in the order of the calls; ``forward`` and ``backward`` have the shape
+    (batches, rows, 3 + 6 ``SIGNS``): entries, the sum of their squares, entries of those tokens
+    that are in one half of the vocabulary, then projections of sums, of sums over that half and of
+    sums of squares, each with the last dimension as if it began at the row's start and as if tensor
+    parallelism cut it. A gradient that never came has one entry, which is zero. ``same_as`` is the
+    first row of the same tensor, which has its gradient.
+    """
+    return {
+        "schema": np.array(SCHEMA),
+        "modules": np.array(modules, dtype=np.str_),
+        "tensors": np.array(tensors, dtype=np.str_),
+        "widths": np.array(widths, dtype=np.int64),
+        "same_as": np.array(same_as, dtype=np.int64),
+        "forward": forward,
+        "backward": backward,
     }
 
 

@@ -16,6 +16,8 @@ METRICS_FILES = (METRICS, METRICS_PART)
 IN_FORCE = "in_force.json"
 TENSORS = "tensors"
 FROZEN = "frozen.npz"
+ACTIVATIONS = "activations.npz"
+"""What modules computed in the first batches."""
 PASSES = "passes"
 """One folder per pass of a resumed run, with the evidence of its own ranks."""
 STATE = "state"

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from converge_harness.run_folder.documents import SCHEMA, number, to_json
 from converge_harness.run_folder.layout import (
+    ACTIVATIONS,
     FROZEN,
     IN_FORCE,
     METRICS_FILES,
@@ -121,7 +122,7 @@ class MetricsWriter:
 
 def _forget(folder: Path) -> None:
     """Delete evidence, not truncate it: who still writes it then writes into nothing."""
-    for name in (*METRICS_FILES, IN_FORCE, FROZEN):
+    for name in (*METRICS_FILES, IN_FORCE, FROZEN, ACTIVATIONS):
         (folder / name).unlink(missing_ok=True)
     for sample in (folder / TENSORS).glob("step-*"):
         sample.unlink(missing_ok=True)

@@ -49,6 +49,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from converge_harness.rank.recorder import world
+from converge_harness.rank.recorder.activations import activation_samples
 from converge_harness.rank.recorder.buffers import BufferSamples
 from converge_harness.rank.recorder.checkpoint_state import Counters, StateSamples
 from converge_harness.rank.recorder.cross_entropy import CrossEntropySum, local_part
@@ -80,12 +81,13 @@ class StepRecorder:
     """
 
     _ended_a_step = False
+    _frozen: FrozenStepSamples | None = None
+    """Only during frozen steps; else None."""
 
     def __init__(self, view: TrainerView, job: RankJob) -> None:
         self.view = view
-        parameters = view.parameters
-        if parameters is None:
-            parameters = trainable(view.model_parts)
+        given = view.parameters
+        parameters = trainable(view.model_parts) if given is None else given
         self._parameters = [parameter for _, parameter in parameters]
         self._grad_norm = assign_shards(parameters)
         self._cross_entropy = CrossEntropySum(view.vocab_size, view.tp_group)
@@ -131,20 +133,22 @@ class StepRecorder:
                 header |= {"pass": self.this_pass.number, "segment": job.segment}
             self._writer = metrics.MetricsWriter(self.folder, header)
         self._sample_steps = frozenset(job.sample_steps)
+        written = self.folder if self.is_writer else None
         rows = assign_rows(self._grad_norm, view.fused, view.device)
         after = PostStepSamples(rows, view.optimizers, view.device)
         self._samples = TensorSamples(
             rows,
-            self.folder / TENSORS if self.is_writer else None,
+            written and written / TENSORS,
             view.device,
             after,
             BufferSamples(view.model_parts, view.device),
         )
-        state = self.folder / STATE if self.is_writer else None
-        self._state = StateSamples(self._samples, after, view.optimizers, state)
+        self._state = StateSamples(
+            self._samples, after, view.optimizers, written and written / STATE
+        )
         self._replicas = ReplicaCheck(view)
-        self._frozen: FrozenStepSamples | None = None
-        """Only during frozen steps; else None."""
+        self._activations = activation_samples(view, job, written)
+        """Until they are written; else None."""
 
     @property
     def is_frozen(self) -> bool:
@@ -178,12 +182,25 @@ class StepRecorder:
             self._write_replicas(self._sampled(0))
         self._step = step
         self._forget()
+        self._look_at_modules()
 
     def begin_frozen(self) -> None:
         """Start a frozen step: a forward and backward pass at the initial weights."""
         if self._frozen is None:
             self._frozen = FrozenStepSamples(self._samples.rows)
         self._forget()
+        self._look_at_modules()
+
+    def _look_at_modules(self) -> None:
+        """Only in the first batches of a run that starts at the initial weights."""
+        if self._activations and (self.is_frozen or self._step == 1):
+            self._activations.begin()
+
+    def _leave_modules(self) -> None:
+        """A batch is over. Collective over the world after the last one that is recorded."""
+        if self._activations and self._activations.end_batch():
+            self._activations.finish()
+            self._activations = None
 
     def _forget(self) -> None:
         self._digest = BatchDigest()
@@ -227,6 +244,11 @@ class StepRecorder:
         self.loss_targets += targets
         self._cross_entropy.add(logits, labels)
 
+    def on_microbatch(self, tokens: torch.Tensor | None) -> None:
+        """The token ids, shape (batch, sequence), that a pipeline stage is about to work on."""
+        if self._activations:
+            self._activations.tokens = tokens
+
     @contextmanager
     def forward_backward(self) -> Iterator[None]:
         """The forward and backward pass of a microbatch, which may be that of a CUDA graph.
@@ -249,12 +271,16 @@ class StepRecorder:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not count calls of the loss function that are not part of training."""
+        """Do not count calls of modules and of the loss function that are not part of training."""
         self._paused = True
+        if self._activations:
+            self._activations.paused = True
         try:
             yield
         finally:
             self._paused = False
+            if self._activations:
+                self._activations.paused = False
 
     def before_clip(self) -> None:
         """Record the gradients' squared norms, and their samples.
@@ -287,6 +313,7 @@ class StepRecorder:
 
     def end_step(self) -> None:
         """Gather the ranks' rows and write the step's evidence. Collective over the world."""
+        self._leave_modules()
         with whole_gradients(self._parameters):
             agreement = self._sampled(self._step)
         seen = self._everyones()
@@ -302,6 +329,7 @@ class StepRecorder:
         """Gather the ranks' evidence of a frozen step. Collective over the world."""
         if self._frozen is None:
             raise RuntimeError("no frozen step has begun")
+        self._leave_modules()
         gradients = self._samples.gradients_of_all()
         seen = self._everyones()
         if self.is_writer:

@@ -45,6 +45,8 @@ class TrainerView:
     """Tensors that may have copies on other ranks; None: all parameters of the model parts."""
     fused: Mapping[str, Fused] = field(default_factory=dict)
     """Fused parameters on this rank, by canonical name."""
+    shows_modules: bool = True
+    """Whether modules may have hooks in the first batches; False: the whole model is compiled."""
     loss_is_local: bool = False
     """Whether each rank reports the mean loss of its own tokens, which have to be averaged."""
 

@@ -1,7 +1,8 @@
 """The ``.npz`` files of a run folder, with errors that name the file and the key.
 
 ``tensors/step-NNNNNNNN.npz`` (samples of tensors), ``frozen.npz`` (gradients at the initial
-weights) and ``state/*.npz`` of a pass (checkpoints, as saved and as loaded); docs/architecture.md.
+weights), ``activations.npz`` (what modules computed) and ``state/*.npz`` of a pass (checkpoints, as
+saved and as loaded); docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from converge_harness.errors import EvidenceError
 from converge_harness.model import (
+    Activations,
     BufferRows,
     Floats,
     FrozenSamples,
@@ -34,9 +36,18 @@ from converge_harness.run_folder.arrays import (
     PARAMETERS,
     PROJECTIONS,
     ROWS,
+    SIGNS,
     UNKNOWN,
 )
-from converge_harness.run_folder.layout import FROZEN, LOADED, SAMPLE, SAVED, STATE, TENSORS
+from converge_harness.run_folder.layout import (
+    ACTIVATIONS,
+    FROZEN,
+    LOADED,
+    SAMPLE,
+    SAVED,
+    STATE,
+    TENSORS,
+)
 from converge_harness.store import check_schema, read_json
 
 
@@ -125,6 +136,33 @@ def read_frozen(folder: Path) -> FrozenSamples | None:
         batch_digests=tuple(digests.tolist()),
         problems=tuple(problems.tolist()),
         again=again,
+    )
+
+
+def read_activations(folder: Path) -> Activations | None:
+    """What modules computed in a run's first batches; None if it was not recorded.
+
+    Raises EvidenceError naming file and key, StoreError for a newer file.
+    """
+    path = folder / ACTIVATIONS
+    if not path.is_file():
+        return None
+    arrays = load_arrays(path)
+    modules = array_of(path, arrays, "modules", np.str_, 1)
+    count = len(modules)
+    tensors = array_of(path, arrays, "tensors", np.str_, 1, rows=count)
+    widths = array_of(path, arrays, "widths", np.int64, 1, rows=count)
+    same_as = array_of(path, arrays, "same_as", np.int64, 1, rows=count)
+    if ((same_as < 0) | (same_as >= count)).any():
+        fail(str(path), "same_as: is no row")
+    forward, backward = (
+        array_of(path, arrays, key, np.float64, 3) for key in ("forward", "backward")
+    )
+    for key, values in (("forward", forward), ("backward", backward)):
+        if values.shape != (len(forward), count, 3 + 6 * SIGNS):
+            fail(str(path), f"{key}: has shape {values.shape}")
+    return Activations(
+        tuple(modules.tolist()), tuple(tensors.tolist()), widths, same_as, forward, backward
     )
 
 

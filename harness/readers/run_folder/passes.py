@@ -15,10 +15,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from converge_harness.model import (
+    Activations,
     Column,
     Evidence,
     Flags,
     Floats,
+    FrozenSamples,
     Integers,
     Pass,
     ReplicaSample,
@@ -27,6 +29,8 @@ from converge_harness.model import (
 )
 from converge_harness.readers.lines import fail
 from converge_harness.readers.run_folder.arrays import (
+    read_activations,
+    read_frozen,
     read_loaded,
     read_samples,
     read_saved,
@@ -46,6 +50,9 @@ class PassEvidence:
     itself: Pass
     metrics: Metrics
     samples: tuple[TensorSample, ...]
+    frozen: FrozenSamples | None = None
+    """Of a pass that began at the initial weights, with frozen steps before them."""
+    activations: Activations | None = None
 
 
 def read_passes(folder: Path) -> tuple[PassEvidence, ...]:
@@ -100,6 +107,8 @@ def _read_pass(folder: Path) -> PassEvidence | None:
         ),
         metrics,
         read_samples(folder),
+        read_frozen(folder),
+        read_activations(folder),
     )
 
 
@@ -191,6 +200,9 @@ def merge(passes: Sequence[PassEvidence], last_step: int | None, **more: Any) ->
         grads_missing=tuple(dict.fromkeys(missing)),
         samples=_latest((part, part.of_pass.samples) for part in parts),
         replicas=_latest((part, part.of_pass.metrics.replicas) for part in parts),
+        # Every start from the initial weights makes them again; the last one counts.
+        frozen=next((one.frozen for one in reversed(passes) if one.frozen), None),
+        activations=next((one.activations for one in reversed(passes) if one.activations), None),
         problems=tuple(dict.fromkeys(sentence for part in parts for sentence in _problems(part))),
         replayed=_replayed(passes),
         replay_conflicts=tuple(clause for one in passes for clause in _twice(one)),

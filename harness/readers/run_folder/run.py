@@ -32,7 +32,11 @@ from converge_harness.model import (
     TrainConfig,
 )
 from converge_harness.readers.foreign.registry import read_foreign
-from converge_harness.readers.run_folder.arrays import read_frozen, read_samples
+from converge_harness.readers.run_folder.arrays import (
+    read_activations,
+    read_frozen,
+    read_samples,
+)
 from converge_harness.readers.run_folder.documents import read_in_force, read_job
 from converge_harness.readers.run_folder.metrics import Metrics, read_metrics
 from converge_harness.readers.run_folder.passes import merge, read_passes, read_struck
@@ -158,6 +162,7 @@ def _uninterrupted(folder: Path, job: JobDocument, known: dict[str, Any]) -> Evi
         samples=read_samples(folder),
         replicas=metrics.replicas,
         frozen=read_frozen(folder),
+        activations=read_activations(folder),
         **known,
     )
 

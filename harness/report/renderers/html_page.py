@@ -11,6 +11,7 @@ from converge_harness.model import Tier
 from converge_harness.report import text
 from converge_harness.report.renderers import verdict_table
 from converge_harness.report.renderers.assets import packed_plotly, resource, source
+from converge_harness.report.renderers.cause_pages import cause_section
 from converge_harness.report.renderers.figures import Figures
 from converge_harness.report.renderers.json_document import to_json
 from converge_harness.report.renderers.palette import SYMBOLS
@@ -75,6 +76,7 @@ def _environment() -> jinja2.Environment:
         "FAULT_TITLES": FAULT_TITLES,
         "PASS_TITLES": PASS_TITLES,
         "SYMBOLS": SYMBOLS,
+        "cause_section": cause_section,
         "excess": text.excess,
         "of_limit": text.of_limit,
         "ABSENT": text.ABSENT,

@@ -50,6 +50,8 @@ def _lines(
     yield f"# {escape(_title(verdict.cause, test.run))}"
     yield ""
     yield f"**What happens.** {escape(_sentence(verdict.cause))}"
+    if verdict.first_wrong:
+        yield f"What is wrong first: {escape(verdict.first_wrong)}."
     if verdict.look_at:
         yield f"Where to look: {escape(verdict.look_at)}."
     yield ""

@@ -106,6 +106,8 @@ def _test(test: TestView) -> dict[str, Any]:
         "not_asked": list(verdict.not_asked),
         "cause": verdict.cause,
         "cause_class": verdict.cause_class.value if verdict.cause_class else None,
+        "module": verdict.module,
+        "first_wrong": verdict.first_wrong,
         "look_at": verdict.look_at,
         "onset_step": verdict.onset_step,
         "next_command": verdict.next_command,

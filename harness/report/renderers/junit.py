@@ -82,6 +82,7 @@ def _verdict_case(test: TestView) -> TestCase:
     details = "\n".join(
         part
         for part in (
+            f"first wrong: {verdict.first_wrong}" if verdict.first_wrong else "",
             f"look at: {verdict.look_at}" if verdict.look_at else "",
             f"next: {verdict.next_command}" if verdict.next_command else "",
             f"run again: {run.command}" if run.command else "",

@@ -106,6 +106,8 @@ def _lines(view: ReportView) -> Iterator[str]:
             onset = f" (from {row.onset})" if row.onset != ABSENT else ""
             cause = row.cause or "no cause is known"
             yield f"- {_word(row.judgement)} **{escape(row.name)}**{onset}: {escape(cause)}"
+            if test.verdict.first_wrong:
+                yield f"  - first wrong: {escape(test.verdict.first_wrong)}"
             if test.verdict.look_at:
                 yield f"  - look at: {escape(test.verdict.look_at)}"
     yield ""
@@ -168,10 +170,12 @@ def _test(test: TestView) -> Iterator[str]:
     yield from (f"Technique {escape(sentence)}\n" for sentence in test.run.own_sentences)
     if test.run.note:
         yield f"Note: {escape(test.run.note)}\n"
-    if verdict.cause:
-        yield f"**Cause:** {escape(verdict.cause)}\n"
-    if verdict.look_at:
-        yield f"**Look at:** {escape(verdict.look_at)}\n"
+    said = (
+        ("Cause", verdict.cause),
+        ("First wrong", verdict.first_wrong),
+        ("Look at", verdict.look_at),
+    )
+    yield from (f"**{title}:** {escape(what)}\n" for title, what in said if what)
     if verdict.next_command:
         yield f"Next:\n\n{fenced(verdict.next_command, 'sh')}\n"
     yield from _would_change(test.would_change)

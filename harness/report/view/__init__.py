@@ -8,6 +8,7 @@
     curves.py          curves for drawing
     in_force.py        what a set names, beside what really ran
     gradient_map.py    every parameter's gradient over the sampled steps
+    module_tree.py     the modules of a failed set, with the way to the first wrong one
     tensor_tables.py   tables of tensors and replicas
     resumed_run.py     runs made in several passes, and their faults
     tolerances.py      what a report says about a calibration

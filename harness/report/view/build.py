@@ -42,6 +42,7 @@ from converge_harness.report.view.curves import (
 )
 from converge_harness.report.view.gradient_map import gradient_map
 from converge_harness.report.view.in_force import config_changes, named_and_in_force, techniques_of
+from converge_harness.report.view.module_tree import module_tree
 from converge_harness.report.view.program_notes import program_notes
 from converge_harness.report.view.report_view import (
     SIGNAL_TITLES,
@@ -344,6 +345,9 @@ class _Runs:
             compared=tensors,
             tensors=first_step_tensors(tensors),
             gradients=gradient_map(tensors),
+            modules=module_tree(compared.modules if compared else None, verdict.module)
+            if verdict.first_wrong
+            else None,
             would_change=counterfactual(plainly, calibration),
             replicas=replica_view(evidence.replicas) if evidence else None,
             kind=job.spec.kind if job else kind_seen(evidence),

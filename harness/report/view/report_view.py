@@ -25,6 +25,7 @@ from converge_harness.report.text import count
 from converge_harness.report.view.against import Against
 from converge_harness.report.view.curves import Curve, LossOnlyGate
 from converge_harness.report.view.gradient_map import GradientMap
+from converge_harness.report.view.module_tree import ModuleTree
 from converge_harness.report.view.resumed_run import PassesView
 from converge_harness.report.view.tensor_tables import ReplicaView, TensorTable
 from converge_harness.report.view.tolerances import CalibrationView
@@ -144,6 +145,8 @@ class TestView:
     """Every parameter's differences, of which the next two show a part."""
     tensors: TensorTable | None = None
     gradients: GradientMap | None = None
+    modules: ModuleTree | None = None
+    """Only of a FAIL whose modules show where it begins."""
     replicas: ReplicaView | None = None
     would_change: tuple[str, ...] = ()
     """Sentences on what would change the verdict."""

@@ -19,6 +19,10 @@ from converge_harness.rank.recorder.trainer_view import TrainerView, rate_of
 from converge_harness.rank.titan.common.checkpoints import watch_checkpoints
 from converge_harness.rank.titan.common.clipping import watch_clipping
 from converge_harness.rank.titan.common.frozen_steps import add_frozen_steps
+from converge_harness.rank.titan.common.pipelining import (
+    ignore_shape_inference,
+    watch_microbatches,
+)
 from converge_harness.run_folder.job import RankJob
 
 
@@ -52,6 +56,9 @@ def attach(
     recorder = StepRecorder(view(trainer), job)
     trainer.batch_generator = _watch_batches(trainer.batch_generator, recorder)
     _watch_loss(trainer, recorder)
+    if trainer.parallel_dims.pp_enabled:
+        ignore_shape_inference(trainer.pp_schedule, recorder)
+        watch_microbatches(trainer, recorder)
     watch_clipping(dist_utils, trainer_module, recorder)
     trainer.metrics_processor.log = _watch_log(trainer.metrics_processor.log, recorder)
     trainer.train_step = _watch_step(trainer, recorder, lambda: after_first_step(recorder))

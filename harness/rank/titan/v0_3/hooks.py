@@ -24,7 +24,7 @@ from converge_harness.rank.settings import KeyProblem, SettingError
 from converge_harness.rank.titan.common.checkpoints import watch_checkpoints
 from converge_harness.rank.titan.common.clipping import watch_clipping
 from converge_harness.rank.titan.common.frozen_steps import add_frozen_steps
-from converge_harness.rank.titan.common.pipelining import ignore_shape_inference
+from converge_harness.rank.titan.common.pipelining import ignore_shape_inference, watch_microbatches
 from converge_harness.rank.titan.v0_3.series import SERIES, as_samples
 from converge_harness.run_folder.job import RankJob
 
@@ -41,6 +41,7 @@ def attach(
     _watch_forward_backward(trainer, recorder)
     if trainer.parallel_dims.pp_enabled:
         ignore_shape_inference(trainer.pp_schedule, recorder)
+        watch_microbatches(trainer, recorder)
     watch_clipping(distributed_utils, trainer_module, recorder)
     _watch_metrics(trainer, recorder)
     _watch_steps(trainer, recorder, lambda: after_first_step(recorder))

@@ -1,0 +1,158 @@
+"""The module where a difference first appears, by what modules got and gave in the first batches.
+
+A module is to blame when its output is wrong and all that was computed before it is right, in the
+order of the control's calls; in the backward pass, when the gradient by what it gets is wrong and
+all gradients before it are right. If what a module gets is the first wrong tensor, or if several
+modules or none get a tensor whose gradient is wrong, it is the code around: that of the module that
+contains them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from converge_harness.judge.compare.activations import ModuleComparison, ModuleDifference
+from converge_harness.judge.comparison import RunComparison
+from converge_harness.model import CauseClass, Check, Outcome
+
+_OF_A_STEP = frozenset(
+    {
+        CauseClass.NOT_FINITE,
+        CauseClass.NO_GRADIENT,
+        CauseClass.GRADIENT_SCALE,
+        CauseClass.GROUP_SCALE,
+        CauseClass.GRADIENT_DIRECTION,
+        CauseClass.OBJECTIVE,
+        CauseClass.ROUNDING_GROWTH,
+        CauseClass.UNKNOWN,
+    }
+)
+"""Classes of bugs of the forward or backward pass; of others modules do not show the place."""
+_SAME_START = ("same-data", "same-initial-parameters", "starts-as-the-control")
+"""If one of these is not right, every module differs."""
+MODEL = "the model"
+"""The code of the model itself, outside of its modules."""
+_NEARLY_ONE = 1e-3
+
+
+class FirstWrong(NamedTuple):
+    """Where a difference first appears."""
+
+    module: str = ""
+    """Canonical name, or MODEL; empty if no module is wrong, or nothing was recorded."""
+    sentence: str = ""
+    """With the numbers; empty if nothing was recorded."""
+
+
+def first_wrong(
+    compared: RunComparison, checks: dict[str, Check], kind: CauseClass | None
+) -> FirstWrong:
+    """The module where a failed test set first differs from its control."""
+    modules = compared.modules
+    other_start = any(
+        name in checks and checks[name].outcome in (Outcome.FAIL, Outcome.INVALID)
+        for name in _SAME_START
+    )
+    if modules is None or kind not in _OF_A_STEP or other_start or compared.draws:
+        return FirstWrong()
+    wrong = modules.first_off
+    if wrong is None:
+        return FirstWrong(sentence=_none(modules, kind))
+    return FirstWrong(*(_backward if wrong.row.backward else _forward)(modules, wrong))
+
+
+def _forward(modules: ModuleComparison, wrong: ModuleDifference) -> tuple[str, str]:
+    row = wrong.row
+    by = _by(wrong)
+    if not row.is_input:
+        inside = any(each.row.module.startswith(f"{row.module}.") for each in modules.forward)
+        after = ", and all modules in it are right" if inside else ""
+        return (
+            row.module,
+            f"the output of {row.module} {by}, while all that it gets is right{after}",
+        )
+    parent = _caller(modules, row.module)
+    called = _called_before(modules, wrong, parent)
+    between = f"after {called} and before {row.module}" if called else f"before {row.module}"
+    return parent, f"what {row.module} gets ({row.tensor}) {by}; {parent} computes it {between}"
+
+
+def _backward(modules: ModuleComparison, wrong: ModuleDifference) -> tuple[str, str]:
+    row, by = wrong.row, _by(wrong)
+    right = "all outputs are right"
+    takers = [
+        name
+        for name in wrong.taken_by
+        if not any(other.startswith(f"{name}.") for other in wrong.taken_by)
+    ]
+    if len(takers) == 1:
+        module = takers[0]
+        return module, (
+            f"{right}; the gradient by what {module} gets {by}, while the one by what it gives is "
+            "right"
+        )
+    if takers:
+        some = ", ".join(takers[:-1]) + f" and {takers[-1]}"
+        return _caller(modules, *takers), (
+            f"{right}; the gradient by what {some} get {by}, while those by what they give are "
+            "right"
+        )
+    if wrong is modules.backward[-1]:
+        return MODEL, (
+            f"{right}; the gradient of the loss by the output of {row.module} {by}, so the loss is "
+            "another function of it"
+        )
+    caller = _caller(modules, row.module)
+    return caller, (
+        f"{right}; the gradient by the output of {row.module} {by}, while those by all that comes "
+        f"later are right; {caller} computes with it"
+    )
+
+
+def _none(modules: ModuleComparison, kind: CauseClass | None) -> str:
+    every = (*modules.forward, *modules.backward)
+    count = len({each.row.module for each in modules.forward})
+    furthest = max(every, key=lambda each: each.distance, default=None)
+    agree = f"agree to {furthest.distance:.1g} (rounding: {furthest.noise:.1g})" if furthest else ""
+    scaled = abs(modules.factor - 1) > _NEARLY_ONE
+    factor = f", at {modules.factor:.4g} times the control's," if scaled else ""
+    so = (
+        "what differs is in the loss, or less than that"
+        if kind is CauseClass.OBJECTIVE
+        else "what differs comes after them: in the gradients of weights or their reduction"
+    )
+    return (
+        f"no module: the outputs of all {count} modules in the first batch, and the gradients "
+        f"that flow back through them{factor} {agree}, so {so}"
+    )
+
+
+def _by(wrong: ModuleDifference) -> str:
+    if wrong.is_zero:
+        return "is zero"
+    if not math.isfinite(wrong.distance):
+        return "is not finite"
+    return f"is off by {wrong.distance:.2g} (rounding: {wrong.noise:.1g})"
+
+
+def _caller(modules: ModuleComparison, *called: str) -> str:
+    """The innermost module whose code calls all of these; lists of modules are not called."""
+    known = {each.row.module for each in modules.forward}
+    name = called[0]
+    while name:
+        name = name.rpartition(".")[0]
+        if name in known and all(each.startswith(f"{name}.") for each in called):
+            return name
+    return MODEL
+
+
+def _called_before(modules: ModuleComparison, wrong: ModuleDifference, caller: str) -> str:
+    """The last module with an output before a wrong input, if the same module calls both."""
+    before = modules.forward[: modules.forward.index(wrong)]
+    siblings = [
+        each.row.module
+        for each in before
+        if not each.row.is_input and _caller(modules, each.row.module) == caller
+    ]
+    return siblings[-1] if siblings else ""

@@ -1,0 +1,395 @@
+"""What every module gets and gives, and the gradients that flow back through it: sums over tokens.
+
+For each floating-point tensor that a module is called with or returns, a rank adds up its entries
+over everything but the last dimension, and the squares of its entries likewise. Projections of the
+two by random signs, divided by the number of entries, are means over tokens. A mean does not depend
+on which rank has which tokens: data, context and sequence parallelism, microbatches and
+accumulation leave it as it is, and so does a copy on every rank. Where it is known which row is of
+which token, there is also the mean over those in one half of the vocabulary, which shows if tokens
+are exchanged. The layout along the last
+dimension is unknown where a rank holds a plain tensor, so sums are projected twice: as if its
+entries were the first ones of a whole row, and as if the tensor-parallel ranks held a row's parts
+in their order. Partial sums add up to the sums of the whole tensor. Which of these a tensor is, the
+judge finds by the control (``converge_harness.judge.compare.activations``). Nothing is gathered.
+
+A gradient is that of a tensor, from all its uses, and recorded where the tensor appears first: what
+each module contributes to it cannot be told apart without another order of additions, and so other
+bits. Training is not changed in any bit.
+
+A compiled module stays whole: it is looked at from outside. What activation checkpointing computes
+again in the backward pass is not counted again. Nothing is recorded inside a CUDA graph.
+
+Source of the idea to compare the modules of two runs in the order of their calls: TTrace (Cui et
+al. 2025), which gathers whole tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor, Shard
+from torch.utils._pytree import tree_flatten
+
+from converge_harness.rank.recorder import world
+from converge_harness.rank.recorder.bits import mixed
+from converge_harness.rank.recorder.names import canonical
+from converge_harness.rank.recorder.trainer_view import TrainerView
+from converge_harness.run_folder import arrays as contract
+from converge_harness.run_folder.arrays import SIGNS, write_arrays
+from converge_harness.run_folder.job import RankJob
+from converge_harness.run_folder.layout import ACTIVATIONS
+
+_COLUMNS = 3 + 6 * SIGNS
+"""Of a row: entries, their squares, entries of half of the tokens, then projections of sums, of
+sums over half of the tokens and of squares, each in two layouts of the last dimension."""
+_PLACES = 2
+"""Dimensions of token ids: batch and sequence."""
+_KEY = 0x5EED
+BATCHES = 4
+"""Frozen steps that are recorded; without frozen steps it is step 1."""
+
+Row = tuple[str, str]
+"""A module's canonical name, and one of its tensors: ``in.0``, ``in.mask``, ``out.0``."""
+
+
+@dataclass
+class _Seen:
+    """What a rank knows of the rows beside their sums."""
+
+    widths: dict[Row, int]
+    same_as: dict[Row, Row]
+    """The first row of the same tensor, which has its gradient; of tensors with a gradient."""
+    unreadable: set[Row]
+    """Tensors of other kinds than torch's ordinary ones, which do not add up."""
+    flowing: set[Row]
+    """Tensors to which a gradient should flow."""
+    in_graph: bool = False
+    """Whether some of the computation went into a CUDA graph, where nobody can look."""
+
+
+class ActivationSamples:
+    """A rank's part of the activations of some batches; the writer also writes the file."""
+
+    def __init__(self, view: TrainerView, frozen: int, folder: Path | None) -> None:
+        """``frozen`` is the number of frozen steps; ``folder`` is None except on the writer."""
+        self._parts = view.model_parts
+        self._tp_rank = view.tp_rank
+        self._tp_size = view.tp_group.size() if view.tp_group is not None else 1
+        self._device = view.device
+        self._folder = folder
+        self.tokens: torch.Tensor | None = None
+        """Token ids that modules work on now, shape (batch, sequence); None if unknown."""
+        self.paused = False
+        """Set while modules are called that are not part of training."""
+        self._left = max(1, min(frozen, BATCHES))
+        self._signs: dict[tuple[int, int], torch.Tensor] = {}
+        self._forward: dict[Row, torch.Tensor] = {}
+        self._backward: dict[Row, torch.Tensor] = {}
+        self._batches: list[tuple[dict[Row, torch.Tensor], dict[Row, torch.Tensor]]] = []
+        self._tensors: dict[tuple[Any, int], Row] = {}
+        """This batch's tensors (what computed them, and which result) with their first rows."""
+        self._undo: list[Callable[[], None]] = []
+        self._seen = _Seen({}, {}, set(), set())
+
+    def begin(self) -> None:
+        """Look at every module from now on."""
+        if not self._undo:
+            for part in self._parts:
+                for name, module in _outermost(part):
+                    self._watch(name, module)
+
+    def end_batch(self) -> bool:
+        """A batch is over; whether it was the last one. No collective happens here."""
+        if self._undo:
+            self._batches.append((self._forward, self._backward))
+            self._forward, self._backward = {}, {}
+            self._tensors.clear()
+            self._left -= 1
+        return not self._left
+
+    def finish(self) -> None:
+        """Stop looking, add up what all ranks saw, and write it. Collective over the world."""
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+        everyones = world.everyones(self._seen)
+        unreadable = set[Row]().union(*(each.unreadable for each in everyones))
+        flowing = set[Row]().union(*(each.flowing for each in everyones))
+        widths: dict[Row, int] = {}
+        for seen in everyones:
+            for row, width in seen.widths.items():
+                if row not in unreadable:
+                    widths[row] = max(width, widths.get(row, 0))
+        shape = len(self._batches), 2, len(widths), _COLUMNS
+        table = torch.zeros(shape, dtype=torch.float64, device=self._device)
+        for batch, directions in enumerate(self._batches):
+            for direction, found in enumerate(directions):
+                for place, row in enumerate(widths):
+                    if row in found:
+                        table[batch, direction, place] = found[row]
+        table = world.add_up_(table).cpu()
+        # A gradient that never came is zero, unlike one that nobody looked at.
+        expected = torch.tensor([row in flowing for row in widths], dtype=torch.bool)
+        table[:, 1, :, 0][expected & (table[:, 1, :, 0] == 0)] = 1.0
+        self._batches.clear()
+        if self._folder is not None and widths and not any(each.in_graph for each in everyones):
+            same_as = {row: first for each in everyones for row, first in each.same_as.items()}
+            self._write(self._folder, widths, same_as, table.numpy())
+
+    def _write(
+        self, folder: Path, widths: dict[Row, int], same_as: dict[Row, Row], table: np.ndarray
+    ) -> None:
+        places = {row: place for place, row in enumerate(widths)}
+        arrays = contract.activations(
+            modules=[module for module, _ in widths],
+            tensors=[tensor for _, tensor in widths],
+            widths=list(widths.values()),
+            same_as=[places.get(same_as.get(row, row), place) for row, place in places.items()],
+            forward=table[:, 0],
+            backward=table[:, 1],
+        )
+        write_arrays(folder / ACTIVATIONS, arrays)
+
+    def _watch(self, name: str, module: torch.nn.Module) -> None:
+        compiled = getattr(module, "_compiled_call_impl", None)
+        if compiled is None:
+            if isinstance(module, torch.nn.Embedding):
+                looks_up = module.register_forward_pre_hook(self._look_up)
+                self._undo.append(looks_up.remove)
+            before = module.register_forward_pre_hook(
+                lambda _, args, kwargs: self._inputs(name, args, kwargs), with_kwargs=True
+            )
+            after = module.register_forward_hook(lambda _, __, given: self._outputs(name, given))
+            self._undo += [before.remove, after.remove]
+            return
+
+        # Hooks would be compiled into it.
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self._inputs(name, args, kwargs, compiled=True)
+            given = compiled(*args, **kwargs)
+            self._outputs(name, given)
+            return given
+
+        module._compiled_call_impl = watched
+        self._undo.append(lambda: setattr(module, "_compiled_call_impl", compiled))
+
+    def _look_up(self, _module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        """Token ids are what an embedding is asked for."""
+        ids = args[0] if args else None
+        if not self._is_idle() and isinstance(ids, torch.Tensor) and ids.dim() == _PLACES:
+            self.tokens = ids
+
+    def _inputs(self, name: str, args: Any, kwargs: Any, *, compiled: bool = False) -> None:
+        if not self._is_idle():
+            leaves, _ = tree_flatten((args, kwargs))
+            for place, leaf in zip(_argument_names(args, kwargs, leaves), leaves, strict=True):
+                self._tensor((name, f"in.{place}"), leaf, compiled=compiled)
+
+    def _outputs(self, name: str, given: Any) -> None:
+        if not self._is_idle():
+            for place, leaf in enumerate(tree_flatten(given)[0]):
+                self._tensor((name, f"out.{place}"), leaf)
+
+    def _tensor(self, row: Row, leaf: object, *, compiled: bool = False) -> None:
+        """Record a tensor, and its gradient once that is complete.
+
+        ``compiled`` says that compiled code gets it: with a hook it would be another input.
+        """
+        if not isinstance(leaf, torch.Tensor):
+            return
+        if not (leaf.is_floating_point() or leaf.is_complex()):
+            return
+        self._add(self._forward, row, leaf, self.tokens)
+        node = leaf.grad_fn
+        if not leaf.requires_grad or not torch.is_grad_enabled() or (compiled and node is None):
+            return
+        # A node is kept, so that no other gets its place; a leaf may be, since its row is the same.
+        tensor = (id(leaf) if node is None else node, leaf.output_nr)
+        first = self._tensors.setdefault(tensor, row)
+        self._seen.same_as.setdefault(row, first)
+        if first != row:
+            return
+        self._seen.flowing.add(row)
+        complete = self._once(row)
+        if node is None:
+            leaf.register_hook(complete)
+        else:  # what is compiled later asks a tensor for its hooks, not its node
+            number = leaf.output_nr
+            node.register_prehook(lambda gradients: complete(gradients[number]))
+
+    def _once(self, row: Row) -> Callable[[torch.Tensor | None], None]:
+        """What to call with a gradient; only the first call counts.
+
+        A zero-bubble schedule runs a node for inputs, and again for weights.
+        """
+        batch, tokens = self._backward, self.tokens
+        waiting = True
+
+        def complete(gradient: torch.Tensor | None) -> None:
+            nonlocal waiting
+            if waiting and gradient is not None and batch is self._backward:
+                waiting = False
+                self._add(batch, row, gradient, tokens)
+
+        return complete
+
+    def _is_idle(self) -> bool:
+        """Whether what runs now is not counted: it is computed again, or goes into a CUDA graph."""
+        if self.paused or torch._C._current_graph_task_id() != -1:
+            return True
+        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self._seen.in_graph = True
+            return True
+        return False
+
+    def _add(
+        self,
+        into: dict[Row, torch.Tensor],
+        row: Row,
+        tensor: torch.Tensor,
+        tokens: torch.Tensor | None,
+    ) -> None:
+        try:
+            self._add_up(into, row, tensor, tokens)
+        except (RuntimeError, TypeError, NotImplementedError):
+            self._seen.unreadable.add(row)
+
+    @torch.no_grad()
+    def _add_up(
+        self,
+        into: dict[Row, torch.Tensor],
+        row: Row,
+        tensor: torch.Tensor,
+        tokens: torch.Tensor | None,
+    ) -> None:
+        local, start, width = self._part(tensor.detach())
+        if not local.numel():
+            return
+        columns = local.shape[-1]
+        entries = local.reshape(-1, columns)
+        half = self._half(local, tokens)
+        some = entries[:0] if half is None else entries[half]
+        sums = torch.stack(
+            [
+                entries.sum(0, dtype=torch.float64),
+                some.sum(0, dtype=torch.float64),
+                entries.float().square().sum(0, dtype=torch.float64),
+            ]
+        )
+        starts = (0, self._tp_rank * columns) if start is None else (start, start)
+        tables = [self._table(each, columns) for each in starts]
+        head = [sums.new_tensor([each]) for each in (local.numel(), sums[2].sum(), some.numel())]
+        found = torch.cat([*head, *(one @ table for one in sums for table in tables)])
+        into[row] = into[row] + found if row in into else found
+        self._seen.widths[row] = max(width, self._seen.widths.get(row, 0))
+
+    def _half(self, local: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor | None:
+        """Rows of a tensor whose tokens are in one half of the vocabulary, as indices.
+
+        None where it is unknown which row is of which token. Sums over all tokens do not change if
+        tokens are exchanged, these do.
+        """
+        if tokens is None:
+            return None
+        odd = (mixed(_plain(tokens).long(), _KEY) & 1).bool()
+        batch, length = odd.shape
+        shape = local.shape[:-1]
+        if len(shape) < _PLACES or shape[0] != batch:
+            return None
+        if shape[1] != length and self._tp_size > 1 and shape[1] * self._tp_size == length:
+            odd = odd.chunk(self._tp_size, dim=1)[self._tp_rank]  # sequence parallelism
+        if shape[1] == odd.shape[1]:
+            places = odd.reshape(*odd.shape, *[1] * (len(shape) - _PLACES))
+        elif len(shape) > _PLACES and shape[2] == length:  # heads before positions
+            places = odd[:, None].reshape(batch, 1, length, *[1] * (len(shape) - _PLACES - 1))
+        else:
+            return None
+        return places.expand(shape).reshape(-1).nonzero().view(-1)
+
+    def _part(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int | None, int]:
+        """This rank's part, where it begins in a row of the whole tensor, and a row's length.
+
+        A plain tensor does not say where it begins: None, and the length of what is here.
+        """
+        start: int | None = None
+        width = tensor.shape[-1] if tensor.dim() else 1
+        if isinstance(tensor, DTensor):
+            last = tensor.dim() - 1
+            cuts = [
+                dim
+                for dim, placement in enumerate(tensor.placements)
+                if isinstance(placement, Shard) and placement.dim in (last, -1)
+            ]
+            if len(cuts) > 1:
+                raise TypeError("rows are cut along several mesh dimensions")
+            start = 0
+            for dim in cuts:
+                parts = tensor.device_mesh.size(dim)
+                start = tensor.device_mesh.get_local_rank(dim) * -(-width // parts)
+        tensor = _plain(tensor)
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor)
+        return (tensor if tensor.dim() else tensor[None]), start, width
+
+    def _table(self, start: int, columns: int) -> torch.Tensor:
+        """Signs of the entries of a row from ``start`` on: shape (columns, SIGNS), float64."""
+        if (start, columns) not in self._signs:
+            index = torch.arange(start, start + columns, device=self._device)
+            bits = mixed(index, _KEY)[:, None] >> torch.arange(SIGNS, device=self._device)
+            self._signs[start, columns] = (1 - 2 * bits.bitwise_and(1)).to(torch.float64)
+        return self._signs[start, columns]
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part as an ordinary tensor."""
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+
+
+def activation_samples(
+    view: TrainerView, job: RankJob, folder: Path | None
+) -> ActivationSamples | None:
+    """What to record of the modules' first batches; None where nothing is.
+
+    ``folder`` is None except on the writer.
+    """
+    samples = view.shows_modules and 1 in job.sample_steps
+    return ActivationSamples(view, job.frozen, folder) if samples else None
+
+
+def _outermost(part: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The modules of a model by canonical name, except the model itself.
+
+    Of a module and its wrappers only the outermost; nothing inside of a compiled one.
+    """
+    names: set[str] = set()
+    whole: list[str] = []
+    for full, module in part.named_modules():
+        name = canonical(full)
+        if any(full.startswith(prefix) for prefix in whole):
+            continue
+        if _is_compiled(module):
+            whole.append(f"{full}." if full else "")
+        if name and name not in names:
+            names.add(name)
+            yield name, module
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    compiled_call = getattr(module, "_compiled_call_impl", None)
+    return compiled_call is not None or isinstance(module, torch._dynamo.OptimizedModule)
+
+
+def _argument_names(args: Any, kwargs: Any, leaves: Sequence[object]) -> list[str]:
+    """A name for each leaf of the arguments: its position, or its keyword."""
+    names = [str(place) for place in range(len(tree_flatten(args)[0]))]
+    for keyword, value in kwargs.items():
+        inner = len(tree_flatten(value)[0])
+        names += [keyword if inner == 1 else f"{keyword}.{place}" for place in range(inner)]
+    return names if len(names) == len(leaves) else [str(place) for place in range(len(leaves))]
