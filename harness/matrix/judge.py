@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from converge_harness.launch.stopping import settling_looks
+from converge_harness.matrix.pair_files import SHRUNK
 from converge_harness.model import (
     Ask,
     Calibration,
@@ -322,6 +323,9 @@ def next_command(plan: Plan, job: Job, verdict: Verdict) -> str:
 def _after_fail(plan: Plan, job: Job, verdict: Verdict) -> str:
     if may_be_rounding(job, verdict):
         return _run_again(plan, job, "--explain")
+    if (plan.experiment.path.parent / SHRUNK).is_file():
+        repro = ("converge", "repro", f"reports/{plan.experiment.name}", "--set", job.name)
+        return f"{shlex.join(repro)}  # writes it for others, with a draft of an issue"
     parts = parts_of(job.spec)
     if plan.experiment.launcher is Launcher.LOCAL and len(parts) > 1 and not why_not(job.spec):
         shrink = ("converge", "shrink", str(plan.experiment.path), "--set", job.name)

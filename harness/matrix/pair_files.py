@@ -15,6 +15,8 @@ from converge_harness.store import atomic_write
 from converge_harness.surroundings import with_imports
 
 EXPERIMENT = "experiment.toml"
+SHRUNK = "shrunk.json"
+"""Beside an experiment that ``converge shrink`` wrote: what the failure needs."""
 
 
 def write_pair(experiment: Experiment, name: str, folder: Path, head: str) -> tuple[Path, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 from converge_harness import __version__
 from converge_harness.errors import ConfigError, Problem, StoreError
 from converge_harness.matrix.conclude import conclude_again
-from converge_harness.matrix.pair_files import EXPERIMENT, write_pair
+from converge_harness.matrix.pair_files import EXPERIMENT, SHRUNK, write_pair
 from converge_harness.model import Check, Experiment, Job, Judgement, Outcome, Plan, Verdict
 from converge_harness.plan import select
 from converge_harness.report import Reproduction, issue_draft
@@ -33,8 +33,6 @@ _REQUIRED = f"""\
 converge-harness=={__version__}
 """
 _HERE = ("set -euo pipefail", 'cd "$(dirname "$0")"')
-SHRUNK = "shrunk.json"
-"""Beside an experiment that a search has made: what its failure needs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from converge_harness.shrink import (
     why_not,
 )
 
-_LAYER = re.compile(r"\.\d+\.")
+_LAYER = re.compile(r"\.\d+(?=\.|$)")
 
 
 class NothingToShrinkError(ConvergeError):
@@ -50,14 +50,21 @@ class Failure:
     """The tensors of the first failed check that names any (at most 20), without the numbers of
     their layers: a smaller model has fewer of them."""
     cause: str
+    module: str = ""
+    """The module that is wrong first, without numbers of layers; empty if unknown."""
 
     def is_that_of(self, other: Failure) -> bool:
-        """Whether it is the same failure: of one class, and of at least one common tensor.
+        """Whether it is the same failure: of one class, module, and at least one common tensor.
 
-        Where a side names no tensors the class decides, unless that is unknown.
+        A compiled module stands for all in it. Where a side names no module or no tensors the rest
+        decides; the class alone does unless it is unknown.
         """
         if self.cause_class is not other.cause_class:
             return False
+        if self.module and other.module:
+            one, two = sorted((f"{self.module}.", f"{other.module}."), key=len)
+            if not two.startswith(one):
+                return False
         if self.tensors and other.tensors:
             return bool(self.tensors & other.tensors)
         return self.cause_class not in (None, CauseClass.UNKNOWN)
@@ -66,8 +73,8 @@ class Failure:
 def failure_of(verdict: Verdict) -> Failure:
     failed = [check for check in verdict.checks if check.outcome is Outcome.FAIL]
     named = next((check.deviations for check in failed if check.deviations), ())
-    tensors = frozenset(_LAYER.sub(".*.", each.tensor) for each in named)
-    return Failure(verdict.cause_class, tensors, verdict.cause)
+    tensors = frozenset(_LAYER.sub(".*", each.tensor) for each in named)
+    return Failure(verdict.cause_class, tensors, verdict.cause, _LAYER.sub(".*", verdict.module))
 
 
 class Shrinking:

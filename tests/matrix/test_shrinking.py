@@ -1,5 +1,6 @@
 """What is the same failure, and the smallest pair as a file; real runs: ``tests/e2e``."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,20 @@ def test_a_failure_is_the_same_in_fewer_layers_and_by_the_same_class():
     other = failure_of(verdict_with("layers.1.ffn.w1.weight", cause_class=CauseClass.UPDATE))
     assert not other.is_that_of(whole)
     assert Failure(SCALE, frozenset(), "").is_that_of(whole)
+
+
+def test_a_failure_is_the_same_only_in_the_same_module():
+    def wrong_in(module):
+        return failure_of(replace(verdict_with("norm.weight"), module=module))
+
+    whole = wrong_in("layers.3.attention.wo")
+    assert whole.module == "layers.*.attention.wo"
+    assert wrong_in("layers.0.attention.wo").is_that_of(whole)
+    assert not wrong_in("layers.3.feed_forward").is_that_of(whole)
+    assert not wrong_in("layers.3.attention.w").is_that_of(whole)
+    for module in ("", "layers.0"):  # not recorded; a compiled block
+        assert wrong_in(module).is_that_of(whole)
+        assert whole.is_that_of(wrong_in(module))
 
 
 def test_what_cannot_be_shrunk_is_refused():

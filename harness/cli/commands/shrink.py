@@ -180,8 +180,7 @@ def _run(plan: Plan, store: Store, arguments: argparse.Namespace, said: _Said) -
 def _conclude(console: Console, found: Shrunk, out: Path, arguments: argparse.Namespace) -> None:
     """Write the smallest experiment, and say what it is."""
     from converge_harness.cli.console import say
-    from converge_harness.matrix.pair_files import write_pair
-    from converge_harness.matrix.repro import SHRUNK
+    from converge_harness.matrix.pair_files import SHRUNK, write_pair
     from converge_harness.shrink import parts_of
     from converge_harness.store import write_json
 
