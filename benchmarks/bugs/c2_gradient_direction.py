@@ -28,6 +28,7 @@ def norm_gradients_partial_over_tp(trainer: Any) -> None:
     Reference: torchtitan issue 1805
     Class: C2
     Technique: TP 2 with sequence parallel
+    Module: none
     First step: 1
     Signature: gradients of all norms wrong at step 1, and different on the ranks of tp
     Cause: replicas differ
@@ -42,6 +43,7 @@ def norm_gradients_of_one_tp_rank(trainer: Any) -> None:
     Reference: class of torchtitan issue 1805
     Class: C2
     Technique: TP 2 with sequence parallel
+    Module: none
     First step: 1
     Signature: gradients of all norms wrong in direction at step 1, and the same on all ranks
     Cause: gradient direction
@@ -73,6 +75,7 @@ def column_parallel_input_gradient_partial(trainer: Any) -> None:
     Reference: class of torchtitan issue 1805
     Class: C2
     Technique: TP 2
+    Module: layers.*.attention.qkv_linear or layers.*.attention.qkv_linear.wqkv
     First step: 1
     Signature: wrong from the attention norm of the last layer on down; its projections right
     Cause: gradient direction
@@ -87,6 +90,7 @@ def output_input_gradient_partial(trainer: Any) -> None:
     Reference: torchtitan issue 3412
     Class: C2
     Technique: TP 2 with chunked loss
+    Module: loss or the model
     First step: 1
     Signature: the output projection right, all below it wrong in direction
     Cause: gradient direction
@@ -105,6 +109,7 @@ def keys_of_own_queries_only(trainer: Any) -> None:
     Reference: Megatron-LM issue 1464
     Class: C2
     Technique: CP 2
+    Module: layers.*.attention.inner_attention
     First step: 1
     Signature: projections of the last layer wrong, its output right, all below wrong
     Cause: gradient direction
@@ -135,6 +140,7 @@ def attention_keys_perturbed(trainer: Any) -> None:
     Reference: class of Megatron-LM issue 1464
     Class: C2
     Technique: FSDP 2
+    Module: layers.1.attention.inner_attention
     First step: 1
     Signature: the projection of layer 1 wrong where it makes keys, all below wrong
     Cause: gradient direction
@@ -150,6 +156,7 @@ def grouped_keys_of_one_head(trainer: Any) -> None:
     Reference: class of Megatron-LM issue 1464
     Class: C2
     Technique: FSDP 2, grouped-query attention
+    Module: layers.*.attention.inner_attention
     First step: 1
     Needs: fewer key heads than query heads
     Signature: projections of the last layer wrong, its output right, all below wrong
@@ -177,6 +184,7 @@ def norm_backward_lacks_term(trainer: Any) -> None:
     Reference: class of transformers issue 48687
     Class: C2
     Technique: FSDP 2, custom norm kernel
+    Module: layers.*.ffn_norm
     First step: 1
     Signature: weights of the last layer's feed-forward right, its attention and all below wrong
     Cause: gradient direction
@@ -196,6 +204,7 @@ def gate_backward_lacks_term(trainer: Any) -> None:
     Reference: class of transformers issue 48687
     Class: C2
     Technique: FSDP 2, custom activation kernel
+    Module: layers.*.feed_forward
     First step: 1
     Signature: w1 of the last layer wrong, w2 and w3 right, all below wrong
     Cause: gradient direction
@@ -216,6 +225,7 @@ def ignored_tokens_send_gradient(trainer: Any) -> None:
     Reference: class of torchtitan issue 3412
     Class: C2
     Technique: FSDP 2, fused cross entropy
+    Module: loss
     First step: 1
     Needs: ignored labels
     Signature: every gradient wrong in direction, the loss right
@@ -239,6 +249,7 @@ def layer_not_reduced(trainer: Any) -> None:
     Reference: class of DeepSpeed issue 7985
     Class: C2
     Technique: FSDP 2
+    Module: none
     First step: 1
     Signature: gradients of layer 2 wrong in direction, all others right
     Cause: gradient direction
@@ -255,6 +266,7 @@ def late_layer_not_reduced(trainer: Any) -> None:
     Reference: class of DeepSpeed issue 7985
     Class: C2
     Technique: FSDP 2
+    Module: none
     First step: 6
     Signature: the grad norm jumps at step 6 while the loss agrees
     Cause: gradient direction
@@ -273,6 +285,7 @@ def shards_exchanged(trainer: Any) -> None:
     Reference: class of Megatron-LM pull request 5916
     Class: C2
     Technique: FSDP 2
+    Module: none
     First step: 1
     Signature: gradients of layer 3 wrong in direction with the right norm, all others right
     Cause: gradient direction
@@ -291,6 +304,7 @@ def last_microbatch_not_reduced(trainer: Any) -> None:
     Reference: DeepSpeed issue 7985
     Class: C2
     Technique: FSDP 2, 2 accumulation steps
+    Module: none
     First step: 1
     Needs: accumulation > 1
     Signature: every gradient wrong in direction
@@ -320,6 +334,7 @@ def gradient_not_cleared(trainer: Any) -> None:
     Reference: class of DeepSpeed issue 7985
     Class: C2
     Technique: FSDP 2
+    Module: none
     First step: 2
     Signature: its gradient is that of the steps before, too; all others right
     Cause: state lost
@@ -343,6 +358,7 @@ def first_stage_of_last_microbatch(trainer: Any) -> None:
     Reference: class of torchtitan issue 1733
     Class: C2
     Technique: PP 2, 1F1B
+    Module: the model
     First step: 1
     Needs: more than one microbatch
     Signature: gradients of the first stage wrong in direction, those of the second right
@@ -368,6 +384,7 @@ def gradients_exchanged(trainer: Any) -> None:
     Reference: class of Megatron-LM pull request 5916
     Class: C2
     Technique: FSDP 2
+    Module: none
     First step: 1
     Signature: two gradients wrong in direction, all others right
     Cause: gradient direction
@@ -391,6 +408,7 @@ def values_detached(trainer: Any) -> None:
     Reference: class of pytorch issue 179849
     Class: C2
     Technique: FSDP 2, fused projections
+    Module: layers.2.attention.inner_attention or layers.2.attention
     First step: 1
     Signature: rows of one weight get no gradient, and all below is wrong
     Cause: gradient direction | no gradient
@@ -410,6 +428,7 @@ def embeddings_detached(trainer: Any) -> None:
     Reference: class of pytorch issue 179849
     Class: C2
     Technique: FSDP 2
+    Module: the model or layers.0
     First step: 1
     Signature: no gradient for the embeddings; all others right
     Cause: no gradient

@@ -19,6 +19,7 @@ def cp_keys_gathered_on_batch(_trainer: Any) -> None:
     Reference: torchtitan pull request 3206
     Class: C4
     Technique: CP 2
+    Module: layers.*.attention.inner_attention
     First step: 1
     Needs: batch > 1
     Signature: loss off at step 1
@@ -44,6 +45,7 @@ def cp_chunks_in_other_order(trainer: Any) -> None:
     Reference: class of torchtitan pull request 3206
     Class: C4
     Technique: CP 2
+    Module: layers.*.attention.inner_attention
     First step: 1
     Signature: loss off at step 1
     Cause: forward or objective
@@ -66,6 +68,7 @@ def cp_context_skipped(trainer: Any) -> None:
     Reference: torchtitan pull request 1880
     Class: C4
     Technique: CP 2
+    Module: layers.*.attention.inner_attention
     First step: 1
     Signature: loss off at step 1
     Cause: forward or objective
@@ -91,6 +94,7 @@ def cp_positions_of_own_chunk(trainer: Any) -> None:
     Reference: class of torchtitan pull request 1880
     Class: C4
     Technique: CP 2
+    Module: layers.*.attention.rope
     First step: 1
     Signature: loss off at step 1
     Cause: forward or objective
@@ -115,6 +119,7 @@ def sequence_parallel_rows_mixed(trainer: Any) -> None:
     Reference: torchtitan pull request 3604
     Class: C4
     Technique: TP 2, sequence parallel
+    Module: layers.*.attention.wo
     First step: 1
     Needs: batch > 1
     Signature: loss off at step 1
@@ -135,6 +140,7 @@ def mean_per_rank(trainer: Any) -> None:
     Reference: torchtitan issue 2206
     Class: C4
     Technique: FSDP 2
+    Module: loss
     First step: 1
     Needs: uneven valid tokens
     Signature: the trainer's loss is another mean; gradients off by the unevenness of the tokens
@@ -154,6 +160,7 @@ def mean_per_microbatch(trainer: Any) -> None:
     Reference: transformers pull request 34191
     Class: C4
     Technique: FSDP 2, gradient accumulation 2
+    Module: loss
     First step: 1
     Needs: accumulation > 1, uneven valid tokens
     Signature: the trainer's loss is another mean; gradients off by the unevenness of the tokens
@@ -183,6 +190,7 @@ def label_smoothing_local_vocabulary(trainer: Any) -> None:
     Reference: Megatron-LM issue 7464
     Class: C4
     Technique: TP 2, label smoothing
+    Module: loss
     First step: 1
     Signature: the trainer's loss is off at step 1, cross entropy itself is right
     Cause: forward or objective
@@ -200,6 +208,7 @@ def cast_in_one_module(trainer: Any) -> None:
     Reference: torchtitan issue 2575
     Class: C4
     Technique: FSDP 2
+    Module: layers.2.feed_forward
     First step: 1
     Signature: gradients of that module off by rounding to bfloat16, the loss later
     Cause: gradient direction | forward or objective
@@ -217,6 +226,7 @@ def norm_in_low_precision(trainer: Any) -> None:
     Reference: class of torchtitan issue 2575
     Class: C4
     Technique: FSDP 2
+    Module: norm
     First step: 1
     Signature: loss off at step 1 by rounding to bfloat16
     Cause: forward or objective
@@ -235,6 +245,7 @@ def norm_epsilon(trainer: Any) -> None:
     Reference: class of torchtitan issue 2575
     Class: C4
     Technique: FSDP 2
+    Module: layers.*.attention_norm
     First step: 1
     Signature: loss off at step 1
     Cause: forward or objective
@@ -249,6 +260,7 @@ def documents_attend_to_each_other(trainer: Any) -> None:
     Reference: class of torchtitan issue 1880
     Class: C4
     Technique: FSDP 2, packed documents
+    Module: layers.*.attention.inner_attention
     First step: 1
     Needs: packed documents
     Signature: loss off at step 1
@@ -272,6 +284,7 @@ def mask_off_by_one(_trainer: Any) -> None:
     Reference: class of torchtitan pull request 3206
     Class: C4
     Technique: FSDP 2
+    Module: layers.*.attention.inner_attention
     First step: 1
     Signature: loss off at step 1
     Cause: forward or objective
@@ -287,6 +300,7 @@ def pipeline_labels_rotated(trainer: Any) -> None:
     Reference: class of torchtitan issue 1733
     Class: C4
     Technique: PP 2, 1F1B
+    Module: loss
     First step: 1
     Signature: loss off at step 1
     Cause: forward or objective
@@ -305,6 +319,7 @@ def ignored_labels_counted(trainer: Any) -> None:
     Reference: class of torchtitan issue 2206
     Class: C4
     Technique: FSDP 2
+    Module: loss
     First step: 1
     Needs: ignored labels
     Signature: loss off at step 1
@@ -319,6 +334,7 @@ def residual_dropped(trainer: Any) -> None:
     Reference: class of torchtitan issue 1880
     Class: C4
     Technique: FSDP 2
+    Module: layers.2
     First step: 1
     Signature: loss off at step 1
     Cause: forward or objective
@@ -338,6 +354,7 @@ def row_parallel_not_reduced(trainer: Any) -> None:
     Reference: class of torchtitan issue 1805
     Class: C4
     Technique: TP 2
+    Module: layers.1.feed_forward.w2
     First step: 1
     Signature: loss off at step 1
     Cause: forward or objective
@@ -359,6 +376,7 @@ def key_value_heads_repeated_in_turn(trainer: Any) -> None:
     Reference: class of torchtitan pull request 3206
     Class: C4
     Technique: FSDP 2, grouped-query attention
+    Module: layers.*.attention.inner_attention
     First step: 1
     Signature: loss off at step 1
     Cause: forward or objective
@@ -384,6 +402,7 @@ def attention_scale(trainer: Any) -> None:
     Reference: class of torchtitan pull request 3206
     Class: C4
     Technique: FSDP 2
+    Module: layers.*.attention.inner_attention
     First step: 1
     Signature: loss off at step 1
     Cause: forward or objective
@@ -398,6 +417,7 @@ def stage_runs_layers_backwards(trainer: Any) -> None:
     Reference: class of Megatron-LM issue 7452
     Class: C4
     Technique: PP 2, 1F1B
+    Module: the model
     First step: 1
     Signature: loss off at step 1
     Cause: forward or objective

@@ -16,6 +16,7 @@ def accumulated_gradient_overwritten(trainer: Any) -> None:
     Reference: Primus pull 1046, Megatron-LM pull 6279
     Class: C2
     Technique: FSDP 2, 2 accumulation steps
+    Module: none
     First step: 1
     Signature: gradients of feed_forward.w2 of all layers are those of the last microbatch only
     Cause: gradient direction
@@ -39,6 +40,7 @@ def query_groups_not_summed(trainer: Any) -> None:
     Reference: levanter pull 449, native-sparse-attention-triton issue 27
     Class: C2
     Technique: DDP 2, grouped-query attention
+    Module: layers.*.attention.inner_attention
     First step: 1
     Signature: gradients of wqkv differ in every layer (keys and values), and all below layer 3
     Cause: gradient direction
@@ -55,6 +57,7 @@ def norm_backward_without_projection(trainer: Any) -> None:
     Reference: class of Megatron-LM issue 1464 (right forward, wrong backward kernel)
     Class: C2
     Technique: FSDP 2, fused norm in one layer
+    Module: layers.2.ffn_norm
     First step: 1
     Signature: layer 3, the output and layer 2's own norm weights are right, what lies below differs
     Cause: gradient direction
@@ -73,6 +76,7 @@ def last_chunk_without_gradient(trainer: Any) -> None:
     Reference: class of torchtitan issue 3412
     Class: C2
     Technique: FSDP 2, chunked loss
+    Module: loss or the model
     First step: 1
     Signature: the gradient of lm_head is right, every other one differs
     Cause: gradient direction
@@ -97,6 +101,7 @@ def stale_layer(trainer: Any) -> None:
     Reference: gpt-neox issue 1004, fairscale issue 780
     Class: C2
     Technique: FSDP 2, overlapped reduction
+    Module: none
     First step: 2
     Signature: gradients of layers.1 differ from step 2 on, all others are right at step 2
     Cause: gradient direction

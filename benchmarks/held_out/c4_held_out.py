@@ -13,6 +13,7 @@ def documents_attend_each_other(trainer: Any) -> None:
     Reference: functionary issue 265; class of torchtitan issue 2559
     Class: C4
     Technique: DDP 2
+    Module: layers.*.attention.inner_attention
     First step: 1
     Needs: packed documents
     Signature: the loss differs at step 1, with the same weights and samples
@@ -36,6 +37,7 @@ def labels_shifted_twice(trainer: Any) -> None:
     Reference: transformers issue 47394, pull 46898
     Class: C4
     Technique: FSDP 2
+    Module: loss
     First step: 1
     Signature: the loss differs at step 1 by little, and stays high afterwards
     Cause: forward or objective
@@ -57,6 +59,7 @@ def local_positions_under_cp(trainer: Any) -> None:
     Reference: Megatron-LM pull 5243, pull 1612, issue 560
     Class: C4
     Technique: FSDP 2 x CP 2
+    Module: layers.*.attention.rope
     First step: 1
     Signature: the loss differs at step 1, with the same weights and samples
     Cause: forward or objective
@@ -79,6 +82,7 @@ def half_precision_between_stages(trainer: Any) -> None:
     Reference: class of torchtitan issue 2575 (``pipeline_dtype`` of Megatron-LM)
     Class: C4
     Technique: FSDP 2 x PP 2, 1F1B
+    Module: the model
     First step: 1
     Signature: the loss of step 1 differs by bf16 rounding of one activation; gradients differ more
     Cause: forward or objective
@@ -98,6 +102,7 @@ def ignored_labels_counted(trainer: Any) -> None:
     Reference: class of transformers issue 34191, torchtitan issue 2206
     Class: C4
     Technique: FSDP 2, 2 accumulation steps
+    Module: loss
     First step: 1
     Needs: ignored labels
     Signature: loss and gradients .8% too small

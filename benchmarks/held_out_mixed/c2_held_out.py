@@ -16,6 +16,7 @@ def first_microbatch_of_rank_lost(trainer: Any) -> None:
     Reference: class of deepspeedai/DeepSpeed#7985 (a microbatch is not reduced in bf16)
     Class: C2
     Technique: FSDP 2, gradient accumulation 2
+    Module: none
     First step: 1
     Signature: a quarter of the tokens has no part in the gradients; the loss is right
     Cause: gradient direction
@@ -35,6 +36,7 @@ def reduction_in_float8(trainer: Any) -> None:
     Reference: class of compressed gradient communication without error feedback
     Class: C2
     Technique: HSDP 2 x 2
+    Module: none
     First step: 1
     Signature: gradients have noise of some percent in all parameters; norms nearly right
     Cause: gradient direction
@@ -59,6 +61,7 @@ def norm_backward_without_projection(trainer: Any) -> None:
     Reference: class of hand-written norm kernels (Liger-Kernel, apex) with a lost dx term
     Class: C2
     Technique: FSDP 2, TP 2
+    Module: norm
     First step: 1
     Signature: gradients of all before the last norm are off; the loss is right
     Cause: gradient direction
@@ -82,6 +85,7 @@ def gathered_keys_keep_own_gradient(trainer: Any) -> None:
     Reference: class of NVIDIA/Megatron-LM#1464 (dK and dV of context parallel attention wrong)
     Class: C2
     Technique: FSDP 2, CP 2
+    Module: layers.*.attention.inner_attention
     First step: 1
     Signature: gradients of wqkv and of all before it are off; the loss is right
     Cause: gradient direction
@@ -111,6 +115,7 @@ def embedding_gradient_one_step_old(trainer: Any) -> None:
     Reference: class of overlapped reductions without a wait (stale gradients)
     Class: C2
     Technique: FSDP 2, PP 2, Interleaved1F1B
+    Module: none
     First step: 2
     Signature: the gradient of tok_embeddings.weight has the size of a right one, not its direction
     Cause: gradient direction
@@ -135,6 +140,7 @@ def grouped_keys_take_one_query(trainer: Any) -> None:
     Reference: class of attention kernels whose dK and dV are overwritten, not summed, per group
     Class: C2
     Technique: DDP 2
+    Module: layers.*.attention.inner_attention
     First step: 1
     Signature: gradients of the key and value rows of wqkv are too small and turned; loss is right
     Cause: gradient direction

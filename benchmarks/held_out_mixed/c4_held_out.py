@@ -18,6 +18,7 @@ def output_projection_in_float8(trainer: Any) -> None:
     Reference: class of pytorch/torchtitan's and torchao's float8 ``filter_fqns``
     Class: C4
     Technique: FSDP 2
+    Module: lm_head
     First step: 1
     Signature: the loss is a little off from step 1; gradients have noise of some percent
     Cause: forward or objective
@@ -41,6 +42,7 @@ def norm_divides_by_one_less(trainer: Any) -> None:
     Reference: class of hand-written norm kernels (``torch.var`` without ``unbiased=False``)
     Class: C4
     Technique: DDP 2
+    Module: layers.*.attention_norm
     First step: 1
     Signature: the loss is off by .1% from step 1; outputs of norms are 0.8% too small
     Cause: forward or objective
@@ -62,6 +64,7 @@ def documents_begin_one_late(trainer: Any) -> None:
     Reference: class of off-by-one in the cumulative lengths of packed sequences
     Class: C4
     Technique: FSDP 2, CP 2
+    Module: layers.*.attention.inner_attention
     First step: 1
     Signature: the loss is off from step 1, above all just after a document's beginning
     Cause: forward or objective
@@ -87,6 +90,7 @@ def last_token_of_chunk_ignored(trainer: Any) -> None:
     Reference: class of chunked or fused linear cross-entropy that shifts labels per chunk
     Class: C4
     Technique: FSDP 2, TP 2
+    Module: loss
     First step: 1
     Signature: the loss is 1/32 too small from step 1, and gradients lack those tokens
     Cause: forward or objective
@@ -107,6 +111,7 @@ def stage_reuses_first_microbatch_masks(trainer: Any) -> None:
     Reference: class of pipeline stages whose keyword arguments are not split with the batch
     Class: C4
     Technique: FSDP 2, PP 2, 1F1B
+    Module: layers.[23].attention.rope or the model
     First step: 1
     Signature: the loss is off from step 1; documents mix in the second half of the layers
     Cause: forward or objective
@@ -127,6 +132,7 @@ def activation_is_quick_gelu(trainer: Any) -> None:
     Reference: class of a fused gated MLP that ignores the configured activation
     Class: C4
     Technique: HSDP 2 x 2
+    Module: layers.*.feed_forward
     First step: 1
     Signature: the loss is a little off from step 1, gradients of w1, w2 and w3 more
     Cause: forward or objective

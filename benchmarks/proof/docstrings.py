@@ -16,7 +16,7 @@ from converge_harness.model import CauseClass
 from proof.regimes import Regime
 
 REQUIRED = ("Reference", "Class", "Technique", "First step", "Signature", "Cause")
-OPTIONAL = ("Needs", "Says", "Magnitude", "Regimes")
+OPTIONAL = ("Module", "Needs", "Says", "Magnitude", "Regimes")
 CLASSES = tuple(f"C{number}" for number in range(1, 8))
 Wrong: TypeAlias = Callable[..., None]
 """Takes a message and a hint."""
@@ -56,6 +56,9 @@ class Bug:
     """Regimes in which it exists; empty: all."""
     elsewhere: str = ""
     """Why it does not exist in the others."""
+    modules: tuple[str, ...] = ()
+    """Where the computation is wrong: patterns of module names, `loss`, `the model` or `none`;
+    empty: not labelled."""
 
 
 class Function(NamedTuple):
@@ -119,6 +122,7 @@ def read_bug(function: Function, complain: Callable[[Problem], None]) -> Bug | N
         magnitude=_magnitude(fields.get("Magnitude"), wrong),
         regimes=regimes,
         elsewhere=elsewhere,
+        modules=_alternatives(fields.get("Module", ""), " or "),
     )
     for problem in problems:
         complain(problem)
@@ -163,8 +167,8 @@ def _causes(text: str, wrong: Wrong) -> tuple[CauseClass, ...]:
     return tuple(CauseClass(word) for word in words if word in known)
 
 
-def _alternatives(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split("|") if part.strip())
+def _alternatives(text: str, between: str = "|") -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(between) if part.strip())
 
 
 def _regimes(text: str | None, wrong: Wrong) -> tuple[tuple[Regime, ...], str]:

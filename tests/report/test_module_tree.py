@@ -40,7 +40,7 @@ def since_layer_2(name):
 
 
 def test_the_way_to_the_first_wrong_module_is_shown_and_layers_are_joined():
-    tree = module_tree(compared(since_layer_2), "layers.2.mlp")
+    tree = module_tree(compared(since_layer_2), "layers.2.mlp", failed=True)
     assert lines(tree) == [
         "embed: right",
         "layers: contains it",
@@ -55,7 +55,7 @@ def test_the_way_to_the_first_wrong_module_is_shown_and_layers_are_joined():
 
 
 def test_a_row_has_the_worst_of_the_modules_in_it():
-    tree = module_tree(compared(lambda name: name == "layers.5.mlp"), "norm")
+    tree = module_tree(compared(lambda name: name == "layers.5.mlp"), "norm", failed=True)
     layers = next(row for row in tree.rows if row.label == "layers")
     assert layers.output.row.module == "layers.5.mlp"
     assert layers.gradient.distance == 1e-8
@@ -63,11 +63,20 @@ def test_a_row_has_the_worst_of_the_modules_in_it():
 
 
 def test_a_wrong_gradient_is_shown_beside_right_outputs():
-    tree = module_tree(compared(lambda name: name == "layers.5.mlp", backward=True), "layers.5.mlp")
+    tree = module_tree(
+        compared(lambda name: name == "layers.5.mlp", backward=True), "layers.5.mlp", failed=True
+    )
     (first,) = (row for row in tree.rows if row.damage.value == "wrong first")
     assert (first.output.is_off, first.gradient.is_off) == (False, True)
 
 
-@pytest.mark.parametrize("modules", [None, compared(lambda _: False)])
-def test_without_a_wrong_module_there_is_no_tree(modules):
-    assert module_tree(modules, "") is None
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_right_set_has_no_rows_but_what_is_furthest(failed):
+    tree = module_tree(compared(lambda _: False), "", failed=failed)
+    assert tree.rows == ()
+    assert tree.furthest.distance == 1e-8
+    assert not module_tree(compared(since_layer_2), "", failed=False).rows
+
+
+def test_without_modules_there_is_no_tree():
+    assert module_tree(None, "", failed=True) is None

@@ -7,7 +7,9 @@ import math
 from typing import Any
 
 from converge_harness.model import Check
+from converge_harness.report.sanitize import plain
 from converge_harness.report.view.against import Against
+from converge_harness.report.view.module_tree import ModuleTree
 from converge_harness.report.view.report_view import ReportView, RunView, TestView
 from converge_harness.report.view.resumed_run import PassesView
 from converge_harness.report.view.tolerances import CalibrationView
@@ -108,6 +110,7 @@ def _test(test: TestView) -> dict[str, Any]:
         "cause_class": verdict.cause_class.value if verdict.cause_class else None,
         "module": verdict.module,
         "first_wrong": verdict.first_wrong,
+        "modules": _modules(test.modules),
         "look_at": verdict.look_at,
         "onset_step": verdict.onset_step,
         "next_command": verdict.next_command,
@@ -118,6 +121,22 @@ def _test(test: TestView) -> dict[str, Any]:
             else None
         ),
         "checks": [_check(check) for check in verdict.checks],
+    }
+
+
+def _modules(tree: ModuleTree | None) -> dict[str, Any] | None:
+    if tree is None:
+        return None
+    furthest = tree.furthest
+    return {
+        "compared": tree.modules,
+        "furthest": {
+            "module": plain(furthest.row.module),
+            "tensor": plain(furthest.row.tensor),
+            "gradient": furthest.row.backward,
+            "difference": _value(furthest.distance),
+            "noise": furthest.noise,
+        },
     }
 
 

@@ -345,9 +345,11 @@ class _Runs:
             compared=tensors,
             tensors=first_step_tensors(tensors),
             gradients=gradient_map(tensors),
-            modules=module_tree(compared.modules if compared else None, verdict.module)
-            if verdict.first_wrong
-            else None,
+            modules=module_tree(
+                compared.modules if compared and paired else None,
+                verdict.module,
+                failed=bool(verdict.first_wrong),
+            ),
             would_change=counterfactual(plainly, calibration),
             replicas=replica_view(evidence.replicas) if evidence else None,
             kind=job.spec.kind if job else kind_seen(evidence),

@@ -42,16 +42,29 @@ class ModuleTree:
     """The rows in the order of the calls."""
 
     rows: tuple[ModuleRow, ...]
+    """Empty if no module is wrong, or the set did not fail by the forward or backward pass."""
     modules: int
-    """How many modules the rows stand for."""
+    """How many modules were compared."""
+    furthest: ModuleDifference
+    """Of all tensors and gradients the one that is furthest off, in multiples of its noise."""
 
 
-def module_tree(compared: ModuleComparison | None, first: str) -> ModuleTree | None:
-    """The tree of a failed set, whose first wrong module has this name; None without any wrong."""
-    if compared is None or compared.first_off is None:
+def module_tree(
+    compared: ModuleComparison | None, first: str, *, failed: bool
+) -> ModuleTree | None:
+    """The tree of a set; None if no modules were compared.
+
+    ``first`` is the name of a failed set's first wrong module; ``failed`` says that modules were
+    looked at for the reason.
+    """
+    every = () if compared is None else (*compared.forward, *compared.backward)
+    if compared is None or not every:
         return None
     names = list(dict.fromkeys(each.row.module for each in compared.forward))
-    return ModuleTree(tuple(_joined(list(_rows(compared, names, "", 0, first)))), len(names))
+    rows = _joined(list(_rows(compared, names, "", 0, first)))
+    shown = failed and compared.first_off is not None
+    furthest = max(every, key=lambda each: each.distance / each.noise)
+    return ModuleTree(tuple(rows) if shown else (), len(names), furthest)
 
 
 def _rows(

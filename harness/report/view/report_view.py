@@ -146,7 +146,7 @@ class TestView:
     tensors: TensorTable | None = None
     gradients: GradientMap | None = None
     modules: ModuleTree | None = None
-    """Only of a FAIL whose modules show where it begins."""
+    """None if modules were not recorded."""
     replicas: ReplicaView | None = None
     would_change: tuple[str, ...] = ()
     """Sentences on what would change the verdict."""
