@@ -1,4 +1,4 @@
-"""Whether a failure in low precision comes from rounding, or also occurs in float32."""
+"""What explains failures: rounding, or else which of their parts; ``converge run --explain``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from converge_harness.matrix.judge import (
     Judged,
     judge_matrix,
     may_be_rounding,
+    may_shrink,
     read_evidence,
     versions_of,
 )
@@ -65,6 +66,19 @@ def explain(
             for verdict in judged.verdicts
             if verdict.name in failed
         ),
+    )
+
+
+def to_shrink(
+    plan: Plan, verdicts: Sequence[Verdict], explained: Explained | None
+) -> tuple[str, ...]:
+    """The failed test sets with several parts that do not fail by rounding alone."""
+    in_float32 = explained.judged.verdicts if explained else ()
+    rounded = {each.name for each in in_float32 if each.judgement is Judgement.PASS}
+    failed = {each.name for each in verdicts if each.judgement is Judgement.FAIL}
+    tests = [spec.name for spec in plan.experiment.tests]
+    return tuple(
+        name for name in tests if name in failed - rounded and may_shrink(plan, plan.job(name))
     )
 
 

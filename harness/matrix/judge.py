@@ -326,11 +326,17 @@ def _after_fail(plan: Plan, job: Job, verdict: Verdict) -> str:
     if (plan.experiment.path.parent / SHRUNK).is_file():
         repro = ("converge", "repro", f"reports/{plan.experiment.name}", "--set", job.name)
         return f"{shlex.join(repro)}  # writes it for others, with a draft of an issue"
-    parts = parts_of(job.spec)
-    if plan.experiment.launcher is Launcher.LOCAL and len(parts) > 1 and not why_not(job.spec):
+    if may_shrink(plan, job):
         shrink = ("converge", "shrink", str(plan.experiment.path), "--set", job.name)
-        return f"{shlex.join(shrink)}  # which of its parts it needs: {', '.join(parts)}"
+        parts = ", ".join(parts_of(job.spec))
+        return f"{shlex.join(shrink)}  # which of its parts it needs: {parts}"
     return f"{_run_again(plan, job)}  # after a change; runs that it does not affect are reused"
+
+
+def may_shrink(plan: Plan, job: Job) -> bool:
+    """Whether a failed set has parts of which some may not be needed, and can be run without."""
+    local = plan.experiment.launcher is Launcher.LOCAL
+    return local and len(parts_of(job.spec)) > 1 and not why_not(job.spec)
 
 
 def _run_again(plan: Plan, job: Job, *options: str) -> str:

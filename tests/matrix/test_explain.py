@@ -1,13 +1,15 @@
 """What a run in float32 tells of a failure in low precision."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from converge_harness.cli.commands.run import _explain
-from converge_harness.matrix.explain import explanation
+from converge_harness.matrix.explain import Explained, explanation, to_shrink
 from converge_harness.matrix.judge import may_be_rounding
 from converge_harness.matrix.load import load_plan
 from converge_harness.model import Check, Deviation, Judgement, Outcome, Tier, Verdict
@@ -69,6 +71,25 @@ def test_only_failures_of_low_precision_are_explained(tmp_path, capsys):
     assert may_be_rounding(plan.job("mixed_tp2"), LOW)
     assert not may_be_rounding(plan.job("mixed_tp2"), passed)
     assert not may_be_rounding(plan.job("ddp2"), LOW)  # it computes in float32 already
-    nobody = argparse.Namespace(slots=None)
+    nobody = argparse.Namespace(slots=None, explain_minutes=1)
     _explain(Console(), plan, [passed], tmp_path, Store(tmp_path), nobody)
     assert "no set failed in low precision" in capsys.readouterr().out
+
+
+def test_what_fails_otherwise_than_by_rounding_is_shrunk_if_it_has_several_parts():
+    smoke = Path(__file__).parents[2] / "experiments" / "smoke.toml"
+    plan = load_plan(smoke, (), on_gpu=False, find=assume_toolchain)
+
+    def verdict(name, judgement=Judgement.FAIL):
+        return replace(LOW, name=name, judgement=judgement)
+
+    names = ("fsdp2_tp2", "mixed_tp2", "fsdp2_tp2_pp2", "fsdp2_cp2", "compile", "fsdp2")
+    verdicts = [verdict(name) for name in names]
+    verdicts[3] = verdict("fsdp2_cp2", Judgement.PASS)
+    twin = SimpleNamespace(verdicts=(verdict("mixed_tp2", Judgement.PASS),))
+    found = to_shrink(plan, verdicts, Explained(twin, ()))
+    # Not its control, which is no test set, nor what passes, or passes in float32.
+    assert found == ("fsdp2_tp2", "fsdp2_tp2_pp2", "compile")
+    assert "mixed_tp2" in to_shrink(plan, verdicts, None)
+    invalid = SimpleNamespace(verdicts=(verdict("mixed_tp2", Judgement.INVALID),))
+    assert "mixed_tp2" in to_shrink(plan, verdicts, Explained(invalid, ()))

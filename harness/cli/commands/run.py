@@ -23,6 +23,7 @@ from converge_harness.cli.options import (
     history_of,
     names,
     plan_of,
+    positive,
     report_folder,
     store_of,
 )
@@ -44,6 +45,7 @@ UNDONE = ", nothing was launched"
 
 BASE = "base"
 """Folder of the reports of ``--against``'s revision, inside the matrix's."""
+EXPLAIN_MINUTES = 30
 FLOAT32 = "float32"
 """Folder of the report of ``--explain``, inside the matrix's."""
 
@@ -57,7 +59,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--explain",
         action="store_true",
         help="run sets that failed in lower precision again in float32, and say whether the "
-        "difference comes from rounding",
+        "difference comes from rounding; then shrink every set that failed otherwise and has "
+        "several techniques or degrees, as `converge shrink` does",
+    )
+    parser.add_argument(
+        "--explain-minutes",
+        type=positive,
+        default=EXPLAIN_MINUTES,
+        metavar="M",
+        help=f"with --explain: begin no run after M minutes ({EXPLAIN_MINUTES})",
     )
     parser.add_argument(
         "--against",
@@ -168,12 +178,14 @@ def _explain(
     store: Store,
     arguments: argparse.Namespace,
 ) -> None:
-    """Run what failed in low precision again in float32, and print what that shows."""
+    """Run what failed in low precision again in float32, shrink the rest; print what that shows."""
     from converge_harness.cli.console import say
     from converge_harness.cli.progress import run_shown
-    from converge_harness.matrix.explain import explain
+    from converge_harness.cli.shrinking import shrink_set, shrunk_folder
+    from converge_harness.matrix.explain import explain, to_shrink
     from converge_harness.report import write_reports
 
+    until = time.monotonic() + 60.0 * arguments.explain_minutes
     explained = explain(
         plan,
         verdicts,
@@ -182,9 +194,17 @@ def _explain(
     )
     if explained is None:
         say(console, "no set failed in low precision: nothing to run again in float32")
-        return
-    paths = write_reports(explained.judged.view, folder / FLOAT32)
-    console.print()
-    for sentence in explained.explanations:
-        say(console, sentence)
-    say(console, f"report in float32: {paths[0]}")
+    else:
+        paths = write_reports(explained.judged.view, folder / FLOAT32)
+        console.print()
+        for sentence in explained.explanations:
+            say(console, sentence)
+        say(console, f"report in float32: {paths[0]}")
+    for name in to_shrink(plan, verdicts, explained):
+        console.print()
+        if time.monotonic() < until:
+            out = shrunk_folder(name)
+            shrink_set(console, plan.experiment, name, out, store, arguments, until=until)
+        else:
+            minutes = arguments.explain_minutes
+            say(console, f"{name}: not shrunk, because the {minutes} --explain-minutes are over")

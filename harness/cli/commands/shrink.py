@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,14 +13,7 @@ from converge_harness.cli.leaving import leaving_when_interrupted
 from converge_harness.cli.options import add_running, add_slots, add_store, positive, store_of
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from converge_harness.launch.events import Event
-    from converge_harness.matrix.run import Ran
-    from converge_harness.matrix.shrink import Failure, Shrinking
-    from converge_harness.model import Experiment, Plan
-    from converge_harness.shrink import Shrunk, Trial, Tried
-    from converge_harness.store import Store
+    from converge_harness.model import Experiment
 
 HELP = "find the smallest set-up that still fails as a test set does"
 DESCRIPTION = """\
@@ -41,8 +31,7 @@ or the set does not fail (again); 3 the budget ended before; 130 interrupted."""
 UNDONE = ""
 
 TRIALS = 60
-SHOWN = 160
-"""Characters of a cause on one line."""
+"""As in ``converge_harness.cli.shrinking``, which is imported once it is needed."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,77 +62,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> ExitCode:
     """0 once nothing is left to take away."""
     with leaving_when_interrupted():
-        from converge_harness.cli.console import error_console, make_console, say
-        from converge_harness.matrix.shrink import NothingToShrinkError, Shrinking
+        from converge_harness.cli.console import make_console
+        from converge_harness.cli.shrinking import shrink_set, shrunk_folder
         from converge_harness.store import require_writable
-    console = make_console()
     begun = time.monotonic()
-    out = arguments.out or Path("reports") / "shrunk" / arguments.set
+    out = arguments.out or shrunk_folder(arguments.set)
     store = store_of(arguments)
     store.require_writable()
     require_writable(out)
-    said = _Said(console)
-
-    def run_quietly(plan: Plan) -> Ran:
-        return _run(plan, store, arguments, said)
-
-    experiment = _experiment(arguments.source)
-    shrinking = Shrinking(experiment, arguments.set, run_quietly, arguments.slots)
-    say(console, f"{arguments.set}: how it fails as it is")
-    try:
-        failure = shrinking.failure()
-        say(console, f"  {_short(failure.cause)}")
-        start = shrinking.start(failure)
-    except NothingToShrinkError as error:
-        say(error_console(), f"error: {error}", "red")
-        return ExitCode.USAGE
-    say(console, f"at most {arguments.trials} trials, each with real runs:")
     until = math.inf if arguments.minutes is None else begun + 60.0 * arguments.minutes
-    searching = _Searching(console, shrinking, arguments.trials, until)
-    return searching.run(start, failure, lambda found: _conclude(console, found, out, arguments))
-
-
-class _Searching:
-    """A search that says what it tries, and leaves the smallest set-up however it ends."""
-
-    def __init__(self, console: Console, shrinking: Shrinking, trials: int, until: float) -> None:
-        self._console, self._shrinking = console, shrinking
-        self._trials, self._until = trials, until
-        self._status = console.status("trial 1")
-        self._best: Shrunk | None = None
-
-    def run(
-        self, start: Experiment, failure: Failure, conclude: Callable[[Shrunk], None]
-    ) -> ExitCode:
-        """Search, conclude with the smallest set-up so far, and say how it ended."""
-        from converge_harness.errors import Interrupted
-
-        code = ExitCode.INTERRUPTED
-        try:
-            with self._status:
-                self._best = self._shrinking.search(start, failure, self._may_go_on, self._tell)
-            code = ExitCode.PASS if self._best.done else ExitCode.UNDECIDED
-        except (Interrupted, KeyboardInterrupt):  # the latter while it judges
-            if self._best is None:
-                raise
-        finally:  # also if the disk is full: what was found is worth having
-            if self._best is not None:
-                conclude(self._best)
-        return code
-
-    def _may_go_on(self, tried: int) -> bool:
-        return tried < self._trials and time.monotonic() < self._until
-
-    def _tell(self, found: Shrunk, tried: Tried) -> None:
-        from converge_harness.cli.console import say
-        from converge_harness.shrink import Effect
-
-        self._best = found
-        trial = tried.trial
-        reason = "" if trial.effect is Effect.SAME else _because(trial)
-        what = f"{tried.reduction.change}: {trial.effect}{reason}"
-        say(self._console, f"  {found.tried:3} {what}")
-        self._status.update(f"trial {found.tried + 1}")
+    return shrink_set(
+        make_console(),
+        _experiment(arguments.source),
+        arguments.set,
+        out,
+        store,
+        arguments,
+        trials=arguments.trials,
+        until=until,
+    )
 
 
 def _experiment(source: Path) -> Experiment:
@@ -151,86 +88,3 @@ def _experiment(source: Path) -> Experiment:
     from converge_harness.matrix.save import load_matrix
 
     return load_matrix(source).plan.experiment if source.is_dir() else load_with_cluster(source)
-
-
-class _Said:
-    """An observer that prints only what a person has to know of."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def __call__(self, event: Event) -> None:
-        from converge_harness.cli.progress import line
-        from converge_harness.launch.events import Notice, Retrying
-
-        if isinstance(event, Notice):
-            self._console.print(line(event)[0], style="yellow", markup=False, soft_wrap=True)
-        elif isinstance(event, Retrying):
-            self._console.print(f"{event.job.name}: starting again, because {event.reason}")
-
-
-def _run(plan: Plan, store: Store, arguments: argparse.Namespace, said: _Said) -> Ran:
-    from converge_harness.cli.progress import noticing_launches
-    from converge_harness.matrix.run import run_jobs
-
-    observer = noticing_launches(said, arguments)
-    return run_jobs(plan, store, observer, fresh=arguments.fresh, warm=not arguments.cold)
-
-
-def _conclude(console: Console, found: Shrunk, out: Path, arguments: argparse.Namespace) -> None:
-    """Write the smallest experiment, and say what it is."""
-    from converge_harness.cli.console import say
-    from converge_harness.matrix.pair_files import SHRUNK, write_pair
-    from converge_harness.shrink import parts_of
-    from converge_harness.store import write_json
-
-    (control,), (test,) = found.experiment.controls, found.experiment.tests
-    command = shlex.join(["converge", *sys.argv[1:]])
-    head = f"The smallest set-up that fails as {arguments.set} does, by\n{command}"
-    path, *_ = write_pair(found.experiment, f"{arguments.set}-shrunk", out, head)
-    console.print()
-    how = "" if found.done else " (the search did not end)"
-    say(console, f"smallest set-up{how}: {', '.join(parts_of(test)) or 'one rank'}", "bold")
-    say(console, f"  against {', '.join(parts_of(control)) or 'one rank'}, {_sizes(found)}")
-    needs = [
-        f"needs {each.reduction.what}: without it, it {each.trial.effect}{_because(each.trial)}"
-        for each in found.needed
-    ]
-    left = [
-        f"may need {each.reduction.what}: without it, it {each.trial.effect}{_because(each.trial)}"
-        for each in found.left
-    ]
-    others = [f"does not need {each.what}" for each in found.taken if each.part]
-    for sentence in (*needs, *left, *others):
-        say(console, f"  {sentence}")
-    write_json(
-        out / SHRUNK,
-        {
-            "needs": needs,
-            "may_need": left,
-            "does_not_need": others,
-            "trials": found.tried,
-            "done": found.done,
-        },
-    )
-    say(console, f"experiment: {path}")
-    name, report = shlex.quote(arguments.set), shlex.quote(f"reports/{arguments.set}-shrunk")
-    say(console, f"next: converge run {shlex.quote(str(path))}")
-    say(console, f"      converge repro {report} --set {name}  # a draft of an issue")
-
-
-def _sizes(found: Shrunk) -> str:
-    (test,) = found.experiment.tests
-    steps, length = test.setting("training.steps"), test.setting("training.seq_len")
-    layers = test.train_config.model.get("n_layers")
-    return f"{steps} steps, sequences of {length} tokens" + (
-        f", {layers} layer{'s' * (layers > 1)}" if layers else ""
-    )
-
-
-def _because(trial: Trial) -> str:
-    return f" ({_short(trial.said)})" if trial.said else ""
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
