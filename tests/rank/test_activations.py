@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
+from converge_harness.rank.recorder import activations
 from converge_harness.rank.recorder.activations import BATCHES, ActivationSamples
 from converge_harness.rank.recorder.trainer_view import TrainerView
 from converge_harness.run_folder.arrays import SIGNS
@@ -151,6 +152,17 @@ def test_a_tensors_gradient_is_in_its_first_row(tmp_path):
     model.head(hidden).square().sum().backward()
     gradient = rows["embed", "out.0"][2][0]
     assert gradient[SQUARES] == pytest.approx(float(embedded.grad.square().sum()), rel=1e-5)
+
+
+def test_large_tensors_are_summed_in_blocks(tmp_path, monkeypatch):
+    model = Model()
+    whole = recorded(tmp_path, model, steps=[step_of(model)])
+    monkeypatch.setattr(activations, "_BLOCK", 12)
+    model = Model()
+    blocks = recorded(tmp_path, model, steps=[step_of(model)])
+    for name, (_, forward, backward) in whole.items():
+        assert blocks[name][1] == pytest.approx(forward, rel=1e-5, abs=1e-5)
+        assert blocks[name][2] == pytest.approx(backward, rel=1e-5, abs=1e-5)
 
 
 def test_a_gradient_that_never_comes_is_zero(tmp_path):

@@ -6,11 +6,13 @@ two by random signs, divided by the number of entries, are means over tokens. A 
 on which rank has which tokens: data, context and sequence parallelism, microbatches and
 accumulation leave it as it is, and so does a copy on every rank. Where it is known which row is of
 which token, there is also the mean over those in one half of the vocabulary, which shows if tokens
-are exchanged. The layout along the last
-dimension is unknown where a rank holds a plain tensor, so sums are projected twice: as if its
-entries were the first ones of a whole row, and as if the tensor-parallel ranks held a row's parts
-in their order. Partial sums add up to the sums of the whole tensor. Which of these a tensor is, the
-judge finds by the control (``converge_harness.judge.compare.activations``). Nothing is gathered.
+are exchanged.
+
+How ranks share the last dimension is unknown where they hold plain tensors, so sums are projected
+twice: as if a rank's entries were the first ones of a whole row, and as if the tensor-parallel
+ranks held a row's parts in their order. Partial sums add up to the sums of the whole tensor. Which
+of these a tensor is, the judge finds by the control
+(``converge_harness.judge.compare.activations``). Nothing is gathered.
 
 A gradient is that of a tensor, from all its uses, and recorded where the tensor appears first: what
 each module contributes to it cannot be told apart without another order of additions, and so other
@@ -51,6 +53,8 @@ sums over half of the tokens and of squares, each in two layouts of the last dim
 _PLACES = 2
 """Dimensions of token ids: batch and sequence."""
 _KEY = 0x5EED
+_BLOCK = 1 << 22
+"""Entries that are summed at a time: 32 MiB of working memory, also for logits."""
 BATCHES = 4
 """Frozen steps that are recorded; without frozen steps it is step 1."""
 
@@ -272,20 +276,17 @@ class ActivationSamples:
         if not local.numel():
             return
         columns = local.shape[-1]
-        # In float32, whose sums over a batch are exact enough and take a sixth of float64's time.
-        entries = local.reshape(-1, columns).to(torch.promote_types(local.dtype, torch.float32))
         half = self._half(local, tokens)
-        some = entries[:0] if half is None else entries.index_select(0, half)
-        sums = torch.stack([entries.sum(0), some.sum(0), entries.square().sum(0)]).double()
+        sums, some = _sums(local.reshape(-1, columns), half)
         starts = (0, self._tp_rank * columns) if start is None else (start, start)
         tables = [self._table(each, columns) for each in starts]
-        head = [sums.new_tensor([each]) for each in (local.numel(), sums[2].sum(), some.numel())]
+        head = [sums.new_tensor([each]) for each in (local.numel(), sums[2].sum(), some)]
         found = torch.cat([*head, *(one @ table for one in sums for table in tables)])
         into[row] = into[row] + found if row in into else found
         self._seen.widths[row] = max(width, self._seen.widths.get(row, 0))
 
     def _half(self, local: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor | None:
-        """Rows of a tensor whose tokens are in one half of the vocabulary, as indices.
+        """Whether each row of a tensor is of a token in one half of the vocabulary.
 
         None where it is unknown which row is of which token. Sums over all tokens do not change if
         tokens are exchanged, these do.
@@ -305,7 +306,7 @@ class ActivationSamples:
             places = odd[:, None].reshape(batch, 1, length, *[1] * (len(shape) - _PLACES - 1))
         else:
             return None
-        return places.expand(shape).reshape(-1).nonzero().view(-1)
+        return places.expand(shape).reshape(-1)
 
     def _part(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int | None, int]:
         """This rank's part, where it begins in a row of the whole tensor, and a row's length.
@@ -339,6 +340,27 @@ class ActivationSamples:
             bits = mixed(index, _KEY)[:, None] >> torch.arange(SIGNS, device=self._device)
             self._signs[start, columns] = (1 - 2 * bits.bitwise_and(1)).to(torch.float64)
         return self._signs[start, columns]
+
+
+def _sums(rows: torch.Tensor, half: torch.Tensor | None) -> tuple[torch.Tensor, int]:
+    """Sums over rows: of all, of those in the half, of squares; and the entries in the half.
+
+    Shape (3, columns), float64.
+    """
+    columns = rows.shape[-1]
+    # Sums over a block are exact enough in float32, and take a sixth of the time of float64.
+    dtype = torch.promote_types(rows.dtype, torch.float32)
+    sums = torch.zeros(3, columns, dtype=torch.float64, device=rows.device)
+    chosen = 0
+    for begin in range(0, len(rows), max(1, _BLOCK // columns)):
+        block = rows[begin : begin + max(1, _BLOCK // columns)].to(dtype)
+        sums[0] += block.sum(0)
+        sums[2] += block.square().sum(0)
+        if half is not None:
+            some = block.index_select(0, half[begin : begin + len(block)].nonzero().view(-1))
+            sums[1] += some.sum(0)
+            chosen += some.numel()
+    return sums, chosen
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
