@@ -20,6 +20,7 @@ from converge_harness.model import (
     Activations,
     CauseClass,
     Check,
+    Deviation,
     Judgement,
     Outcome,
     Parallelism,
@@ -211,6 +212,28 @@ def test_a_factor_of_all_gradients_is_no_module():
     assert place.sentence.startswith("no module: the outputs of all 5 modules")
     assert "at 4 times the control's, agree to" in place.sentence
     assert place.sentence.endswith("in the gradients of weights or their reduction")
+
+
+@pytest.mark.parametrize(
+    ("weights", "module"),
+    [
+        (["layers.0.mlp.weight", "layers.0.mlp.bias"], "layers.0.mlp"),
+        (["layers.0.mlp.w1.weight"], "layers.0.mlp"),  # a fused weight's row, named apart
+        (["layers.0.mlp.weight", "head.weight"], ""),
+        (["embed.weight"], "embed"),
+        ([], ""),
+    ],
+)
+def test_gradients_of_one_modules_weights_name_it_where_all_modules_are_right(weights, module):
+    late = Deviation("head.weight", 4, 1.0, 0.1)
+    off = tuple(Deviation(name, 1, 1.0, 0.1) for name in weights)
+    check = Check("gradients-first-step", "", Tier.FIRST_STEP, Outcome.FAIL)
+    checks = {check.name: replace(check, deviations=(*off, late) if off else ())}
+    right = compared(activations())
+    place = first_wrong(right, checks, CauseClass.GRADIENT_DIRECTION)
+    assert place.module == module
+    assert ("own weights are wrong" in place.sentence) == bool(module)
+    assert first_wrong(right, checks, CauseClass.OBJECTIVE).module == ""
 
 
 def test_a_gradient_that_never_comes_is_named():

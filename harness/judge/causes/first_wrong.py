@@ -10,6 +10,7 @@ contains them.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from converge_harness.judge.compare.activations import ModuleComparison, ModuleDifference
@@ -46,7 +47,7 @@ class FirstWrong(NamedTuple):
 
 
 def first_wrong(
-    compared: RunComparison, checks: dict[str, Check], kind: CauseClass | None
+    compared: RunComparison, checks: Mapping[str, Check], kind: CauseClass | None
 ) -> FirstWrong:
     """The module where a failed test set first differs from its control."""
     modules = compared.modules
@@ -58,7 +59,7 @@ def first_wrong(
         return FirstWrong()
     wrong = modules.first_off
     if wrong is None:
-        return FirstWrong(sentence=_none(modules, kind))
+        return _none(modules, kind, _off_gradients(checks))
     return FirstWrong(*(_backward if wrong.row.backward else _forward)(modules, wrong))
 
 
@@ -110,22 +111,41 @@ def _backward(modules: ModuleComparison, wrong: ModuleDifference) -> tuple[str, 
     )
 
 
-def _none(modules: ModuleComparison, kind: CauseClass | None) -> str:
+def _none(
+    modules: ModuleComparison, kind: CauseClass | None, gradients: tuple[str, ...]
+) -> FirstWrong:
+    """No module computes anything wrong; the gradients of one module's weights may still be."""
     every = (*modules.forward, *modules.backward)
     count = len({each.row.module for each in modules.forward})
     furthest = max(every, key=lambda each: each.distance, default=None)
     agree = f"agree to {furthest.distance:.1g} (rounding: {furthest.noise:.1g})" if furthest else ""
     scaled = abs(modules.factor - 1) > _NEARLY_ONE
     factor = f", at {modules.factor:.4g} times the control's," if scaled else ""
-    so = (
-        "what differs is in the loss, or less than that"
-        if kind is CauseClass.OBJECTIVE
-        else "what differs comes after them: in the gradients of weights or their reduction"
-    )
-    return (
+    owners = {_caller(modules, name) for name in gradients}
+    owner = owners.pop() if len(owners) == 1 and kind is not CauseClass.OBJECTIVE else MODEL
+    if kind is CauseClass.OBJECTIVE:
+        so = "what differs is in the loss, or less than that"
+    elif owner == MODEL:
+        so = "what differs comes after them: in the gradients of weights or their reduction"
+    else:
+        so = f"only the gradients of {owner}'s own weights are wrong"
+    sentence = (
         f"no module: the outputs of all {count} modules in the first batch, and the gradients "
         f"that flow back through them{factor} {agree}, so {so}"
     )
+    return FirstWrong("" if owner == MODEL else owner, sentence)
+
+
+def _off_gradients(checks: Mapping[str, Check]) -> tuple[str, ...]:
+    """Names of weights whose gradients are wrong at the first step at which any is."""
+    failed = (
+        check.deviations
+        for name, check in checks.items()
+        if "gradient" in name and check.outcome is Outcome.FAIL and check.deviations
+    )
+    deviations = next(failed, ())
+    first = min((each.step for each in deviations), default=0)
+    return tuple(each.tensor for each in deviations if each.step == first)
 
 
 def _by(wrong: ModuleDifference) -> str:
