@@ -289,6 +289,17 @@ def test_ranks_that_share_a_batch_add_up_to_it(tmp_path):
     run_on_ranks(halves_of_a_batch, 2, tmp_path)
 
 
+def one_rank_has_no_modules(folder):
+    model = Model() if dist.get_rank() == 0 else nn.ReLU()
+    step = step_of(model) if dist.get_rank() == 0 else lambda _: None
+    rows = recorded(own(folder), model, steps=[step])
+    assert ("head", "out.0") in rows
+
+
+def test_a_rank_without_modules_takes_part(tmp_path):
+    run_on_ranks(one_rank_has_no_modules, 2, tmp_path)
+
+
 class Cut(nn.Module):
     """What each rank holds of a row of 8: its half, as a plain tensor or as a DTensor."""
 

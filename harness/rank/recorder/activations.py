@@ -99,18 +99,21 @@ class ActivationSamples:
         self._tensors: dict[tuple[Any, int], Row] = {}
         """This batch's tensors (what computed them, and which result) with their first rows."""
         self._undo: list[Callable[[], None]] = []
+        self._began = False
+        """On every rank alike, also on one without modules."""
         self._seen = _Seen({}, {}, set(), set())
 
     def begin(self) -> None:
         """Look at every module from now on."""
-        if not self._undo:
+        if not self._began:
+            self._began = True
             for part in self._parts:
                 for name, module in _outermost(part):
                     self._watch(name, module)
 
     def end_batch(self) -> bool:
         """A batch is over; whether it was the last one. No collective happens here."""
-        if self._undo:
+        if self._began:
             self._batches.append((self._forward, self._backward))
             self._forward, self._backward = {}, {}
             self._tensors.clear()
