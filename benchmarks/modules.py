@@ -33,7 +33,7 @@ RIGHT = ("correct", "correct_settings", "correct_moe")
 MODEL = "the model"
 NONE = "none"
 LOSS = "loss"
-AROUND, RIGHTLY, WRONGLY, SILENT = "its parent or what gets its output", "right", "wrong", "none"
+AROUND, RIGHTLY, WRONGLY, SILENT = "its parent, child or sibling", "right", "wrong", "none"
 
 
 @dataclass(frozen=True, slots=True)

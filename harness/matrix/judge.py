@@ -321,11 +321,11 @@ def next_command(plan: Plan, job: Job, verdict: Verdict) -> str:
 
 
 def _after_fail(plan: Plan, job: Job, verdict: Verdict) -> str:
-    if may_be_rounding(job, verdict):
-        return _run_again(plan, job, "--explain")
     if (plan.experiment.path.parent / SHRUNK).is_file():
         repro = ("converge", "repro", f"reports/{plan.experiment.name}", "--set", job.name)
         return f"{shlex.join(repro)}  # writes it for others, with a draft of an issue"
+    if may_be_rounding(job, verdict):
+        return _run_again(plan, job, "--explain")
     if may_shrink(plan, job):
         shrink = ("converge", "shrink", str(plan.experiment.path), "--set", job.name)
         parts = ", ".join(parts_of(job.spec))

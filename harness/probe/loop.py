@@ -23,6 +23,7 @@ from converge_harness.probe.starting_weights import job_of, move_wrapped_weights
 from converge_harness.probe.watches import ClippingWatch, ForwardWatch
 from converge_harness.probe.wrapping import Wrapped
 from converge_harness.rank.recorder import world
+from converge_harness.rank.recorder.activations import is_compiled
 from converge_harness.rank.recorder.cross_entropy import IGNORE_INDEX
 from converge_harness.rank.recorder.names import canonical, names_by_type
 from converge_harness.rank.recorder.placement import local_shard
@@ -271,9 +272,10 @@ class ProbedLoop:
 
 
 def _is_compiled_whole(model: Any, wrapped: Wrapped) -> bool:
-    """Whether ``torch.compile(model)`` compiles the calls of all modules."""
+    """Whether the calls of all modules are compiled: of the model, or of a wrapper around it."""
+    inner = {id(module) for module in wrapped.modules}
     return any(
-        isinstance(each, torch._dynamo.OptimizedModule) and each._orig_mod in wrapped.modules
+        is_compiled(each) and any(id(module) in inner for module in each.modules())
         for each in model.modules()
     )
 

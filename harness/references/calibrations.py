@@ -229,7 +229,7 @@ def _inconsistencies(entry: _Scales, repeats: int) -> Iterator[str]:
             elif not all(map(_is_size, scales or ())):
                 yield f"a {kind} scale at step {tensors.step} is negative or not finite"
     for name, noise in entry.modules.items():
-        if name.count(" ") != 1 or not all(map(_is_size, filter(None, noise))):
+        if " " not in name or not all(map(_is_size, filter(None, noise))):
             yield f"module {name!r} has no name of a tensor, or a noise that is not one"
     if not 0 <= entry.taught_by <= repeats:
         yield f"learnt from {entry.taught_by} of {repeats} repeats"
@@ -295,7 +295,7 @@ def _calibration(entry: _Entry, scales: _Scales, repeats: Sequence[str]) -> Cali
             for tensors in scales.tensors
         },
         modules={
-            ModuleTensor(name.split(" ")[0], name.split(" ")[1], backward): value
+            ModuleTensor(name.rpartition(" ")[0], name.rpartition(" ")[2], backward): value
             for name, noise in scales.modules.items()
             for backward, value in zip((False, True), noise, strict=True)
             if value is not None

@@ -290,6 +290,18 @@ def test_a_difference_begins_where_it_leaves_noise():
     assert place_of(activations(tensors), noise=noise).module == "layers.0.norm"
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_infinities_that_the_control_has_too_say_nothing():
+    masked = {**CONTROL_TENSORS, (("layers.0", "in.0"), False): np.full((TOKENS, WIDTH), -np.inf)}
+    control = activations(masked)
+    assert place_of(activations(masked), control=control).module == ""
+    off = changed(*since(("layers.0.mlp", "out.0")))
+    off[("layers.0", "in.0"), False] = masked[("layers.0", "in.0"), False]
+    assert place_of(activations(off), control=control).module == "layers.0.mlp"
+    repeat = replace(CONTROL, activations=control)
+    assert np.isfinite(list(learnt_noise(repeat, [repeat]).values())).all()
+
+
 def test_noise_is_the_median_of_the_repeats():
     repeats = [
         replace(CONTROL, activations=activations(changed(*CALLS, by=1 + by)))

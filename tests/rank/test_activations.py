@@ -1,5 +1,8 @@
 """What modules compute is summed in the same way however it is distributed over ranks."""
 
+from functools import partial
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +11,9 @@ from gloo_ranks import run_on_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from converge_harness.probe.loop import _is_compiled_whole
 from converge_harness.rank.recorder import activations
 from converge_harness.rank.recorder.activations import BATCHES, ActivationSamples
 from converge_harness.rank.recorder.trainer_view import TrainerView
@@ -214,6 +218,61 @@ def test_what_is_paused_or_computed_again_is_not_counted(tmp_path):
     assert forward[0, ENTRIES] == backward[0, ENTRIES] == TOKENS.numel() * width
 
 
+def test_selective_checkpointing_stores_results_of_the_model_only(tmp_path):
+    class Selective(Block):
+        def forward(self, x, *, scale):
+            again = super().forward
+            contexts = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+            inner = partial(again, scale=scale)
+            return checkpoint(inner, x.flatten(0, 1), use_reentrant=False, context_fn=contexts)
+
+        def __init__(self):
+            super().__init__()
+            for each in (self.first, self.second):
+                each.bias = None  # so that each is a plain mm, which is stored
+
+    watched, plain = Model(Selective()), Model(Selective())
+    rows = recorded(tmp_path, watched, steps=[step_of(watched)])
+    step_of(plain)(None)
+    for mine, its in zip(watched.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine.grad, its.grad)
+    assert rows["block.first", "out.0"][1][0, ENTRIES] == TOKENS.numel() * 4
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_validation_and_scripted_modules_are_not_looked_at(tmp_path):
+    def step(_samples):
+        model.eval()
+        model(TOKENS)
+        model.train()
+        step_of(model)(None)
+
+    model = Model()
+    model.scripted = torch.jit.script(nn.Linear(2, 2))
+    rows = recorded(tmp_path, model, steps=[step])
+    assert rows["head", "out.0"][1][0, ENTRIES] == TOKENS.numel() * 5
+    assert "scripted" not in {name for name, _ in rows}
+
+
+def test_what_has_tokens_in_its_last_dimension_is_left_out(tmp_path):
+    class Masked(Block):
+        def forward(self, x, *, scale):
+            self.inner(torch.zeros(4, 7, 7), torch.ones(28))
+            return super().forward(x, scale=scale)
+
+        def __init__(self):
+            super().__init__()
+            self.inner = Two()
+
+    class Two(nn.Module):
+        def forward(self, mask, scores):
+            return scores
+
+    model = Model(Masked())
+    rows = recorded(tmp_path, model, steps=[step_of(model)])
+    assert not any(name == "block.inner" for name, _ in rows)
+
+
 # Dynamo asks every input for its gradient.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_a_compiled_module_stays_whole_and_is_compiled_once(tmp_path):
@@ -332,3 +391,39 @@ def parts_of_rows(folder):
 
 def test_parts_of_rows_are_counted_from_where_they_begin(tmp_path):
     run_on_ranks(parts_of_rows, 2, tmp_path)
+
+
+class Wrapper(nn.Module):
+    """As DDP, around a program's own model."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+
+def compiled_in_place(module):
+    module.compile(backend="eager")
+    return module
+
+
+@pytest.mark.parametrize(
+    ("made", "whole"),
+    [
+        (lambda model: model, False),
+        (lambda model: torch.compile(model, backend="eager"), True),
+        (lambda model: torch.compile(Wrapper(model), backend="eager"), True),
+        (lambda model: Wrapper(torch.compile(model, backend="eager")), True),
+        (lambda model: compiled_in_place(Wrapper(model)), True),
+        (compiled_in_place, True),
+        (Wrapper, False),
+    ],
+)
+def test_a_model_is_compiled_whole_by_a_wrapper_too(made, whole):
+    model = Model()
+    assert _is_compiled_whole(made(model), SimpleNamespace(modules=(model,))) is whole
+
+
+def test_a_compiled_block_leaves_the_others():
+    model = Model()
+    model.block.compile(backend="eager")
+    assert not _is_compiled_whole(model, SimpleNamespace(modules=(model,)))

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from converge_harness.errors import StoreError
-from converge_harness.model import Calibration, Precision, SignalScale, TensorScale
+from converge_harness.model import (
+    Calibration,
+    ModuleTensor,
+    Precision,
+    SignalScale,
+    TensorScale,
+)
 from converge_harness.references import (
     StoredCalibration,
     find_calibration,
@@ -36,6 +42,11 @@ def learnt(
         tensors={
             0: TensorScale(("a", "b"), None, None),
             1: TensorScale(("a", "b"), np.array([1e-6, 0.0]), np.array([1 / 3, 2.0])),
+        },
+        modules={
+            ModuleTensor("a", "in.0", backward=False): scales[0],
+            ModuleTensor("a", "in.0", backward=True): 1 / 3,
+            ModuleTensor("a b", "out.0", backward=True): 2e-7,  # names of a dictionary's modules
         },
     )
     repeats = {f"{name}.rerun": "b" * 64, f"{name}.ulp": "c" * 64}
@@ -92,6 +103,7 @@ def loss(entry):
         (lambda entry: loss(entry)["scale"].__setitem__(0, -1), "negative or not finite"),
         (lambda entry: loss(entry).update(ending=-1), "negative or not finite"),
         (lambda entry: entry["tensors"][1]["update"].pop(), "step 1 has 1 update scales"),
+        (lambda entry: entry["modules"].update({"a in.0": [-1, None]}), "module 'a in.0' has no"),
         (lambda entry: entry.update(taught_by=3), "learnt from 3 of 2 repeats"),
         (lambda entry: entry.update(precision="fp33"), "precision"),
     ],

@@ -67,7 +67,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=EXPLAIN_MINUTES,
         metavar="M",
-        help=f"with --explain: begin no run after M minutes ({EXPLAIN_MINUTES})",
+        help=f"with --explain: shrink no further after M minutes ({EXPLAIN_MINUTES})",
     )
     parser.add_argument(
         "--against",
@@ -184,6 +184,7 @@ def _explain(
     from converge_harness.cli.shrinking import shrink_set, shrunk_folder
     from converge_harness.matrix.explain import explain, to_shrink
     from converge_harness.report import write_reports
+    from converge_harness.store import require_writable
 
     until = time.monotonic() + 60.0 * arguments.explain_minutes
     explained = explain(
@@ -204,7 +205,10 @@ def _explain(
         console.print()
         if time.monotonic() < until:
             out = shrunk_folder(name)
-            shrink_set(console, plan.experiment, name, out, store, arguments, until=until)
+            require_writable(out)
+            code = shrink_set(console, plan.experiment, name, out, store, arguments, until=until)
+            if code is ExitCode.INTERRUPTED:
+                raise KeyboardInterrupt
         else:
             minutes = arguments.explain_minutes
             say(console, f"{name}: not shrunk, because the {minutes} --explain-minutes are over")

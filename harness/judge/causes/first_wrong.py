@@ -130,7 +130,7 @@ def _none(
     else:
         so = f"only the gradients of {owner}'s own weights are wrong"
     sentence = (
-        f"no module: the outputs of all {count} modules in the first batch, and the gradients "
+        f"no module: the outputs of all {count} modules in the first batches, and the gradients "
         f"that flow back through them{factor} {agree}, so {so}"
     )
     return FirstWrong("" if owner == MODEL else owner, sentence)

@@ -140,7 +140,8 @@ def learnt_noise(control: Evidence, repeats: Sequence[Evidence]) -> dict[ModuleT
         if base is None or repeat.activations is None:
             continue
         for row, distance in distances(repeat.activations, base).items():
-            found.setdefault(row, []).append(distance)
+            if np.isfinite(distance):
+                found.setdefault(row, []).append(distance)
     return {row: float(np.median(values)) for row, values in found.items()}
 
 
@@ -181,7 +182,9 @@ def _pairs(
         tables = (test.backward, other.backward) if backward else (test.forward, other.forward)
         mine, its = (table[:batches].sum(axis=0) for table in tables)
         for row, key in enumerate(zip(other.modules, other.tensors, strict=True)):
-            if key in place and mine[place[key], 0] and its[row, 0]:
+            if key not in place or not np.isfinite(its[row]).all():
+                continue  # a mask of infinities, for example
+            if mine[place[key], 0] and its[row, 0]:
                 cut = bool(test.widths[place[key]] != other.widths[row])
                 yield (
                     ModuleTensor(*key, backward),

@@ -36,6 +36,7 @@ import numpy as np
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Shard
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
 from converge_harness.rank.recorder import world
@@ -96,7 +97,7 @@ class ActivationSamples:
         self._forward: dict[Row, torch.Tensor] = {}
         self._backward: dict[Row, torch.Tensor] = {}
         self._batches: list[tuple[dict[Row, torch.Tensor], dict[Row, torch.Tensor]]] = []
-        self._tensors: dict[tuple[Any, int], Row] = {}
+        self._tensors: dict[tuple[Any, int], tuple[Row, Any]] = {}
         """This batch's tensors (what computed them, and which result) with their first rows."""
         self._undo: list[Callable[[], None]] = []
         self._began = False
@@ -212,25 +213,27 @@ class ActivationSamples:
             return
         if not (leaf.is_floating_point() or leaf.is_complex()):
             return
+        if self._is_by_token(leaf):
+            return
         self._add(self._forward, row, leaf, self.tokens)
         node = leaf.grad_fn
         if not leaf.requires_grad or not torch.is_grad_enabled() or (compiled and node is None):
             return
-        # A node is kept, so that no other gets its place; a leaf may be, since its row is the same.
         tensor = (id(leaf) if node is None else node, leaf.output_nr)
-        first = self._tensors.setdefault(tensor, row)
+        # Kept until its gradient is complete, so that nothing else gets its place in memory.
+        first, _ = self._tensors.setdefault(tensor, (row, leaf if node is None else node))
         self._seen.same_as.setdefault(row, first)
         if first != row:
             return
         self._seen.flowing.add(row)
-        complete = self._once(row)
+        complete = self._once(row, tensor)
         if node is None:
-            leaf.register_hook(complete)
+            self._undo.append(leaf.register_hook(complete).remove)
         else:  # what is compiled later asks a tensor for its hooks, not its node
             number = leaf.output_nr
             node.register_prehook(lambda gradients: complete(gradients[number]))
 
-    def _once(self, row: Row) -> Callable[[torch.Tensor | None], None]:
+    def _once(self, row: Row, tensor: tuple[Any, int]) -> Callable[[torch.Tensor | None], None]:
         """What to call with a gradient; only the first call counts.
 
         A zero-bubble schedule runs a node for inputs, and again for weights.
@@ -242,18 +245,32 @@ class ActivationSamples:
             nonlocal waiting
             if waiting and gradient is not None and batch is self._backward:
                 waiting = False
+                self._tensors.pop(tensor, None)
                 self._add(batch, row, gradient, tokens)
 
         return complete
 
     def _is_idle(self) -> bool:
-        """Whether what runs now is not counted: it is computed again, or goes into a CUDA graph."""
-        if self.paused or torch._C._current_graph_task_id() != -1:
+        """Whether what runs now is not counted.
+
+        It is not part of training, computed again in the backward pass, compiled, or captured in a
+        CUDA graph.
+        """
+        training = any(part.training for part in self._parts)
+        again = torch._C._current_graph_task_id() != -1
+        if self.paused or not training or again or torch.compiler.is_compiling():
             return True
         if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self._seen.in_graph = True
             return True
         return False
+
+    def _is_by_token(self, tensor: torch.Tensor) -> bool:
+        """Whether the last dimension is one of tokens, which ranks share out: a mask, scores."""
+        if tensor.dim() == 1:
+            return True
+        length = None if self.tokens is None else self.tokens.shape[-1]
+        return tensor.dim() > 1 and not tensor.requires_grad and tensor.shape[-1] == length
 
     def _add(
         self,
@@ -263,8 +280,11 @@ class ActivationSamples:
         tokens: torch.Tensor | None,
     ) -> None:
         try:
-            self._add_up(into, row, tensor, tokens)
-        except (RuntimeError, TypeError, NotImplementedError):
+            # A mode would take these operations for the model's: selective checkpointing stores
+            # their results, and gives them to the model's own when it computes again.
+            with _disable_current_modes():
+                self._add_up(into, row, tensor, tokens)
+        except Exception:  # noqa: BLE001 (looking must never end training)
             self._seen.unreadable.add(row)
 
     @torch.no_grad()
@@ -276,6 +296,7 @@ class ActivationSamples:
         tokens: torch.Tensor | None,
     ) -> None:
         local, start, width = self._part(tensor.detach())
+        self._seen.widths[row] = max(width, self._seen.widths.get(row, 0))
         if not local.numel():
             return
         columns = local.shape[-1]
@@ -286,7 +307,6 @@ class ActivationSamples:
         head = [sums.new_tensor([each]) for each in (local.numel(), sums[2].sum(), some)]
         found = torch.cat([*head, *(one @ table for one in sums for table in tables)])
         into[row] = into[row] + found if row in into else found
-        self._seen.widths[row] = max(width, self._seen.widths.get(row, 0))
 
     def _half(self, local: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor | None:
         """Whether each row of a tensor is of a token in one half of the vocabulary.
@@ -394,14 +414,18 @@ def _outermost(part: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
         name = canonical(full)
         if any(full.startswith(prefix) for prefix in whole):
             continue
-        if _is_compiled(module):
+        scripted = isinstance(module, torch.jit.ScriptModule)  # takes no hooks
+        if scripted or is_compiled(module):
             whole.append(f"{full}." if full else "")
+        if scripted:
+            continue
         if name and name not in names:
             names.add(name)
             yield name, module
 
 
-def _is_compiled(module: torch.nn.Module) -> bool:
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether calls of a module run compiled code, in which nobody can look at other modules."""
     compiled_call = getattr(module, "_compiled_call_impl", None)
     return compiled_call is not None or isinstance(module, torch._dynamo.OptimizedModule)
 
