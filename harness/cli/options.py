@@ -35,6 +35,10 @@ HISTORY_VARIABLE = "CONVERGE_HISTORY"
 # ------------------------------------------------------------------ declared
 
 
+TRIALS = 60
+"""Of one search for the smallest set-up that fails."""
+
+
 def add_experiment(
     parser: argparse.ArgumentParser, only: str = ONLY_SETS, *, may_miss: bool = False
 ) -> None:

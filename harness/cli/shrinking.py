@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from converge_harness.cli.console import error_console, say
 from converge_harness.cli.exit_codes import ExitCode
+from converge_harness.cli.options import TRIALS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from converge_harness.shrink import Shrunk, Trial, Tried
     from converge_harness.store import Store
 
-TRIALS = 60
 SHOWN = 160
 """Characters of a cause on one line."""
 

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 from converge_harness.cli.exit_codes import ExitCode
 from converge_harness.cli.leaving import leaving_when_interrupted
-from converge_harness.cli.options import add_running, add_slots, add_store, positive, store_of
+from converge_harness.cli.options import (
+    TRIALS,
+    add_running,
+    add_slots,
+    add_store,
+    positive,
+    store_of,
+)
 
 if TYPE_CHECKING:
     from converge_harness.model import Experiment
@@ -29,9 +36,6 @@ examples:
 Ctrl-C keeps the smallest set-up so far. Exit codes: 0 nothing is left to take away; 2 usage error,
 or the set does not fail (again); 3 the budget ended before; 130 interrupted."""
 UNDONE = ""
-
-TRIALS = 60
-"""As in ``converge_harness.cli.shrinking``, which is imported once it is needed."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
