@@ -68,6 +68,7 @@ def test_the_wheel_has_the_package_and_what_comes_with_it_and_nothing_else(wheel
         *files_below(ROOT / "experiments", f"{SHIPPED}/experiments"),
         *files_below(ROOT / "train_configs", f"{SHIPPED}/train_configs"),
         f"{SHIPPED}/constraints.txt",
+        f"{SHIPPED}/docs/causes.md",
     }
     assert len(scripts) == 1
 

@@ -20,10 +20,15 @@ _LOCAL_LINK = re.compile(r"\[([^\]]+)\]\((?!https?://)[^)]*\)")
 def cause_section(kind: CauseClass) -> Markup:
     """What the class means, a case, and how to look further; in HTML.
 
-    Raises KeyError for a class without a section.
+    Empty for a class of somebody's own, and where the page is missing: a report needs neither.
     """
-    sections = re.split(r"^## ", shipped(PAGE).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    page = shipped(PAGE)
+    if not page.is_file():
+        return Markup()
+    sections = re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     texts = {title.lower(): text for title, _, text in (each.partition("\n") for each in sections)}
+    if kind.value not in texts:
+        return Markup()
     text = _LOCAL_LINK.sub(r"\1", texts[kind.value])
     # Raw HTML in the text stays text.
     html = MarkdownIt("commonmark", {"html": False}).render(text)
