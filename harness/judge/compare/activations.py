@@ -55,6 +55,11 @@ class ModuleDifference:
     """The modules that get this tensor, in the order of their calls."""
 
     @property
+    def multiple(self) -> float:
+        """The distance in multiples of the noise."""
+        return self.distance / self.noise
+
+    @property
     def is_off(self) -> bool:
         return not self.distance <= BEYOND * self.noise
 
@@ -156,7 +161,7 @@ def distances(
 
 
 class _Sums(NamedTuple):
-    """A row of one batch."""
+    """A row, summed over batches."""
 
     entries: float
     squares: float

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 
 from converge_harness.judge import ModuleComparison, ModuleDifference
 from converge_harness.report.sanitize import plain
@@ -61,10 +62,11 @@ def module_tree(
     if compared is None or not every:
         return None
     names = list(dict.fromkeys(each.row.module for each in compared.forward))
+    furthest = max(every, key=attrgetter("multiple"))
+    if not failed or compared.first_off is None:
+        return ModuleTree((), len(names), furthest)
     rows = _joined(list(_rows(compared, names, "", 0, first)))
-    shown = failed and compared.first_off is not None
-    furthest = max(every, key=lambda each: each.distance / each.noise)
-    return ModuleTree(tuple(rows) if shown else (), len(names), furthest)
+    return ModuleTree(tuple(rows), len(names), furthest)
 
 
 def _rows(
@@ -89,7 +91,7 @@ def _rows(
 def _worst(rows: Sequence[ModuleDifference], path: str) -> ModuleDifference | None:
     """Of a module and all in it, in multiples of noise."""
     inside = [each for each in rows if f"{each.row.module}.".startswith(f"{path}.")]
-    return max(inside, key=lambda each: each.distance / each.noise, default=None)
+    return max(inside, key=attrgetter("multiple"), default=None)
 
 
 def _joined(rows: Sequence[ModuleRow]) -> Iterator[ModuleRow]:
@@ -115,7 +117,6 @@ def _as_one(rows: Sequence[ModuleRow]) -> Iterator[ModuleRow]:
     gradients = [row.gradient for row in rows if row.gradient]
     label = rows[0].label if len(rows) == 1 else f"{rows[0].label} to {rows[-1].label}"
     output, gradient = (
-        max(some, key=lambda each: each.distance / each.noise, default=None)
-        for some in (outputs, gradients)
+        max(some, key=attrgetter("multiple"), default=None) for some in (outputs, gradients)
     )
     yield ModuleRow(label, rows[0].depth, rows[0].damage, output, gradient)
