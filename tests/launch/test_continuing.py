@@ -3,6 +3,7 @@
 """
 
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -36,6 +37,16 @@ def with_checkpoints(job):
     return replace(job, spec=replace(job.spec, recovery=recovery))
 
 
+@contextmanager
+def held_after(step, job, store):
+    """No run of the store trains further, so that it cannot end before it is interrupted."""
+    told = store.run_folder(job.name, job.identity).parent / "hold-after"
+    told.parent.mkdir(parents=True, exist_ok=True)
+    told.write_text(str(step))
+    yield
+    told.unlink()
+
+
 def run(job, store, options, *, until=None):
     """The record, the steps that were trained, and what was said; ends after a step."""
     steps, said = [], []
@@ -49,7 +60,7 @@ def run(job, store, options, *, until=None):
             said.append(event.reason)
 
     if until is not None:
-        with pytest.raises(EnoughError):
+        with held_after(until, job, store), pytest.raises(EnoughError):
             run_plan(plan_of(job), store, options, note)
         return None, steps, said
     (record,) = run_plan(plan_of(job), store, options, note)
@@ -118,7 +129,8 @@ def test_a_stopped_run_continues_once_all_of_its_steps_are_wanted(job, store, op
     def settled(job, records, training):
         return "it was settled"
 
-    (record,) = run_plan(plan, store, replace(options, look=settled), lambda event: None)
+    with held_after(12, job, store):
+        (record,) = run_plan(plan, store, replace(options, look=settled), lambda event: None)
     assert record.status is RunStatus.STOPPED
     (same,) = run_plan(plan, store, replace(options, look=settled), lambda event: None)
     assert same.reused

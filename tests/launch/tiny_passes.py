@@ -1,7 +1,8 @@
 """A rank of a run in several passes that trains nothing: one all-reduce a step, checkpoints, and
 faults that strike once, as ``converge_harness.rank`` makes them.
 
-``tiny.mode`` and ``tiny.at`` of its job's overrides make it go wrong in every pass.
+``tiny.mode`` and ``tiny.at`` of its job's overrides make it go wrong in every pass. It waits after
+the step that ``hold-after`` beside its run folder names, as long as that file is there.
 """
 
 import argparse
@@ -122,12 +123,18 @@ class Tiny:
                 strike(self.folder, index, fault)
             for index, _ in self.faults(step, *HELD):
                 hold(self.folder / "faults" / f"{index}.over.json")
+            self.hold_after(step)
             dist.barrier()
         self.write(kind="end", steps=self.last)
         if self.rank == 0:
             part = self.of_pass / "metrics.jsonl.part"
             part.replace(self.of_pass / "metrics.jsonl")
         dist.barrier()
+
+    def hold_after(self, step):
+        told = self.folder.parent / "hold-after"
+        while told.exists() and told.read_text() == str(step):
+            time.sleep(0.02)
 
     def save(self, step):
         due = step % (self.job["checkpoint_every"] or self.last) == 0 or step == self.last
