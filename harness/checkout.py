@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -44,9 +45,13 @@ def described(folder: Path) -> str:
 
 
 def is_dirty(folder: Path) -> bool:
-    """Whether a checkout has changes that are not committed, or the folder has new files."""
+    """Whether a checkout has changes that are not committed, or the folder has new files.
+
+    What Python compiled while it ran is no change, also where no ``.gitignore`` says so.
+    """
     changed = _answer(folder, "status", "--porcelain", "--untracked-files=no")
-    return bool(changed or _answer(folder, "ls-files", "--others", "--exclude-standard", "--", "."))
+    ignored = ("--exclude-standard", "--exclude=__pycache__")
+    return bool(changed or _answer(folder, "ls-files", "--others", *ignored, "--", "."))
 
 
 def checkout_of(path: Path) -> Path | None:
@@ -77,6 +82,46 @@ def files_of(checkout: Path) -> frozenset[str]:
         checkout, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "."
     )
     return frozenset(filter(None, found.split("\0")))
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit, as people know it."""
+
+    name: str
+    """Its full hash."""
+    date: str
+    """Of the commit, as ``2026-04-16``."""
+    subject: str
+
+    def __str__(self) -> str:
+        return f"{self.name[:SHORT]} {self.date} {self.subject}"
+
+
+def common_ancestor(checkout: Path, one: str, other: str) -> str:
+    """The newest commit that both commits come from; raises CheckoutError if there is none."""
+    if found := _answer(checkout, "merge-base", one, other):
+        return found
+    raise CheckoutError(
+        f"{checkout}: {one[:SHORT]} and {other[:SHORT]} come from no common commit, so no commit "
+        "between them can be the one"
+    )
+
+
+def commits_between(checkout: Path, old: str, new: str) -> tuple[Commit, ...]:
+    """The commits after one and up to another that comes from it, oldest first, with both ends.
+
+    Of a merge only the first parent is followed: a branch that was merged counts as one commit.
+    """
+    form = ("--first-parent", "--format=%H%x09%cs%x09%s")
+    first = _answer(checkout, "log", "-1", *form, old)
+    rest = _answer(checkout, "log", "--reverse", *form, f"{old}..{new}")
+    return tuple(Commit(*line.split("\t", 2)) for line in (first, *rest.splitlines()))
+
+
+def changes_of(checkout: Path, commit: str) -> str:
+    """The files that a commit changed, as ``git diff --stat`` prints them."""
+    return _answer(checkout, "diff", "--stat=100", f"{commit}^1", commit)
 
 
 @contextmanager

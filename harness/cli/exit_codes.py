@@ -29,7 +29,17 @@ class ExitCode(IntEnum):
     UNDECIDED = 3
     """No FAIL, but something INVALID, INCONCLUSIVE or ERROR, or no verdict at all, for example
     because the disk filled up while jobs ran."""
+    SKIP = 125
+    """With ``--git-bisect``: nothing can be told of this commit."""
     INTERRUPTED = 130
+
+
+def for_git_bisect(code: int) -> int:
+    """An exit code as ``git bisect run`` reads it: it takes 2 and 3 for a bad commit, too.
+
+    Interrupted, it ends (git-bisect's manual: "a code greater than 127 will abort").
+    """
+    return ExitCode.SKIP if code in (ExitCode.USAGE, ExitCode.UNDECIDED) else code
 
 
 def exit_code(verdicts: Iterable[Verdict], against: Against | None = None) -> ExitCode:

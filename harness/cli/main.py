@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from converge_harness.cli.exit_codes import ExitCode
+from converge_harness.cli.exit_codes import ExitCode, for_git_bisect
 from converge_harness.cli.leaving import leaving_when_interrupted
 from converge_harness.cli.parser import build_parser, command
 from converge_harness.errors import ConfigError, ConvergeError, Interrupted
@@ -29,6 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     arguments = build_parser().parse_args(argv)
+    code = _command(arguments)
+    return for_git_bisect(code) if getattr(arguments, "git_bisect", False) else code
+
+
+def _command(arguments: argparse.Namespace) -> int:
     # Imported here: `converge --help` ends in the line before, and should not pay for rich.
     with leaving_when_interrupted():
         from converge_harness.cli.console import error_console

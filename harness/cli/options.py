@@ -176,6 +176,15 @@ def names(only: Sequence[Sequence[str]]) -> tuple[str, ...]:
     return tuple(chain.from_iterable(only))
 
 
+def experiment_of(source: Path) -> Experiment:
+    """What REPORT names: the experiment of a report folder, or that of a file."""
+    with leaving_when_interrupted():
+        from converge_harness.matrix.load import load_with_cluster
+        from converge_harness.matrix.save import load_matrix
+
+    return load_matrix(source).plan.experiment if source.is_dir() else load_with_cluster(source)
+
+
 def plan_of(
     arguments: argparse.Namespace, *, whole: bool = False, find: Finder | None = None
 ) -> Plan:

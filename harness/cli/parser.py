@@ -16,7 +16,7 @@ against the control, names the likely cause of a difference, and writes reports.
 
 COMMANDS = (
     *("run", "submit", "status", "collect", "cancel", "calibrate", "bless", "plan", "init"),
-    *("compare", "report", "shrink", "repro", "export", "history", "notify", "toolchain"),
+    *("compare", "report", "shrink", "bisect", "repro", "export", "history", "notify", "toolchain"),
 )
 """Every command, in the order of the help: each is the module of its name in ``commands/``."""
 

@@ -14,19 +14,16 @@ from typing import TYPE_CHECKING
 from converge_harness.cli.console import error_console, say
 from converge_harness.cli.exit_codes import ExitCode
 from converge_harness.cli.options import TRIALS
+from converge_harness.cli.quiet import RunningQuietly, short
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from converge_harness.launch.events import Event
-    from converge_harness.matrix.run import Ran
-    from converge_harness.matrix.shrink import Failure, Shrinking
-    from converge_harness.model import Experiment, Plan
+    from converge_harness.matrix.failure import Failure
+    from converge_harness.matrix.shrink import Shrinking
+    from converge_harness.model import Experiment
     from converge_harness.shrink import Shrunk, Trial, Tried
     from converge_harness.store import Store
-
-SHOWN = 160
-"""Characters of a cause on one line."""
 
 
 def shrunk_folder(name: str) -> Path:
@@ -61,16 +58,12 @@ def shrink_set(
     """
     from converge_harness.matrix.shrink import NothingToShrinkError, Shrinking
 
-    said = _Said(console)
-
-    def run_quietly(plan: Plan) -> Ran:
-        return _run(plan, store, arguments, said)
-
-    shrinking = Shrinking(experiment, name, run_quietly, arguments.slots)
+    run = RunningQuietly(console, store, arguments)
+    shrinking = Shrinking(experiment, name, run, arguments.slots)
     say(console, f"{name}: how it fails as it is")
     try:
         failure = shrinking.failure()
-        say(console, f"  {_short(failure.cause)}")
+        say(console, f"  {short(failure.cause)}")
         start = shrinking.start(failure)
     except NothingToShrinkError as error:
         say(error_console(), f"error: {error}", "red")
@@ -120,30 +113,6 @@ class _Searching:
         what = f"{tried.reduction.change}: {trial.effect}{reason}"
         say(self._console, f"  {found.tried:3} {what}")
         self._status.update(f"trial {found.tried + 1}")
-
-
-class _Said:
-    """An observer that prints only what a person has to know of."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def __call__(self, event: Event) -> None:
-        from converge_harness.cli.progress import line
-        from converge_harness.launch.events import Notice, Retrying
-
-        if isinstance(event, Notice):
-            self._console.print(line(event)[0], style="yellow", markup=False, soft_wrap=True)
-        elif isinstance(event, Retrying):
-            self._console.print(f"{event.job.name}: starting again, because {event.reason}")
-
-
-def _run(plan: Plan, store: Store, arguments: argparse.Namespace, said: _Said) -> Ran:
-    from converge_harness.cli.progress import noticing_launches
-    from converge_harness.matrix.run import run_jobs
-
-    observer = noticing_launches(said, arguments)
-    return run_jobs(plan, store, observer, fresh=arguments.fresh, warm=not arguments.cold)
 
 
 def _conclude(console: Console, found: Shrunk, set_name: str, out: Path) -> None:
@@ -197,8 +166,4 @@ def _sizes(found: Shrunk) -> str:
 
 
 def _because(trial: Trial) -> str:
-    return f" ({_short(trial.said)})" if trial.said else ""
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+    return f" ({short(trial.said)})" if trial.said else ""

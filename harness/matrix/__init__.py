@@ -16,6 +16,11 @@ and other tasks::
     recommend.py   an experiment file for some techniques, or the fewest jobs for all pairs
     against.py     the same matrix with the code of an earlier revision, compared set by set
     explain.py     runs failures in low precision again in float32
+    failure.py     how a set fails, and whether another run of it fails the same way
+    shrink.py      the smallest set-up that fails the same way
+    bisect.py      the revision from which on it does
+    repro.py       a failed set as a folder for others
+    pair_files.py  a control and a test set as files that stand alone
     bless.py       makes a control that somebody vouches for golden
     compare.py     judges finished runs, or curves from anywhere
 

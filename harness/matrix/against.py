@@ -10,6 +10,7 @@ afterwards, because a run of other code shows nothing.
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -27,6 +28,7 @@ from converge_harness.matrix.run import Ran, gpu_ids
 from converge_harness.model import (
     Experiment,
     Job,
+    Judgement,
     Plan,
     Role,
     RunRecord,
@@ -36,7 +38,7 @@ from converge_harness.model import (
     TrainConfig,
     TrainerSpec,
 )
-from converge_harness.report import Against, ChangedSet, Sameness
+from converge_harness.report import Against, ChangedSet, ReportView, Sameness, TestView
 from converge_harness.store import read_json, write_json
 from converge_harness.toolchains.own_python import cache_folder
 from converge_harness.trainers import trainer_of, trainer_of_kind
@@ -193,6 +195,27 @@ def compare(
         tree=described(base.fork.checkout),
         sets=tuple(sets),
     )
+
+
+def shown_with(view: ReportView, plan: Plan, against: Against | None) -> ReportView:
+    """The view with the comparison; the next command of a set that it broke finds the commit."""
+    if against is None:
+        return view
+    broken = {
+        each.name
+        for each in against.sets
+        if (each.before, each.after) == (Judgement.PASS, Judgement.FAIL) and not against.is_dirty
+    }
+
+    def bisected(test: TestView) -> TestView:
+        if test.verdict.name not in broken:
+            return test
+        asked = ("--set", test.verdict.name, "--good", against.revision, "--bad", "HEAD")
+        command = shlex.join(("converge", "bisect", str(plan.experiment.path), *asked))
+        said = f"{command} --of code  # which commit made it fail"
+        return replace(test, verdict=replace(test.verdict, next_command=said))
+
+    return replace(view, tests=tuple(map(bisected, view.tests)), against=against)
 
 
 def keep(folder: Path, against: Against | None) -> None:

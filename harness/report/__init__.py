@@ -16,7 +16,7 @@ from converge_harness.report.renderers.markdown import to_summary
 from converge_harness.report.renderers.verdict_table import HEADER, VerdictRow, header, rows
 from converge_harness.report.view.against import Against, ChangedSet, Sameness
 from converge_harness.report.view.build import build_view
-from converge_harness.report.view.report_view import ReportView
+from converge_harness.report.view.report_view import ReportView, TestView
 
 __all__ = [
     "HEADER",
@@ -25,6 +25,7 @@ __all__ = [
     "ReportView",
     "Reproduction",
     "Sameness",
+    "TestView",
     "VerdictRow",
     "build_view",
     "header",

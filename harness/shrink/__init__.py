@@ -8,16 +8,19 @@
 """
 
 from converge_harness.shrink.reductions import (
+    FEWEST_STEPS,
     Reduction,
     parts_of,
     reductions,
     smallest_pair,
     why_not,
+    with_steps,
 )
 from converge_harness.shrink.search import Effect, Shrunk, Trial, Tried, search
 from converge_harness.shrink.tables import experiment_tables, train_config_tables
 
 __all__ = [
+    "FEWEST_STEPS",
     "Effect",
     "Reduction",
     "Shrunk",
@@ -30,4 +33,5 @@ __all__ = [
     "smallest_pair",
     "train_config_tables",
     "why_not",
+    "with_steps",
 ]

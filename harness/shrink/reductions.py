@@ -101,6 +101,13 @@ def reductions(experiment: Experiment) -> Iterator[Reduction]:
     yield from _less_data(experiment, control)
 
 
+def with_steps(experiment: Experiment, steps: int) -> Experiment | None:
+    """The pair with so many steps; None if it has no more than that, or says no number of steps."""
+    (control,) = experiment.controls
+    now = _whole(control, STEPS)
+    return _both_with(experiment, {STEPS: steps}) if now is not None and now > steps else None
+
+
 def _both(experiment: Experiment, change: Callable[[SetSpec], SetSpec]) -> Experiment:
     return replace(
         experiment,

@@ -201,7 +201,7 @@ def _stamp(name: str, extra: Sequence[str], *, asked_before: str = "") -> Stamp:
 
 def _constraints(name: str) -> str:
     recipe, revision = recipe_of(name)
-    instead: dict[str, str | None] = dict(recipe.instead)
+    instead = dict(recipe.instead)
     if recipe.torchtitan:
         instead["torchtitan"] = None if revision else recipe.torchtitan
     return constraints_of(shipped(CONSTRAINTS).read_text(), instead)

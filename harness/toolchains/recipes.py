@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
+
+from packaging.version import Version
 
 from converge_harness.errors import ToolchainError, suggest
 
@@ -31,8 +35,8 @@ class Recipe:
     branch: bool = field(default=False, repr=False)
     """Whether it is a branch, which is installed from a git checkout. (Digests of recipes, which
     say whether a toolchain is up to date, are of what is installed.)"""
-    instead: Mapping[str, str] = field(default_factory=dict)
-    """Versions that replace those in constraints.txt, by package."""
+    instead: Mapping[str, str | None] = field(default_factory=dict)
+    """Versions that replace those in constraints.txt, by package; None: any version."""
     packages: tuple[str, ...] = ()
     built: tuple[str, ...] = ()
     """Packages built from source, with what is installed by then."""
@@ -46,7 +50,7 @@ class Recipe:
     """What must be importable in it besides torch and torchtitan."""
 
 
-OLDER_TORCH = {"torch": "2.13.0", "triton": "3.7.1"}
+OLDER_TORCH: Mapping[str, str | None] = {"torch": "2.13.0", "triton": "3.7.1"}
 """The older torch, with the triton that its CUDA build pins."""
 RECIPES = {
     "torchtitan-0.3.0": Recipe("torchtitan 0.3.0 on torch 2.15", "0.3.0"),
@@ -111,24 +115,48 @@ class Wanted(NamedTuple):
     revision: str
 
 
+class _Name(NamedTuple):
+    """``RELEASE+PACKAGE-VERSION@REVISION``, of which only the first has to be there."""
+
+    release: str
+    package: str
+    version: str
+    revision: str
+
+    @classmethod
+    def of(cls, name: str) -> _Name:
+        others, _, revision = name.partition("@")
+        release, _, pin = others.partition("+")
+        package, _, version = pin.rpartition("-")
+        return cls(release, package, version, revision)
+
+
 def has_recipe(name: str) -> bool:
     """Whether converge knows how to build a toolchain of that name."""
-    release, at, revision = name.partition("@")
-    if not at:
-        return release in RECIPES
-    of_titan = release in RECIPES and release.startswith("torchtitan-")
-    return of_titan and bool(revision) and "/" not in revision
+    release, package, _, revision = _Name.of(name)
+    if release not in RECIPES or ("+" in name.partition("@")[0] and not package):
+        return False
+    of_titan = release.startswith("torchtitan-") and bool(revision) and "/" not in revision
+    return of_titan or "@" not in name
 
 
 def recipe_of(name: str) -> Wanted:
     """What a toolchain of that name is made of; raises ToolchainError where nobody knows."""
-    release, _, revision = name.partition("@")
+    release, package, version, revision = _Name.of(name)
     if not has_recipe(name):
         raise ToolchainError(
             f"there is no recipe for a toolchain {name!r}; {suggest(release, list(RECIPES))}; for "
-            "a revision of torchtitan, torchtitan-RELEASE@REVISION or torchtitan-main@REVISION"
+            "a revision of torchtitan, torchtitan-RELEASE@REVISION or torchtitan-main@REVISION; "
+            "for another version of a package, NAME+PACKAGE-VERSION, such as "
+            "torchtitan-0.3.0+torchao-0.17.0"
         )
     recipe = RECIPES[release]
+    if package == "torchtitan":
+        recipe = replace(recipe, torchtitan=version)
+    elif package:
+        # Every torch has its own triton.
+        beside = {"triton": None} if package == "torch" else {}
+        recipe = replace(recipe, instead={**recipe.instead, **beside, package: version})
     return Wanted(recipe, revision or (recipe.torchtitan or "" if recipe.branch else ""))
 
 
@@ -138,8 +166,25 @@ def constraints_of(text: str, instead: Mapping[str, str | None]) -> str:
         line = f"{package}=={version}" if version else ""
         text, replaced = re.subn(rf"(?m)^{re.escape(package)}==.*$", line, text)
         if not replaced:
-            raise ValueError(f"constraints.txt pins no {package}")
+            raise ToolchainError(
+                f"{package}: not a package of converge's toolchains (constraints.txt pins no such)"
+            )
     return text
+
+
+_NAME_A_CHECKOUT = (
+    f"set {CHECKOUT_VARIABLE}=FOLDER, a clone of https://github.com/pytorch/torchtitan"
+)
+
+
+def require_checkout() -> Path:
+    """The clone of torchtitan that the environment names; raises ToolchainError if it names none.
+
+    What is asked of it later says whether it is one.
+    """
+    if named := os.environ.get(CHECKOUT_VARIABLE):
+        return Path(named).expanduser().resolve()
+    raise ToolchainError(f"commits of which torchtitan? {_NAME_A_CHECKOUT}")
 
 
 def torchtitan_of(release: str, revision: str, checkout: str | None) -> str:
@@ -150,10 +195,7 @@ def torchtitan_of(release: str, revision: str, checkout: str | None) -> str:
     if not revision:
         return f"torchtitan=={release}"
     if not checkout:
-        raise ToolchainError(
-            f"torchtitan at {revision} of which checkout? set {CHECKOUT_VARIABLE}=FOLDER, a clone "
-            "of https://github.com/pytorch/torchtitan"
-        )
+        raise ToolchainError(f"torchtitan at {revision} of which checkout? {_NAME_A_CHECKOUT}")
     folder = Path(checkout).expanduser().resolve()
     resolve = ("git", "-C", str(folder), "rev-parse", "--verify", f"{revision}^{{commit}}")
     try:
@@ -173,3 +215,20 @@ def _has_torchtitan(folder: Path, commit: str) -> bool:
     """Whether a commit has the package; the checkout may be bare, or at another commit."""
     look = ("git", "-C", str(folder), "cat-file", "-e", f"{commit}:torchtitan/__init__.py")
     return subprocess.run(look, capture_output=True, check=False).returncode == 0
+
+
+def released_versions(package: str) -> tuple[str, ...]:
+    """All versions of a package that pip's indexes have, oldest first.
+
+    Of 2.13.0 and 2.13.0+cpu only the first is listed: the installer chooses between them. Raises
+    ToolchainError if pip finds none.
+    """
+    command = (sys.executable, "-m", "pip", "index", "versions", "--pre", package)
+    asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    form = "Available versions:"
+    listed = [line for line in asked.stdout.splitlines() if line.startswith(form)]
+    if not listed:
+        said = asked.stderr.strip().rpartition("\n")[2]
+        raise ToolchainError(f"pip finds no versions of {package}: {said}")
+    found = (each.strip() for each in listed[0].removeprefix(form).split(","))
+    return tuple(sorted((each for each in found if "+" not in each), key=Version))

@@ -9,7 +9,7 @@ from converge_harness.cli.main import main
 from converge_harness.errors import Interrupted
 from converge_harness.experiment import load_experiment
 from converge_harness.matrix import shrink as matrix_shrink
-from converge_harness.matrix.shrink import Failure
+from converge_harness.matrix.failure import Failure
 from converge_harness.model import CauseClass
 from converge_harness.plan import select
 from converge_harness.shrink import Effect, Trial, search, smallest_pair

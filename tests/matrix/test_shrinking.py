@@ -7,9 +7,10 @@ import pytest
 
 from converge_harness.errors import ConfigError
 from converge_harness.experiment import load_experiment
+from converge_harness.matrix.failure import WAIVED, Failure, failure_of
 from converge_harness.matrix.load import plan_experiment
 from converge_harness.matrix.pair_files import write_pair
-from converge_harness.matrix.shrink import WAIVED, Failure, Shrinking, failure_of
+from converge_harness.matrix.shrink import Shrinking
 from converge_harness.model import (
     CauseClass,
     Check,

@@ -37,7 +37,7 @@ def test_every_recipe_has_one_version_of_all_that_constraints_pin():
 
 
 def test_a_package_that_constraints_do_not_pin_is_not_replaced():
-    with pytest.raises(ValueError, match="pins no tourch"):
+    with pytest.raises(ToolchainError, match="tourch: not a package"):
         constraints_of(CONSTRAINTS, {"tourch": "2.13.0"})
 
 
@@ -47,8 +47,26 @@ def test_torchtitans_requirements_are_those_of_the_extra():
     assert sorted(TRAIN) == sorted(name for name in extra if name != "torchtitan")
 
 
+def test_another_version_of_one_package_replaces_what_is_pinned():
+    found = recipe_of("torchtitan-0.3.0-torch-2.13+torchao-0.17.0@abc")
+    assert found.revision == "abc"
+    pinned = pins(constraints_of(CONSTRAINTS, found.recipe.instead))
+    assert (pinned["torch"], pinned["torchao"]) == ("2.13.0", "0.17.0")
+    # Which triton a torch needs is its own business.
+    other = recipe_of("torchtitan-0.3.0+torch-2.14.1").recipe
+    pinned = pins(constraints_of(CONSTRAINTS, other.instead))
+    assert pinned["torch"] == "2.14.1"
+    assert "triton" not in pinned
+    assert recipe_of("torchtitan-0.3.0+torchtitan-0.2.2").recipe.torchtitan == "0.2.2"
+
+
 @pytest.mark.parametrize(
-    "name", ["torchtitan-0.3", "mine", "torchtitan-0.3.0@", "torchtitan-0.3.0@a/b", "../x", ""]
+    "name",
+    [
+        *("torchtitan-0.3", "mine", "torchtitan-0.3.0@", "torchtitan-0.3.0@a/b", "../x", ""),
+        *("torchtitan-0.3.0+", "torchtitan-0.3.0+torch", "mine+torch-2.14.1"),
+        "transformers-5.23.0@main",
+    ],
 )
 def test_a_name_without_a_recipe_is_refused_with_those_that_have_one(name):
     with pytest.raises(ToolchainError, match="there is no recipe") as caught:

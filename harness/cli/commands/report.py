@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 
 from converge_harness.cli.exit_codes import ExitCode, exit_code
@@ -24,11 +23,11 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """Exit code by the verdicts."""
     with leaving_when_interrupted():
         from converge_harness.cli.console import make_console
-        from converge_harness.matrix.against import kept
+        from converge_harness.matrix.against import kept, shown_with
         from converge_harness.matrix.conclude import conclude_again
-    _, _, judged = conclude_again(arguments.folder)
+    finished, _, judged = conclude_again(arguments.folder)
     from converge_harness.cli.verdicts import show_verdicts
 
     against = kept(arguments.folder)
-    show_verdicts(make_console(), replace(judged.view, against=against), arguments.folder)
+    show_verdicts(make_console(), shown_with(judged.view, finished.plan, against), arguments.folder)
     return exit_code(judged.verdicts, against)

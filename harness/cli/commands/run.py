@@ -77,6 +77,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "code), and report for every set whether it is bitwise the same, the same within rounding, "
         "or different; exit code 0 if none is different and no verdict got worse, else 1",
     )
+    parser.add_argument(
+        "--git-bisect",
+        action="store_true",
+        help="exit codes for `git bisect run`: 0 if every set passes, 1 if one fails, 125 (skip "
+        "this commit) for everything else; `converge bisect` searches by itself",
+    )
     add_history_file(parser)
     add_cluster(parser)
     add_calibration(parser)
@@ -94,7 +100,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     with leaving_when_interrupted():
         from converge_harness.cli.console import make_console
         from converge_harness.cli.progress import run_shown
-        from converge_harness.matrix.against import compare, keep
+        from converge_harness.matrix.against import compare, keep, shown_with
         from converge_harness.matrix.calibrate import read_given
         from converge_harness.matrix.conclude import conclude
         from converge_harness.store import require_writable
@@ -124,7 +130,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     # Imported here: a command that is refused draws nothing and need not pay for it.
     from converge_harness.cli.verdicts import add_night, show_verdicts
 
-    show_verdicts(console, replace(judged.view, against=against), folder)
+    show_verdicts(console, shown_with(judged.view, plan, against), folder)
     add_night(
         console,
         history,

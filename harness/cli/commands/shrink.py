@@ -6,7 +6,6 @@ import argparse
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from converge_harness.cli.exit_codes import ExitCode
 from converge_harness.cli.leaving import leaving_when_interrupted
@@ -15,12 +14,10 @@ from converge_harness.cli.options import (
     add_running,
     add_slots,
     add_store,
+    experiment_of,
     positive,
     store_of,
 )
-
-if TYPE_CHECKING:
-    from converge_harness.model import Experiment
 
 HELP = "find the smallest set-up that still fails as a test set does"
 DESCRIPTION = """\
@@ -77,7 +74,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     until = math.inf if arguments.minutes is None else begun + 60.0 * arguments.minutes
     return shrink_set(
         make_console(),
-        _experiment(arguments.source),
+        experiment_of(arguments.source),
         arguments.set,
         out,
         store,
@@ -85,10 +82,3 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         trials=arguments.trials,
         until=until,
     )
-
-
-def _experiment(source: Path) -> Experiment:
-    from converge_harness.matrix.load import load_with_cluster
-    from converge_harness.matrix.save import load_matrix
-
-    return load_matrix(source).plan.experiment if source.is_dir() else load_with_cluster(source)

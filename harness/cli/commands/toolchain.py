@@ -110,7 +110,6 @@ def _list(console: Console, experiment: Path | None, *, only_names: bool) -> Non
         from converge_harness.toolchains.build import condition, conditions
         from converge_harness.toolchains.find import toolchain_root
         from converge_harness.toolchains.recipes import RECIPES
-
     needed = () if experiment is None else _needed(experiment)
     if only_names:
         for name in needed or RECIPES:
@@ -127,13 +126,14 @@ def _show(console: Console, found: Sequence[Condition]) -> None:
 
     from converge_harness.cli.console import say
     from converge_harness.toolchains.build import State, disk_use
-    from converge_harness.toolchains.recipes import RECIPES
+    from converge_harness.toolchains.recipes import has_recipe, recipe_of
 
     styles = {State.READY: "green", State.STALE: "yellow", State.HALF_BUILT: "red"}
     table = Table("name", "state", "size", "what", box=None, pad_edge=False)
     for each in found:
-        release, at, revision = each.name.partition("@")
-        what = RECIPES[release].what if release in RECIPES else ""
+        what = recipe_of(each.name).recipe.what if has_recipe(each.name) else ""
+        revision, package = (each.name.partition(sign)[2] for sign in "@+")
+        others = (package.partition("@")[0], f"torchtitan at {revision}" if revision else "")
         missing = each.state is State.MISSING
         size = "" if missing else f"{disk_use(each.folder) / 1e9:.1f} GB"
         style = styles.get(each.state, "")
@@ -141,7 +141,7 @@ def _show(console: Console, found: Sequence[Condition]) -> None:
             escape(each.name),
             f"[{style}]{each.state}[/]" if style else each.state.value,
             size,
-            escape(f"{what}, torchtitan at {revision}" if at else what),
+            escape(", ".join(filter(None, (what, *others)))),
         )
     console.print(table)
     for each in found:

@@ -225,8 +225,13 @@ def _dialect(name: str, folder: Path, version: str) -> str:
 
 def _named(name: str) -> tuple[str, str]:
     """The distribution and the series that a toolchain's name says, such as torchtitan and 0.3."""
-    distribution, version, *_ = [*name.partition("@")[0].split("-"), ""]
+    distribution, version, *_ = [*_release(name).split("-"), ""]
     return distribution, _series(version)
+
+
+def _release(name: str) -> str:
+    """A toolchain's name without a revision and without other versions of packages."""
+    return name.partition("@")[0].partition("+")[0]
 
 
 def _series(version: str) -> str:
@@ -252,5 +257,5 @@ def assume_toolchain(name: str, root: Path | None) -> Toolchain:
         name=name,
         python=folder / "bin" / "python",
         dialect=DIALECTS[series],
-        versions={"torchtitan": [*name.split("-"), ""][1]},
+        versions={"torchtitan": [*_release(name).split("-"), ""][1]},
     )

@@ -1,0 +1,249 @@
+"""``converge bisect``: the commit or version from which on a test set fails, or passes again."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from converge_harness.cli.exit_codes import ExitCode
+from converge_harness.cli.leaving import leaving_when_interrupted
+from converge_harness.cli.options import (
+    add_running,
+    add_slots,
+    add_store,
+    experiment_of,
+    positive,
+    store_of,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from converge_harness.matrix.bisect import Bisecting, Ends, Found, Subject, TriedRevision
+    from converge_harness.model import Experiment
+    from converge_harness.store import Store
+
+HELP = "find the commit or version from which on a test set fails, or passes again"
+DESCRIPTION = """\
+Train and judge a failed test set and its control at one revision after another, as git bisect does,
+until the first one that fails the same way is found: by the same class of cause, module and
+tensors. If the good revision is the newer one, it finds the first that no longer fails. Revisions
+that cannot be built, run or judged, and those that fail otherwise, are skipped; of a merge, only
+the first parent is followed. The revisions are
+
+  commits of torchtitan, in the clone that $CONVERGE_CHECKOUT names (what a toolchain is built of);
+  commits of your own code or fork, in the checkout that the experiment takes it from (--of code);
+  released versions of a package of the toolchain (--package torchao)."""
+EPILOG = """\
+examples:
+  CONVERGE_CHECKOUT=~/torchtitan converge bisect experiments/matrix.toml --set fsdp2_pp2 \\
+      --good v0.3.0 --bad v0.2.2
+  converge bisect mine.toml --set fused_norm --good main~20 --bad main
+  converge bisect matrix.toml --set float8 --package torchao --good 0.17.0 --bad 0.18.0
+
+The same command after an interruption goes on where it was: toolchains and runs are kept.
+Exit codes: 0 found, and the same in a second run; 2 usage error, or the two revisions are not what
+they are said to be; 3 the budget ended, only skipped revisions are left, or a second run differs;
+130 interrupted. `git bisect run converge run EXPERIMENT --only NAME --git-bisect` works, too."""
+UNDONE = ""
+
+FILE = "bisected.json"
+TRIALS = 40
+SHOWN = 20
+"""Most candidates that are listed."""
+TOOLCHAIN, CODE = "toolchain", "code"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    parser.add_argument(
+        "source", type=Path, metavar="REPORT", help="a report folder of a run, or an experiment"
+    )
+    parser.add_argument("--set", required=True, metavar="NAME", help="the failed test set")
+    parser.add_argument("--good", required=True, metavar="REV", help="where the set passes")
+    parser.add_argument("--bad", required=True, metavar="REV", help="where it fails")
+    of = parser.add_mutually_exclusive_group()
+    of.add_argument(
+        "--of",
+        choices=(TOOLCHAIN, CODE),
+        help="whose commits: of the torchtitan in the set's toolchain, or of the experiment's own "
+        "code or fork (default: toolchain, if it is one that converge builds for torchtitan)",
+    )
+    of.add_argument("--package", metavar="NAME", help="versions of a package instead of commits")
+    parser.add_argument(
+        "--trials",
+        type=positive,
+        default=TRIALS,
+        metavar="N",
+        help=f"try at most N revisions between the two ({TRIALS})",
+    )
+    parser.add_argument("--minutes", type=positive, metavar="M", help="begin none after M minutes")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for the result and the reports before and after (reports/bisected/NAME)",
+    )
+    add_store(parser)
+    add_slots(parser)
+    add_running(parser)
+
+
+def run(arguments: argparse.Namespace) -> ExitCode:
+    """0 once it is found."""
+    with leaving_when_interrupted():
+        from converge_harness.cli.console import error_console, make_console, say
+        from converge_harness.cli.quiet import RunningQuietly, short
+        from converge_harness.matrix.bisect import (
+            Bisecting,
+            NothingToBisectError,
+            alone,
+            asked_for,
+        )
+        from converge_harness.store import require_writable
+    begun = time.monotonic()
+    console = make_console()
+    out = arguments.out or Path("reports") / "bisected" / arguments.set
+    store = store_of(arguments)
+    store.require_writable()
+    require_writable(out)
+    experiment = alone(experiment_of(arguments.source), arguments.set, arguments.slots)
+    subject = _subject(experiment, arguments, console)
+    bisecting = Bisecting(experiment, subject, RunningQuietly(console, store, arguments))
+    say(console, f"{arguments.set} with {subject.what}")
+    try:
+        asked = asked_for(subject, arguments.good, arguments.bad)
+        failing = bisecting.failing(asked.bad)
+        say(console, f"  {asked.bad.title}: fails ({short(failing.failure.cause)})")
+        ends = bisecting.ends(failing, asked, lambda tried: _show(console, tried, "  "))
+    except NothingToBisectError as error:
+        say(error_console(), f"error: {error}", "red")
+        return ExitCode.USAGE
+    until = math.inf if arguments.minutes is None else begun + 60.0 * arguments.minutes
+    searching = _Searching(console, bisecting, subject, out, store)
+    return searching.run(ends, lambda tried: tried < arguments.trials and time.monotonic() < until)
+
+
+def _subject(experiment: Experiment, arguments: argparse.Namespace, console: Console) -> Subject:
+    from converge_harness.cli.building import building
+    from converge_harness.matrix.bisect import OwnCommits, Releases, TorchtitanCommits, trains_in
+
+    if arguments.package:
+        return Releases(arguments.package, experiment, building(console))
+    of = arguments.of or (TOOLCHAIN if trains_in(experiment) else CODE)
+    if of == TOOLCHAIN:
+        return TorchtitanCommits(experiment, building(console))
+    return OwnCommits(experiment)
+
+
+class _Searching:
+    """A search that says what it tries, and leaves what it knows however it ends."""
+
+    def __init__(
+        self, console: Console, bisecting: Bisecting, subject: Subject, out: Path, store: Store
+    ) -> None:
+        self._console, self._bisecting, self._subject = console, bisecting, subject
+        self._out, self._store = out, store
+        self._best: Found | None = None
+
+    def run(self, ends: Ends, may_go_on: Callable[[int], bool]) -> ExitCode:
+        """Search, say what was found, and run it a second time."""
+        from converge_harness.cli.console import say
+        from converge_harness.errors import ConvergeError, Interrupted
+
+        noun, count = self._subject.noun, len(ends.line) - 1
+        change = "no longer fails" if ends.mended else "fails"
+        say(self._console, f"looking for the first of {count} {noun}s that {change}")
+        try:
+            found = self._bisecting.search(ends, may_go_on, self._tell)
+            self._best = found
+        except (Interrupted, KeyboardInterrupt):  # the latter while it judges
+            if self._best is None:
+                raise
+            self._conclude(self._best, ())
+            return ExitCode.INTERRUPTED
+        except ConvergeError:  # a full disk: what was found is worth having
+            if self._best is not None:
+                self._conclude(self._best, ())
+            raise
+        others: tuple[TriedRevision, ...] = ()
+        if alone := len(found.candidates) == 1:
+            say(self._console, "both sides of it again, from nothing")
+            others = self._bisecting.confirm(found)
+        self._conclude(found, others)
+        for folder, at in (("before", found.before), ("after", found.after)):
+            self._bisecting.report(ends, at, self._out / folder, self._store)
+            say(self._console, f"report {folder} it: {self._out / folder / 'report.html'}")
+        return ExitCode.PASS if alone and not others else ExitCode.UNDECIDED
+
+    def _tell(self, found: Found, tried: TriedRevision) -> None:
+        self._best = found
+        left = found.suspects.trials_left
+        after = f"; about {left} more" if left and not found.done else ""
+        _show(self._console, tried, f"  {len(found.tried):3} ", after)
+
+    def _conclude(self, found: Found, others: Sequence[TriedRevision]) -> None:
+        from converge_harness.cli.console import say
+
+        noun, mended = self._subject.noun, found.ends.mended
+        change = "no longer fails that way" if mended else "fails that way"
+        say(self._console, "")
+        if len(found.candidates) == 1:
+            say(self._console, f"first {noun} that {change}: {found.after.title}", "bold")
+            if changes := self._subject.changes(found.after):
+                say(self._console, changes)
+        else:
+            why = "those between are skipped" if found.done else "the search did not end"
+            said = (
+                f"the first {noun} that {change} is one of these {len(found.candidates)} ({why}):"
+            )
+            say(self._console, said, "bold")
+            shown = found.candidates if len(found.candidates) <= SHOWN else ()
+            for each in shown or (found.candidates[0], found.candidates[-1]):
+                say(self._console, f"  {each.title}" if shown else f"  … {each.title}")
+        for other in others:
+            _show(self._console, other, "in a second run, other than before: ")
+        if others:
+            advice = "it fails only now and then, so nothing found here is certain"
+            say(self._console, advice, "yellow")
+        say(self._console, f"result: {self._write(found, others)}")
+
+    def _write(self, found: Found, others: Sequence[TriedRevision]) -> Path:
+        from converge_harness.store import write_json
+
+        path = self._out / FILE
+        content = {
+            "of": self._subject.what,
+            "cause": found.ends.failure.cause,
+            "looked_for": "the first that passes" if found.ends.mended else "the first that fails",
+            "before": found.before.name,
+            "candidates": [each.name for each in found.candidates],
+            "done": found.done,
+            "second_run_differs": [each.revision.name for each in others],
+            "tried": [
+                {
+                    "revision": each.revision.name,
+                    "title": each.revision.title,
+                    "effect": each.trial.effect.value,
+                    "said": each.trial.said,
+                }
+                for each in found.tried
+            ],
+        }
+        write_json(path, content)
+        return path
+
+
+def _show(console: Console, tried: TriedRevision, before: str, after: str = "") -> None:
+    from converge_harness.cli.console import say
+    from converge_harness.cli.quiet import short
+    from converge_harness.shrink import Effect
+
+    # Of one that fails the same way, the cause has been said.
+    says = tried.trial.said and tried.trial.effect is not Effect.SAME
+    said = f" ({short(tried.trial.said)})" if says else ""
+    say(console, f"{before}{tried.revision.title}: {tried.trial.effect}{said}{after}")
