@@ -3,22 +3,20 @@
 ``[converge.model]`` reshapes torchtitan's Llama 3 and Qwen 3. Other families are built here by
 torchtitan's own builders, so that their parts, their initial weights and the code that distributes
 them are torchtitan's; only sizes differ. It is also an example of config functions with parameters
-(docs/own-model.md).
+(docs/own-model.md). What a commit of summer 2026 may not have yet is imported where it is used, so
+that the other models train there, too (docs/bisect.md).
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torchtitan.models import deepseek_v3, gpt_oss, kimi_k2_7, muse_glimmer
+from torchtitan.models import deepseek_v3, gpt_oss
 from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm
 from torchtitan.models.deepseek_v3.config_registry import deepseek_v3_debugmodel
 from torchtitan.models.deepseek_v3.model import DeepSeekV3Model
-from torchtitan.models.deepseek_v3.mtp import MTPLoss
 from torchtitan.models.gpt_oss.config_registry import gpt_oss_debugmodel_flex
 from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts
-from torchtitan.models.kimi_k2_7.model import KimiK25Model
-from torchtitan.models.muse_glimmer.config_registry import muse_glimmer_debugmodel
 from torchtitan.trainer import Trainer
 
 
@@ -38,6 +36,8 @@ def tiny_deepseek_v3(
         mtp_layers=deepseek_v3._build_mtp_layers(layers[-1], dim=dim, num_mtp_layers=mtp_layers),
     )
     if mtp_layers:
+        from torchtitan.models.deepseek_v3.mtp import MTPLoss
+
         config.loss = MTPLoss.Config(global_vocab_size=vocab_size)
     return config
 
@@ -46,6 +46,9 @@ def tiny_moonlight(
     dim: int = 64, n_layers: int = 3, num_experts: int = 4, vocab_size: int = 512
 ) -> Trainer.Config:
     """Kimi's text model, with torchtitan's AdamW: Moonlight without its size."""
+    from torchtitan.models import kimi_k2_7
+    from torchtitan.models.kimi_k2_7.model import KimiK25Model
+
     config = deepseek_v3_debugmodel()
     spec = kimi_k2_7.model_registry("debugmodel")
     spec.model = KimiK25Model.Config(
@@ -117,6 +120,9 @@ def tiny_gpt_oss(
 
 def tiny_muse_glimmer(dim: int = 64, n_layers: int = 2, vocab_size: int = 512) -> Trainer.Config:
     """Gain-centered norms, windows of 128 tokens in every other layer, a soft cap on the logits."""
+    from torchtitan.models import muse_glimmer
+    from torchtitan.models.muse_glimmer.config_registry import muse_glimmer_debugmodel
+
     config = muse_glimmer_debugmodel()
     config.model_spec.model = muse_glimmer._muse_glimmer_config(
         dim=dim,

@@ -22,9 +22,14 @@ if TYPE_CHECKING:
 
 
 def build_shown(
-    console: Console, name: str, *, extra: Sequence[str] = (), fresh: bool = False
+    console: Console,
+    name: str,
+    *,
+    extra: Sequence[str] = (),
+    fresh: bool = False,
+    quiet: bool = False,
 ) -> None:
-    """Bring a toolchain up to date, and say what is done meanwhile."""
+    """Bring a toolchain up to date, and say what is done meanwhile; ``quiet``: only if it is."""
     begun = time.monotonic()
     progress = Progress(
         SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console
@@ -46,15 +51,19 @@ def build_shown(
     else:
         built = build(name, extra=extra, fresh=fresh, observer=show)
     took = f"built in {time.monotonic() - begun:.0f} s" if built else "is up to date"
-    say(console, f"{name} {took}: {toolchain_root() / name}", "green")
+    if built or not quiet:
+        say(console, f"{name} {took}: {toolchain_root() / name}", "green")
 
 
-def building(console: Console) -> Finder:
-    """A finder that builds what is missing or out of date, where converge has a recipe for it."""
+def building(console: Console, *, quiet: bool = False) -> Finder:
+    """A finder that builds what is missing or out of date, where converge has a recipe for it.
+
+    ``quiet``: nothing is said of a toolchain that is up to date.
+    """
 
     def find(name: str, *, trainer: TrainerSpec | None = None) -> Toolchain:
         if has_recipe(name):
-            build_shown(console, name)
+            build_shown(console, name, quiet=quiet)
         return find_toolchain(name, trainer=trainer)
 
     return find

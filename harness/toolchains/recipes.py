@@ -6,11 +6,15 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from converge_harness.errors import ToolchainError, suggest
@@ -209,6 +213,36 @@ def torchtitan_of(release: str, revision: str, checkout: str | None) -> str:
             "(its branches and tags: git branch --all, git tag; git fetch brings new ones)"
         )
     return f"git+{folder.as_uri()}@{commit}"
+
+
+def pinned_by(torchtitan: str) -> tuple[str, ...]:
+    """Packages that a commit of torchtitan pins itself, in the form that PyPI gives their names.
+
+    Args:
+        torchtitan: as ``torchtitan_of`` returns it. A release pins nothing that is not in
+            constraints.txt; nor does a commit whose checkout is gone.
+    """
+    found = re.fullmatch(r"git\+file://(.+)@([0-9a-f]+)", torchtitan)
+    if found is None:
+        return ()
+    show = ("git", "-C", unquote(found[1]), "show", f"{found[2]}:pyproject.toml")
+    try:
+        asked = subprocess.run(show, capture_output=True, text=True, check=False)
+        needed = tomllib.loads(asked.stdout).get("project", {}).get("dependencies", ())
+    except (OSError, tomllib.TOMLDecodeError):
+        return ()
+    wanted = (Requirement(each) for each in needed)
+    return tuple(
+        canonicalize_name(each.name)
+        for each in wanted
+        if any(clause.operator == "==" for clause in each.specifier)
+    )
+
+
+def without(constraints: str, packages: Collection[str]) -> str:
+    """Constraints that say nothing of some packages."""
+    lines = constraints.splitlines(keepends=True)
+    return "".join(line for line in lines if line.partition("==")[0] not in packages)
 
 
 def _has_torchtitan(folder: Path, commit: str) -> bool:

@@ -83,9 +83,13 @@ def test_a_commit_is_of_the_series_that_its_keys_tell(build):
     from converge_harness.rank.titan.v0_3.series import SERIES, series_of
 
     assert SERIES.name == "0.3"
-    assert series_of({"steps", "num_tokens_per_microbatch_per_dp_rank"}).name == "main"
+    grain = "torchtitan.components.data.loader"
+    tokens, samples = {"steps", "num_tokens_per_microbatch_per_dp_rank"}, {"local_batch_size"}
+    assert series_of(tokens, {grain}.__contains__).name == "main"
+    assert series_of(samples, {grain}.__contains__).grain
+    assert not series_of(samples, {"torchtitan.components.dataloader"}.__contains__).grain
     with pytest.raises(ImportError, match=r"has neither training\.local_batch_size .* nor train"):
-        series_of({"steps", "batch"})
+        series_of({"steps", "batch"}, {grain}.__contains__)
 
 
 def test_the_model_has_the_shape_of_the_train_config(build):

@@ -34,6 +34,16 @@ def test_a_dialect_is_found_by_what_it_hooks_whatever_the_version_says(tmp_path,
     assert dialect_of(write_hooked(tmp_path, dialect), "0.0.1.dev0") == dialect
 
 
+def test_grain_with_sizes_in_samples_is_main_of_two_days(tmp_path):
+    package = write_hooked(tmp_path / "main", TITAN_MAIN)
+    of_03 = write_hooked(tmp_path / "0.3", TITAN_03) / "config" / "configs.py"
+    (package / "config" / "configs.py").write_text(of_03.read_text())
+    assert dialect_of(package, "0.0.1.dev0") == TITAN_MAIN
+    (package / "components" / "data" / "loader.py").unlink()
+    with pytest.raises(ToolchainError, match="cannot be driven"):
+        dialect_of(package, "0.0.1.dev0")
+
+
 @pytest.mark.parametrize(
     ("toolchain", "dialect"),
     [

@@ -133,10 +133,10 @@ def _subject(experiment: Experiment, arguments: argparse.Namespace, console: Con
     from converge_harness.matrix.bisect import OwnCommits, Releases, TorchtitanCommits, trains_in
 
     if arguments.package:
-        return Releases(arguments.package, experiment, building(console))
+        return Releases(arguments.package, experiment, building(console, quiet=True))
     of = arguments.of or (TOOLCHAIN if trains_in(experiment) else CODE)
     if of == TOOLCHAIN:
-        return TorchtitanCommits(experiment, building(console))
+        return TorchtitanCommits(experiment, building(console, quiet=True))
     return OwnCommits(experiment)
 
 

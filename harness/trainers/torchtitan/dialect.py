@@ -45,6 +45,10 @@ _SINCE_03: Mapping[str, tuple[str, ...]] = {
     "observability": ("structured_logger",),
     "tools.logging": ("init_logger", "logger"),
 }
+_SIZES_IN_SAMPLES = (
+    *_keys("TrainingConfig", "global_batch_size", "local_batch_size", "seq_len"),
+    *_keys("ParallelismConfig", "pipeline_parallel_microbatch_size", "spmd_backend"),
+)
 HOOKED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     TITAN_MAIN: {
         **_SINCE_03,
@@ -64,10 +68,7 @@ HOOKED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     TITAN_03: {
         **_SINCE_03,
         "components.dataloader": ("BaseDataLoader",),
-        "config.configs": (
-            *_keys("TrainingConfig", "global_batch_size", "local_batch_size", "seq_len"),
-            *_keys("ParallelismConfig", "pipeline_parallel_microbatch_size", "spmd_backend"),
-        ),
+        "config.configs": _SIZES_IN_SAMPLES,
         "hf_datasets.text_datasets": ("HuggingFaceTextDataLoader",),
     },
     TITAN_02: {
@@ -81,6 +82,11 @@ HOOKED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 """By dialect and module of torchtitan, what the adapter uses in every run."""
+_ALSO: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    # Two days of August 2026, between pull requests 4088 (Grain) and 4121 (sizes in tokens).
+    TITAN_MAIN: {**HOOKED[TITAN_MAIN], "config.configs": _SIZES_IN_SAMPLES},
+}
+"""By dialect, what it uses instead on commits between two changes."""
 _RELEASES = {TITAN_MAIN: "main", TITAN_03: "0.3", TITAN_02: "0.2"}
 _WRITTEN_FOR = "0.2.x, 0.3.x and main as of b5bcd76c6 (21 August 2026)"
 _SHOWN = 3
@@ -111,7 +117,7 @@ def dialect_of(package: Path, version: str) -> str:
         remembered.cache_clear()  # somebody may have edited the fork since
     lacking = {dialect: tuple(missing(package, dialect)) for dialect in HOOKED}
     for dialect, names in lacking.items():
-        if not names:
+        if not names or (dialect in _ALSO and not any(_missing(package, _ALSO[dialect]))):
             return dialect
     nearest = min(lacking, key=lambda dialect: sum(each.names for each in lacking[dialect]))
     names = lacking[nearest]
@@ -126,7 +132,11 @@ def dialect_of(package: Path, version: str) -> str:
 
 def missing(package: Path, dialect: str) -> Iterator[Missing]:
     """What a dialect hooks and the torchtitan in a folder lacks."""
-    for module, names in HOOKED[dialect].items():
+    return _missing(package, HOOKED[dialect])
+
+
+def _missing(package: Path, hooked: Mapping[str, tuple[str, ...]]) -> Iterator[Missing]:
+    for module, names in hooked.items():
         file = _file(package, module)
         if not file.is_file():
             yield Missing(f"torchtitan.{module}", file, len(names))

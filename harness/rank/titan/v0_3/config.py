@@ -29,7 +29,7 @@ from converge_harness.rank.titan.common.job_checks import (
 from converge_harness.rank.titan.v0_3.attention import replace_transformers_attention
 from converge_harness.rank.titan.v0_3.base_config import base_config
 from converge_harness.rank.titan.v0_3.loaders import LOADERS, SampleLoader, loader_config
-from converge_harness.rank.titan.v0_3.series import SERIES
+from converge_harness.rank.titan.v0_3.series import CUDA_GRAPHS, SERIES
 from converge_harness.rank.titan.v0_3.shape import reshape_model, use_dense_attention, use_float8
 from converge_harness.rank.titan.v0_3.sizes import (
     apart,
@@ -123,7 +123,7 @@ def _implied(job: RankJob) -> Iterable[tuple[str, Any]]:
     if job.spmd_backend:
         yield "parallelism.spmd_backend", job.spmd_backend
     yield "training.steps", job.steps
-    if job.device == "cpu" or degrees.pp > 1:
+    if CUDA_GRAPHS and (job.device == "cpu" or degrees.pp > 1):
         yield "training.disable_cuda_graphs", True
     yield "debug.seed", job.seed
     yield "debug.deterministic", job.deterministic

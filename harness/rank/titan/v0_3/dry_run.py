@@ -47,7 +47,13 @@ from torchtitan.tools import utils
 from converge_harness.rank.dry_run.meter import Meter
 from converge_harness.rank.dry_run.run import TRACED, Stepped
 from converge_harness.rank.titan.v0_3.config import build_config
-from converge_harness.rank.titan.v0_3.series import SERIES, BaseDataLoader, as_batch, loader_sizes
+from converge_harness.rank.titan.v0_3.series import (
+    CUDA_GRAPHS,
+    SERIES,
+    BaseDataLoader,
+    as_batch,
+    loader_sizes,
+)
 from converge_harness.rank.titan.v0_3.sizes import sizes_of
 from converge_harness.run_folder.job import RankJob
 
@@ -250,7 +256,7 @@ def replace_assets(config: Any) -> list[str]:
     if config.validator.enable:
         config.validator.enable = False
         said.append("validation is left out")
-    if not config.training.disable_cuda_graphs:
+    if CUDA_GRAPHS and not config.training.disable_cuda_graphs:
         config.training.disable_cuda_graphs = True
         said.append("CUDA graphs are left out")
     return said

@@ -25,7 +25,7 @@ from converge_harness.rank.titan.common.checkpoints import watch_checkpoints
 from converge_harness.rank.titan.common.clipping import watch_clipping
 from converge_harness.rank.titan.common.frozen_steps import add_frozen_steps
 from converge_harness.rank.titan.common.pipelining import ignore_shape_inference, watch_microbatches
-from converge_harness.rank.titan.v0_3.series import SERIES, as_samples
+from converge_harness.rank.titan.v0_3.series import CUDA_GRAPHS, SERIES, as_samples
 from converge_harness.run_folder.job import RankJob
 
 
@@ -45,7 +45,7 @@ def attach(
     watch_clipping(distributed_utils, trainer_module, recorder)
     _watch_metrics(trainer, recorder)
     _watch_steps(trainer, recorder, lambda: after_first_step(recorder))
-    graphs = not trainer.config.training.disable_cuda_graphs
+    graphs = CUDA_GRAPHS and not trainer.config.training.disable_cuda_graphs
     add_frozen_steps(trainer, job, recorder, keeps_gradients=graphs)
     if job.resumes:
         watch_checkpoints(trainer, job, recorder)
@@ -135,13 +135,16 @@ def _watch_forward_backward(trainer: Any, recorder: StepRecorder) -> None:
 
     The first call runs it as it is, the second captures it, and that and all later ones replay it.
     """
-    forward_backward = trainer.fwd_bwd_fn
+    name = "fwd_bwd_fn" if CUDA_GRAPHS else "forward_backward_step"
+    if not CUDA_GRAPHS and trainer.parallel_dims.pp_enabled:
+        return
+    forward_backward = getattr(trainer, name)
 
-    def watched(*args: Any) -> Any:
+    def watched(*args: Any, **kwargs: Any) -> Any:
         with recorder.forward_backward():
-            return forward_backward(*args)
+            return forward_backward(*args, **kwargs)
 
-    trainer.fwd_bwd_fn = watched
+    setattr(trainer, name, watched)
 
 
 def _watch_metrics(trainer: Any, recorder: StepRecorder) -> None:

@@ -42,7 +42,7 @@ def _ours(job: RankJob, data_folder: Path) -> Any:
 
 
 def _stock(job: RankJob, data_folder: Path) -> Any:
-    if SERIES.folded:
+    if SERIES.grain:
         from converge_harness.rank.titan.v0_3.grain_documents import grain_config
 
         return grain_config(documents_of(data_folder), job.run_folder)

@@ -13,7 +13,9 @@ Nothing of torchtitan's is imported here but the class whose fields tell the ser
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -30,7 +32,9 @@ class ReleaseSeries:
     mark: str
     """A field of its ``TrainingConfig`` that the other series lack."""
     loaders: str
-    """The module that has ``BaseDataLoader``."""
+    """The module that has ``BaseDataLoader``. The installed series is the one whose is there."""
+    grain: bool
+    """Whether its dataloaders are Grain's."""
     loader_length: str
     """Argument of a dataloader: tokens of a sequence."""
     loader_size: str
@@ -47,11 +51,13 @@ class ReleaseSeries:
     """The message with which a step ends whose loss is not finite; its group is the loss."""
 
 
+_WITHOUT_A_NUMBER = re.compile(r"Loss or gradient norm is not finite()")
 KNOWN = (
     ReleaseSeries(
         name="0.3",
         mark="local_batch_size",
         loaders="torchtitan.components.dataloader",
+        grain=False,
         loader_length="seq_len",
         loader_size="local_batch_size",
         folded=False,
@@ -60,30 +66,44 @@ KNOWN = (
         cp_backends=("spmd_types", "partial_dtensor", "full_dtensor"),
         not_finite=re.compile(r"Loss is not finite \(global_avg_loss=(\S+)\)"),
     ),
+    # Two days of August 2026, between pull requests 4088 and 4121: one may have to search them.
+    ReleaseSeries(
+        name="main with sizes in samples",
+        mark="local_batch_size",
+        loaders="torchtitan.components.data.loader",
+        grain=True,
+        loader_length="seq_len",
+        loader_size="local_batch_size",
+        folded=False,
+        length="seq_len",
+        pipeline_microbatches="num_pipeline_parallel_microbatches",
+        cp_backends=("spmd_types",),
+        not_finite=_WITHOUT_A_NUMBER,
+    ),
     # As of b5bcd76c66d0acb1a08b176d9639425bc55e0b2a, of 21 August 2026.
     ReleaseSeries(
         name="main",
         mark="num_tokens_per_microbatch_per_dp_rank",
         loaders="torchtitan.components.data.loader",
+        grain=True,
         loader_length="max_context_length",
         loader_size="num_tokens_per_batch",
         folded=True,
         length="max_context_length",
         pipeline_microbatches="num_pp_microbatches",
         cp_backends=("spmd_types",),
-        # It says that the loss or the grad norm was not, and no number.
-        not_finite=re.compile(r"Loss or gradient norm is not finite()"),
+        not_finite=_WITHOUT_A_NUMBER,
     ),
 )
 
 
-def series_of(training_keys: set[str]) -> ReleaseSeries:
-    """The series whose table ``training`` has these keys.
+def series_of(training_keys: set[str], has_module: Callable[[str], bool]) -> ReleaseSeries:
+    """The series whose table ``training`` has these keys, and that has its module of loaders.
 
-    Raises ImportError for a commit whose keys are those of no known series.
+    Raises ImportError for a commit that is of no known series.
     """
     for series in KNOWN:
-        if series.mark in training_keys:
+        if series.mark in training_keys and has_module(series.loaders):
             return series
     marks = " nor ".join(f"training.{series.mark} (as {series.name} has)" for series in KNOWN)
     raise ImportError(
@@ -92,8 +112,18 @@ def series_of(training_keys: set[str]) -> ReleaseSeries:
     )
 
 
-SERIES = series_of({field.name for field in fields(TrainingConfig)})
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even its package
+        return False
+
+
+_TRAINING = {field.name for field in fields(TrainingConfig)}
+SERIES = series_of(_TRAINING, _is_there)
 """The installed one's."""
+CUDA_GRAPHS = "disable_cuda_graphs" in _TRAINING
+"""Whether the trainer knows CUDA graphs, as it does since pull request 3559 (13 August 2026)."""
 BaseDataLoader: Any = importlib.import_module(SERIES.loaders).BaseDataLoader
 
 

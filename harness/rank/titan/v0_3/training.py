@@ -24,6 +24,7 @@ from converge_harness.rank.titan.common.counters import FusionCount, RotationCou
 from converge_harness.rank.titan.common.cpu import multiply_bf16_by_float32_kernels
 from converge_harness.rank.titan.v0_3 import attention, audit, hooks
 from converge_harness.rank.titan.v0_3.config import BuiltConfig, build_config, flat_config
+from converge_harness.rank.titan.v0_3.series import CUDA_GRAPHS
 from converge_harness.rank.titan.v0_3.streaming_package import import_streaming, is_installed
 from converge_harness.run_folder.job import RankJob
 
@@ -137,4 +138,5 @@ def _train(
 
 def _run_without_cuda_graph(trainer: Any) -> None:
     """Run every microbatch as it is called, whatever the config says; that of a repeat may not."""
-    trainer.fwd_bwd_fn = trainer._forward_backward_body
+    if CUDA_GRAPHS:
+        trainer.fwd_bwd_fn = trainer._forward_backward_body
