@@ -1,7 +1,8 @@
 """Screenshots of a report on a phone, a laptop and a large screen.
 
 ``python benchmarks/screenshots.py REPORT.html FOLDER [--set NAME]``: ``NAME`` is the fragment of
-a test set's section (``set-float8``), which is then also captured, in light and dark mode.
+a test set's section (``set-float8``), which is then also captured, in light and dark mode, and its
+tree of modules, if it has one, on a phone and a laptop.
 """
 
 from __future__ import annotations
@@ -50,6 +51,13 @@ def main() -> None:
                 plot.scroll_into_view_if_needed()
                 plot.locator(".main-svg").first.wait_for()
             section.screenshot(path=arguments.folder / f"{arguments.section}-{scheme}.png")
+            page.close()
+        for width in WIDTHS[:2] if arguments.section else ():
+            page = browser.new_page(viewport={"width": width, "height": HEIGHT})
+            ready(page, f"{address}#{arguments.section}")
+            tree = page.locator(f"#{arguments.section} .scroll:has(table.modules)")
+            if tree.count():
+                tree.screenshot(path=arguments.folder / f"modules-{width}.png")
             page.close()
         browser.close()
 

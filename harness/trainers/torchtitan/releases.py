@@ -253,9 +253,10 @@ def assume_toolchain(name: str, root: Path | None) -> Toolchain:
     folder = (root or toolchain_root()) / name
     if folder.exists() or distribution != "torchtitan" or series not in DIALECTS:
         return find_toolchain(name, root)
+    _, at, revision = name.partition("@")
     return Toolchain(
         name=name,
         python=folder / "bin" / "python",
         dialect=DIALECTS[series],
-        versions={"torchtitan": [*_release(name).split("-"), ""][1]},
+        versions={"torchtitan": f"{[*_release(name).split('-'), ''][1]}{at}{revision}"},
     )

@@ -105,7 +105,10 @@ def series_of(training_keys: set[str], has_module: Callable[[str], bool]) -> Rel
     for series in KNOWN:
         if series.mark in training_keys and has_module(series.loaders):
             return series
-    marks = " nor ".join(f"training.{series.mark} (as {series.name} has)" for series in KNOWN)
+    named: dict[str, str] = {}
+    for series in KNOWN:
+        named.setdefault(series.mark, series.name)
+    marks = " nor ".join(f"training.{mark} (as {name} has)" for mark, name in named.items())
     raise ImportError(
         f"torchtitan {torchtitan.__version__} has neither {marks}: converge's rank code does not "
         "know what its commit calls them (harness/rank/titan/v0_3/series.py)"
