@@ -67,13 +67,17 @@ def commit_of(checkout: Path, revision: str) -> str:
     commit = _answer(checkout, "rev-parse", "--verify", "--quiet", "--end-of-options", named)
     if commit:
         return commit
-    shallow = _answer(checkout, "rev-parse", "--is-shallow-repository") == "true"
-    hint = (
-        "it is a shallow clone: fetch more of it by git fetch --unshallow (fetch-depth: 0 in CI)"
-        if shallow
-        else f"list what there is: git -C {checkout} log --oneline --all"
-    )
+    if not _answer(checkout, "rev-parse", "--git-dir"):
+        raise CheckoutError(f"{checkout} is no git checkout, so it has no revision {revision!r}")
+    hint = _if_shallow(checkout) or f"list what there is: git -C {checkout} log --oneline --all"
     raise CheckoutError(f"{checkout} has no revision {revision!r}; {hint}")
+
+
+def _if_shallow(checkout: Path) -> str:
+    """How to get the commits that a shallow clone lacks; empty if it is none."""
+    if _answer(checkout, "rev-parse", "--is-shallow-repository") != "true":
+        return ""
+    return "it is a shallow clone: fetch more of it by git fetch --unshallow (fetch-depth: 0 in CI)"
 
 
 def files_of(checkout: Path) -> frozenset[str]:
@@ -102,9 +106,9 @@ def common_ancestor(checkout: Path, one: str, other: str) -> str:
     """The newest commit that both commits come from; raises CheckoutError if there is none."""
     if found := _answer(checkout, "merge-base", one, other):
         return found
+    hint = _if_shallow(checkout) or "so no commit between them can be the one"
     raise CheckoutError(
-        f"{checkout}: {one[:SHORT]} and {other[:SHORT]} come from no common commit, so no commit "
-        "between them can be the one"
+        f"{checkout}: {one[:SHORT]} and {other[:SHORT]} come from no common commit; {hint}"
     )
 
 
@@ -112,11 +116,20 @@ def commits_between(checkout: Path, old: str, new: str) -> tuple[Commit, ...]:
     """The commits after one and up to another that comes from it, oldest first, with both ends.
 
     Of a merge only the first parent is followed: a branch that was merged counts as one commit.
+    Commits that do not come from the old one are left out, too. Raises CheckoutError if git fails.
     """
-    form = ("--first-parent", "--format=%H%x09%cs%x09%s")
-    first = _answer(checkout, "log", "-1", *form, old)
-    rest = _answer(checkout, "log", "--reverse", *form, f"{old}..{new}")
-    return tuple(Commit(*line.split("\t", 2)) for line in (first, *rest.splitlines()))
+    rest = ("--reverse", "--first-parent", "--ancestry-path", f"{old}..{new}")
+    return (*_commits(checkout, "--max-count=1", old), *_commits(checkout, *rest))
+
+
+def _commits(checkout: Path, *which: str) -> tuple[Commit, ...]:
+    # NUL ends every commit, whatever is in its subject.
+    form = ("log", "-z", "--no-show-signature", "--no-color", "--format=%H%x09%cs%x09%s")
+    asked = _git(checkout, *form, *which)
+    if asked is None or asked.returncode:
+        said = asked.stderr.strip().rpartition("\n")[2] if asked else "git did not answer"
+        raise CheckoutError(f"the commits of {checkout} cannot be listed: {said}")
+    return tuple(Commit(*each.split("\t", 2)) for each in asked.stdout.split("\0") if each)
 
 
 def changes_of(checkout: Path, commit: str) -> str:

@@ -9,6 +9,7 @@ from converge_harness.checkout import (
     checkout_commit,
     checkout_of,
     commit_of,
+    commits_between,
     described,
     files_of,
 )
@@ -116,3 +117,20 @@ def test_files_are_those_that_git_knows_or_does_not_ignore(fork):
     (fork / "new.py").write_text("")
     (fork / "run.log").write_text("")
     assert files_of(fork) == {".gitignore", "new.py", "package/code.py"}
+
+
+def test_commits_are_listed_whatever_their_subjects_and_the_users_settings(tmp_path):
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "config", "log.showSignature", "true")
+    git(tmp_path, "config", "color.ui", "always")
+    for subject in ("one", "tab\t and \u2028 and \f in it"):
+        git(tmp_path, "commit", "-q", "--allow-empty", "-m", subject)
+    git(tmp_path, "commit", "-q", "--allow-empty", "--allow-empty-message", "-m", "")
+    first, last = commit_of(tmp_path, "HEAD~2"), commit_of(tmp_path, "HEAD")
+    found = commits_between(tmp_path, first, last)
+    assert [each.name for each in (found[0], found[-1])] == [first, last]
+    assert [each.subject for each in found] == ["one", "tab\t and \u2028 and \f in it", ""]
+    assert all(len(each.date) == len("2026-04-16") for each in found)
+    assert commits_between(tmp_path, last, last) == (found[-1],)
+    with pytest.raises(CheckoutError, match="cannot be listed"):
+        commits_between(tmp_path, first, "0" * 40)

@@ -17,6 +17,9 @@ launched; 3 no FAIL, but something INVALID, INCONCLUSIVE or ERROR, or an error a
 launched (a full disk); 130 interrupted."""
 
 
+GIT_BISECT = "--git-bisect"
+
+
 class ExitCode(IntEnum):
     """The process's exit code; part of the public interface."""
 

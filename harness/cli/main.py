@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from converge_harness.cli.exit_codes import ExitCode, for_git_bisect
+from converge_harness.cli.exit_codes import GIT_BISECT, ExitCode, for_git_bisect
 from converge_harness.cli.leaving import leaving_when_interrupted
 from converge_harness.cli.parser import build_parser, command
 from converge_harness.errors import ConfigError, ConvergeError, Interrupted
@@ -28,9 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    arguments = build_parser().parse_args(argv)
-    code = _command(arguments)
-    return for_git_bisect(code) if getattr(arguments, "git_bisect", False) else code
+    asked = sys.argv[1:] if argv is None else argv
+    try:
+        code = _command(build_parser().parse_args(argv))
+    except SystemExit as error:  # of argparse: --help, or an option that it does not know
+        code = error.code if isinstance(error.code, int) else ExitCode.USAGE
+        if GIT_BISECT not in asked:
+            raise
+    return for_git_bisect(code) if GIT_BISECT in asked else code
 
 
 def _command(arguments: argparse.Namespace) -> int:

@@ -19,7 +19,15 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from converge_harness.checkout import SHORT, beside, checkout_of, commit_of, described, files_of
+from converge_harness.checkout import (
+    SHORT,
+    beside,
+    checkout_of,
+    commit_of,
+    described,
+    files_of,
+    is_dirty,
+)
 from converge_harness.errors import CheckoutError, ConfigError, Problem
 from converge_harness.matrix.calibrate import calibrate_controls
 from converge_harness.matrix.judge import Judged, read_evidence
@@ -76,25 +84,28 @@ class BaseRevision:
     """By name of a test set that it cannot run, the file that the revision does not have."""
 
 
-def fork_of(plan: Plan, revision: str) -> Fork:
+def fork_of(plan: Plan, revision: str, option: str = "") -> Fork:
     """The checkout that a plan tests, and the commit that a revision means there.
+
+    ``option`` of the command line, by which messages begin.
 
     Raises CheckoutError where there is no such checkout, several, or no such revision.
     """
     imported = _checkouts(folder for job in plan.jobs for folder in _forked(job.toolchain))
     own = _checkouts(path for job in plan.jobs for path in _own_paths(job.spec))
     found = imported or own
+    option = option or f"--against {revision}"
     if not found:
         raise CheckoutError(
-            f"--against {revision}: none of the code that {plan.experiment.path} trains with is in "
+            f"{option}: none of the code that {plan.experiment.path} trains with is in "
             "a git checkout; install your fork editable (python -m pip install -e FORK) and name "
             'that Python by toolchain = { python = "PATH" }, or commit the files of your own code'
         )
     if len(found) > 1:
         listed = " and ".join(map(str, found))
         raise CheckoutError(
-            f"--against {revision}: the experiment uses code of several checkouts ({listed}), and "
-            "a revision belongs to one; choose sets with --only"
+            f"{option}: the experiment uses code of several checkouts ({listed}), and "
+            "a revision belongs to one: choose other sets"
         )
     return Fork(found[0], revision, commit_of(found[0], revision))
 
@@ -193,6 +204,7 @@ def compare(
         commit=base.fork.commit[:SHORT],
         fork=str(base.fork.checkout),
         tree=described(base.fork.checkout),
+        head="" if is_dirty(base.fork.checkout) else commit_of(base.fork.checkout, "HEAD")[:SHORT],
         sets=tuple(sets),
     )
 
@@ -204,13 +216,13 @@ def shown_with(view: ReportView, plan: Plan, against: Against | None) -> ReportV
     broken = {
         each.name
         for each in against.sets
-        if (each.before, each.after) == (Judgement.PASS, Judgement.FAIL) and not against.is_dirty
+        if (each.before, each.after) == (Judgement.PASS, Judgement.FAIL) and against.head
     }
 
     def bisected(test: TestView) -> TestView:
         if test.verdict.name not in broken:
             return test
-        asked = ("--set", test.verdict.name, "--good", against.revision, "--bad", "HEAD")
+        asked = ("--set", test.verdict.name, "--good", against.commit, "--bad", against.head)
         command = shlex.join(("converge", "bisect", str(plan.experiment.path), *asked))
         said = f"{command} --of code  # which commit made it fail"
         return replace(test, verdict=replace(test.verdict, next_command=said))
@@ -317,8 +329,8 @@ def _at(experiment: Experiment, fork: Fork, folder: Path) -> tuple[Experiment, d
             if not moved(path).exists():
                 raise ConfigError(
                     Problem(
-                        f"--against {fork.revision}",
-                        f"the control {spec.name!r} uses {path}, which is not in {fork.title}",
+                        f"at {fork.title}",
+                        f"the control {spec.name!r} uses {path}, which is not in {fork.revision}",
                         "choose a later revision, or another control",
                     )
                 )

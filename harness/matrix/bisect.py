@@ -39,15 +39,17 @@ from converge_harness.matrix.failure import (
 )
 from converge_harness.matrix.load import Finder, plan_experiment
 from converge_harness.matrix.run import Ran, gpu_ids
-from converge_harness.model import Experiment, Judgement, Plan, SetSpec
+from converge_harness.model import Experiment, Judgement, Launcher, Plan, SetSpec, Verdict
 from converge_harness.plan import select
 from converge_harness.report import write_reports
 from converge_harness.shrink import FEWEST_STEPS, Effect, Trial, why_not, with_steps
 from converge_harness.store import Store
 from converge_harness.toolchains.recipes import has_recipe, released_versions, require_checkout
 
-_AT = (Effect.SAME, Effect.PASSES)
-"""What has to be found at the two ends; between them, too, or nothing can be told."""
+TELLING = (Effect.SAME, Effect.PASSES)
+"""Effects that tell on which side of the change a revision is."""
+_MORE_RUNS = 2
+"""Of a set that is said to fail and does not."""
 _NO_SPACE = "No space left on device"
 
 
@@ -119,15 +121,6 @@ class TwoRevisions:
 
 
 @dataclass(frozen=True, slots=True)
-class Failing:
-    """How a set fails at the bad revision."""
-
-    pair: Experiment
-    """What was run there: the set and its control."""
-    failure: Failure
-
-
-@dataclass(frozen=True, slots=True)
 class Ends:
     """A line of revisions at whose ends a set is known to fail, and to pass."""
 
@@ -168,6 +161,11 @@ class Found:
         return self.suspects.following() is None
 
 
+def untried(ends: Ends) -> Found:
+    """What is known before the first trial."""
+    return Found(ends, Suspects(0, len(ends.line) - 1))
+
+
 class PlanRunner(Protocol):
     """What runs a plan."""
 
@@ -182,43 +180,19 @@ class Bisecting:
         """Take an experiment of one control and one test set; see ``alone``."""
         self._alone, self._subject, self._run = experiment, subject, run
 
-    def failing(self, bad: Revision) -> Failing:
-        """How the set fails at the bad revision, in the cheapest pair that fails.
-
-        Raises NothingToBisectError if it does not fail.
-        """
-        (test,) = self._alone.tests
-        pairs = (self._alone,) if why_not(test) else tuple(pairs_to_try(self._alone))
-        said = ""
-        for pair in pairs:
-            with self._subject.planned(pair, bad) as planned:
-                ran = self._run(planned.plan)
-                self._require_its_code(planned, ran)
-                verdict = verdict_alone(planned.plan, ran)
-            if verdict.judgement is Judgement.FAIL:
-                return Failing(pair, failure_of(verdict))
-            said = verdict.judgement.value + (f": {verdict.cause}" if verdict.cause else "")
-        raise NothingToBisectError(
-            f"{test.name!r} does not fail at the bad {self._subject.noun}, {bad.title}: {said}"
-        )
-
-    def ends(
-        self, failing: Failing, asked: TwoRevisions, tell: Callable[[TriedRevision], None]
-    ) -> Ends:
+    def ends(self, asked: TwoRevisions, tell: Callable[[TriedRevision], None]) -> Ends:
         """What is run, and the line that is searched.
 
-        Raises NothingToBisectError if the set does not pass at the good revision.
+        Raises NothingToBisectError if the set does not fail at the bad revision, or does not pass
+        at the good one.
         """
         good, bad, common = asked.good, asked.bad, asked.common
-        at_good = self._trial(failing.pair, good, failing.failure)
-        tell(TriedRevision(good, at_good))
-        if at_good.effect is not Effect.PASSES:
-            raise NothingToBisectError(self._no_end(good, at_good))
-        pair = self._cheapest(failing, asked)
+        pair, failure = self._telling(asked, tell)
+        pair = self._cheapest(pair, failure, asked)
         if common not in (good, bad):
-            trial = self._trial(pair, common, failing.failure)
+            trial = self._trial(pair, common, failure)
             tell(TriedRevision(common, trial))
-            if trial.effect not in _AT:
+            if trial.effect not in TELLING:
                 raise NothingToBisectError(
                     f"{good.title} and {bad.title} are on two branches, and at the "
                     f"{self._subject.noun} that both come from, {common.title}, the set "
@@ -227,7 +201,7 @@ class Bisecting:
             good, bad = (good, common) if trial.effect is Effect.SAME else (common, bad)
         mended = common == bad
         line = self._subject.line(bad, good) if mended else self._subject.line(good, bad)
-        return Ends(pair, failing.failure, line, mended)
+        return Ends(pair, failure, line, mended)
 
     def search(
         self,
@@ -242,18 +216,18 @@ class Bisecting:
             revision = ends.line[number]
             trial = self._trial(ends.pair, revision, ends.failure)
             tried.append(TriedRevision(revision, trial))
-            if trial.effect not in _AT:
+            if trial.effect not in TELLING:
                 return None
             return (trial.effect is Effect.PASSES) == ends.mended
 
         def told(suspects: Suspects) -> None:
             tell(Found(ends, suspects, tuple(tried)), tried[-1])
 
-        start = Suspects(0, len(ends.line) - 1)
-        return Found(ends, bisect.search(start, as_newest, may_go_on, told), tuple(tried))
+        found = bisect.search(untried(ends).suspects, as_newest, may_go_on, told)
+        return Found(ends, found, tuple(tried))
 
     def confirm(self, found: Found) -> tuple[TriedRevision, ...]:
-        """PlanRunner both sides of the change again, from nothing; return what is not as before.
+        """Run both sides of the change again, from nothing; return what is not as before.
 
         A set that fails only now and then leads a search anywhere.
         """
@@ -278,17 +252,44 @@ class Bisecting:
             )
             write_reports(judged.view, folder)
 
-    def _no_end(self, good: Revision, trial: Trial) -> str:
-        if trial.effect is Effect.SAME:
-            return (
-                f"the good {self._subject.noun}, {good.title}, is bad: the set "
-                f"{_told(trial)}; choose one at which it passes"
-            )
-        return f"at the good {self._subject.noun}, {good.title}, the set {_told(trial)}"
+    def _telling(
+        self, asked: TwoRevisions, tell: Callable[[TriedRevision], None]
+    ) -> tuple[Experiment, Failure]:
+        """The cheapest pair that fails at the bad revision and passes at the good one."""
+        (test,) = self._alone.tests
+        pairs = (self._alone,) if why_not(test) else tuple(pairs_to_try(self._alone))
+        why = ""
+        for pair in pairs:
+            verdict = self._judged(pair, asked.bad)
+            if verdict.judgement is not Judgement.FAIL:
+                why = self._does_not_fail(pair, asked.bad, verdict) if pair is pairs[-1] else ""
+                continue
+            failure = failure_of(verdict)
+            tell(TriedRevision(asked.bad, Trial(Effect.SAME, failure.cause)))
+            trial = self._trial(pair, asked.good, failure)
+            tell(TriedRevision(asked.good, trial))
+            if trial.effect is Effect.PASSES:
+                return pair, failure
+            why = self._is_no_good_end(asked.good, trial)
+        raise NothingToBisectError(why)
 
-    def _cheapest(self, failing: Failing, asked: TwoRevisions) -> Experiment:
+    def _does_not_fail(self, pair: Experiment, bad: Revision, verdict: Verdict) -> str:
+        """Why it is no bad end; says how often a set fails that does so now and then."""
+        said = verdict.judgement.value + (f": {verdict.cause}" if verdict.cause else "")
+        again = [self._judged(pair, bad, fresh=True).judgement for _ in range(_MORE_RUNS)]
+        count = again.count(Judgement.FAIL)
+        often = f"; it failed in {count} of {1 + _MORE_RUNS} runs" if count else ""
+        name = pair.tests[0].name
+        return f"{name!r} does not fail at the bad {self._subject.noun}, {bad.title}: {said}{often}"
+
+    def _is_no_good_end(self, good: Revision, trial: Trial) -> str:
+        end = f"the good {self._subject.noun}, {good.title}"
+        if trial.effect is Effect.SAME:
+            return f"{end}, is bad: the set {_told(trial)}; choose one at which it passes"
+        return f"at {end}, the set {_told(trial)}"
+
+    def _cheapest(self, pair: Experiment, failure: Failure, asked: TwoRevisions) -> Experiment:
         """The pair with as few steps as the failure needs, if that still tells good from bad."""
-        pair, failure = failing.pair, failing.failure
         if failure.onset is None or why_not(pair.tests[0]):
             return pair
         short = with_steps(pair, max(failure.onset, FEWEST_STEPS))
@@ -298,24 +299,25 @@ class Bisecting:
         tells = all(self._trial(short, at, failure).effect is effect for at, effect in ends)
         return short if tells else pair
 
+    def _judged(self, pair: Experiment, at: Revision, *, fresh: bool = False) -> Verdict:
+        """The verdict at a revision; raises CheckoutError if ranks ran other code than its."""
+        with self._subject.planned(pair, at) as planned:
+            ran = self._run(planned.plan, fresh=fresh)
+            if clause := planned.other_code(ran):
+                raise CheckoutError(f"{at.title}: {clause}")
+            return verdict_alone(planned.plan, ran)
+
     def _trial(
         self, pair: Experiment, at: Revision, failure: Failure, *, fresh: bool = False
     ) -> Trial:
         try:
-            with self._subject.planned(pair, at) as planned:
-                ran = self._run(planned.plan, fresh=fresh)
-                self._require_its_code(planned, ran)
-                return trial_of(verdict_alone(planned.plan, ran), failure)
+            return trial_of(self._judged(pair, at, fresh=fresh), failure)
         except ConfigError as error:  # a rule, or the toolchain's own check
             return Trial(Effect.IMPOSSIBLE, error.problems[0].message)
-        except ToolchainError as error:
+        except (ToolchainError, CheckoutError) as error:
             if _NO_SPACE in str(error):  # the next ones will not fit either
                 raise
             return Trial(Effect.IMPOSSIBLE, str(error))
-
-    def _require_its_code(self, planned: Planned, ran: Ran) -> None:
-        if clause := planned.other_code(ran):
-            raise CheckoutError(f"{planned.plan.experiment.name}: {clause}")
 
 
 def asked_for(subject: Subject, good: str, bad: str) -> TwoRevisions:
@@ -327,11 +329,20 @@ def asked_for(subject: Subject, good: str, bad: str) -> TwoRevisions:
 
 
 def alone(experiment: Experiment, name: str, slots: int | None = None) -> Experiment:
-    """The experiment with one test set and its control; raises ConfigError if it has no such.
+    """The experiment with one test set and its control, which is run at every revision, here.
 
-    ``slots``: how many ranks may run at once on the CPU; None: as the file says.
+    Raises ConfigError if it has no such set. ``slots``: how many ranks may run at once on the CPU;
+    None: as the file says.
     """
-    found = replace(select(experiment, [name]), other_seeds=(), anchor=None)
+    found = replace(
+        select(experiment, [name]),
+        other_seeds=(),
+        anchor=None,
+        calibration=None,
+        baseline=None,
+        baseline_across=(),
+        launcher=Launcher.LOCAL,
+    )
     if len(found.tests) != 1:
         raise ConfigError(Problem(str(experiment.path), f"{name!r} is no single test set"))
     return found if slots is None else replace(found, cpu_ranks=slots)
@@ -390,8 +401,8 @@ class TorchtitanCommits(_Commits):
             find: builds toolchains that are not there.
 
         Raises:
-            ToolchainError: ``$CONVERGE_CHECKOUT`` names no clone.
-            ConfigError: the set's toolchain is none of converge's.
+            ToolchainError: ``$CONVERGE_CHECKOUT`` is not set.
+            ConfigError: the set's toolchain is none that converge builds for torchtitan.
         """
         super().__init__(require_checkout())
         self._base, self._find = _toolchain_of(experiment), find
@@ -409,9 +420,22 @@ class Releases:
     noun = "version"
 
     def __init__(self, package: str, experiment: Experiment, find: Finder) -> None:
-        """Take a package, and the rest as above; raises ConfigError as above."""
-        self._package, self._find = package, find
-        self._base = _toolchain_of(experiment)
+        """Take a package, and the rest as ``TorchtitanCommits``.
+
+        Raises ConfigError where converge does not build the set's toolchain.
+        """
+        (test,) = experiment.tests
+        if not has_recipe(test.toolchain) or "+" in test.toolchain:
+            raise ConfigError(
+                Problem(
+                    str(experiment.path),
+                    f"{test.name!r} trains in {test.toolchain}, and versions are exchanged in a "
+                    "toolchain that converge builds",
+                    "see them with: converge toolchain list; one with +PACKAGE-VERSION in its name "
+                    "takes no other version besides",
+                )
+            )
+        self._package, self._find, self._base = package, find, test.toolchain
         self._known: tuple[str, ...] = ()
         self.what = f"{package}, with the other packages of {self._base}"
 
@@ -419,7 +443,7 @@ class Releases:
         try:
             Version(written)
         except InvalidVersion:
-            raise ToolchainError(f"{written!r} is no version of {self._package}") from None
+            raise ToolchainError(f"{written!r} is no version, as 2.15.0 is one") from None
         self._known = self._known or released_versions(self._package)
         if written not in self._known:
             shown = ", ".join(self._known[-MAX_LISTED:])
@@ -443,8 +467,7 @@ class Releases:
 
     @contextmanager
     def planned(self, experiment: Experiment, at: Revision) -> Iterator[Planned]:
-        name, at_sign, revision = self._base.partition("@")
-        release = name.partition("+")[0]
+        release, at_sign, revision = self._base.partition("@")
         made = f"{release}+{self._package}-{at.name}{at_sign}{revision}"
         yield _with_toolchain(experiment, self._base, made, self._find)
 
@@ -458,7 +481,7 @@ class OwnCommits(_Commits):
     def __init__(self, experiment: Experiment) -> None:
         """Raises CheckoutError where the experiment's code is in no checkout, or in several."""
         plan = plan_experiment(experiment, on_gpu=bool(gpu_ids()))
-        super().__init__(fork_of(plan, "HEAD").checkout)
+        super().__init__(fork_of(plan, "HEAD", "--of code").checkout)
         self.what = str(self._checkout)
 
     @contextmanager

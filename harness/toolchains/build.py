@@ -194,21 +194,19 @@ def _stamp(name: str, extra: Sequence[str], *, asked_before: str = "") -> Stamp:
     if recipe.torchtitan:
         known = revision and not checkout and asked_before
         titan = asked_before if known else torchtitan_of(recipe.torchtitan, revision, checkout)
-    parts = [repr(recipe), _constraints(name, titan), *(TRAIN if titan else ()), titan]
+    parts = [repr(recipe), _constraints(name), *(TRAIN if titan else ()), titan]
     if recipe.modules:
         parts += [path.read_text() for path in _modules(recipe.modules)]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return Stamp(digest, titan, tuple(sorted(set(extra))), own.own_code())
 
 
-def _constraints(name: str, torchtitan: str) -> str:
-    """What may be installed; ``torchtitan`` as the installer is given it."""
+def _constraints(name: str) -> str:
     recipe, revision = recipe_of(name)
     instead = dict(recipe.instead)
     if recipe.torchtitan:
         instead["torchtitan"] = None if revision else recipe.torchtitan
-    text = constraints_of(shipped(CONSTRAINTS).read_text(), instead)
-    return without(text, pinned_by(torchtitan))
+    return constraints_of(shipped(CONSTRAINTS).read_text(), instead)
 
 
 def _modules(folder: str) -> list[Path]:
@@ -280,7 +278,7 @@ def _build(
     with _replacing(folder, keep=refill):
         constraints = wheels / "constraints.txt"
         wheels.mkdir(exist_ok=True)
-        constraints.write_text(_constraints(name, wanted.torchtitan))
+        constraints.write_text(without(_constraints(name), pinned_by(wanted.torchtitan)))
         steps = _steps(name, wanted, own.requirement(wheels), refill=refill)
         total = len(steps) + (not refill) + 1
         environment = {**installer.environment, **recipe.environment}

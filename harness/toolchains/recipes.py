@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from converge_harness.errors import ToolchainError, suggest
 
@@ -135,10 +135,22 @@ class _Name(NamedTuple):
         return cls(release, package, version, revision)
 
 
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
 def has_recipe(name: str) -> bool:
     """Whether converge knows how to build a toolchain of that name."""
-    release, package, _, revision = _Name.of(name)
-    if release not in RECIPES or ("+" in name.partition("@")[0] and not package):
+    release, package, version, revision = _Name.of(name)
+    if release not in RECIPES:
+        return False
+    if "+" in name.partition("@")[0] and not (package and _is_version(version)):
+        return False
+    if package == "torchtitan" and revision:  # which of them?
         return False
     of_titan = release.startswith("torchtitan-") and bool(revision) and "/" not in revision
     return of_titan or "@" not in name
@@ -219,8 +231,8 @@ def pinned_by(torchtitan: str) -> tuple[str, ...]:
     """Packages that a commit of torchtitan pins itself, in the form that PyPI gives their names.
 
     Args:
-        torchtitan: as ``torchtitan_of`` returns it. A release pins nothing that is not in
-            constraints.txt; nor does a commit whose checkout is gone.
+        torchtitan: as ``torchtitan_of`` returns it. Nothing for a release: constraints.txt has what
+            releases pin.
     """
     found = re.fullmatch(r"git\+file://(.+)@([0-9a-f]+)", torchtitan)
     if found is None:
@@ -263,6 +275,9 @@ def released_versions(package: str) -> tuple[str, ...]:
     listed = [line for line in asked.stdout.splitlines() if line.startswith(form)]
     if not listed:
         said = asked.stderr.strip().rpartition("\n")[2]
-        raise ToolchainError(f"pip finds no versions of {package}: {said}")
+        without_pip = (
+            f" (install pip into {sys.executable})" if "No module named pip" in said else ""
+        )
+        raise ToolchainError(f"pip finds no versions of {package}: {said}{without_pip}")
     found = (each.strip() for each in listed[0].removeprefix(form).split(","))
     return tuple(sorted((each for each in found if "+" not in each), key=Version))

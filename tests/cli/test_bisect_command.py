@@ -1,4 +1,6 @@
-"""``converge bisect`` on a program in a git checkout; commits of torchtitan: ``tests/e2e``."""
+"""``converge bisect`` on a program in a git checkout.
+
+Commits of torchtitan and versions of a package: ``tests/matrix/test_bisecting.py``."""
 
 import json
 import shlex
@@ -10,10 +12,24 @@ from own_fork import git
 from test_against import LOSSES, MATRIX, PROGRAM
 
 from converge_harness.cli.main import main
+from converge_harness.matrix import bisect as matrix_bisect
 
 REPEATED = MATRIX.replace("repeats = []", 'repeats = ["rerun"]')
 WRONG = LOSSES.replace("3.0 /", '(3.0 if word == "a" else 4.0) /')
 OTHER = LOSSES.replace("def losses(word):", 'def losses(word):\n    assert word == "a"')
+ONCE = """
+from pathlib import Path
+
+DONE = Path(__file__).resolve().parents[4] / "once"
+
+
+def losses(word):
+    wrong = word == "b" and DONE.exists()
+    if word == "b":
+        DONE.write_text("")
+    for step in range(1, 21):
+        yield 2.0 + (4.0 if wrong else 3.0) / step
+"""
 BISECTED = Path("reports/bisected/two/bisected.json")
 BROKEN = "this is no Python"
 
@@ -81,7 +97,7 @@ def test_the_first_bad_commit_is_found_around_one_that_does_not_run(checkout, bi
     done = bisect("c0", "c6")
     assert done.returncode == 3, done.stdout + done.stderr
     assert "fails (the curves differ: loss 6 for 5 at step 1" in done.stdout
-    assert "looking for the first of 6 commits that fails" in done.stdout
+    assert "looking among 6 commits for the first at which it fails" in done.stdout
     assert "c3: cannot be judged (INVALID: the control one crashed" in done.stdout
     says = "the first commit that fails that way is one of these 2 (those between are skipped)"
     assert says in done.stdout
@@ -109,7 +125,7 @@ def test_where_the_good_commit_is_newer_the_mending_one_is_found(checkout, bisec
     commits(checkout, WRONG, WRONG, LOSSES, LOSSES)
     done = bisect("main", "main~3")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "looking for the first of 3 commits that no longer fails" in done.stdout
+    assert "looking among 3 commits for the first at which it does not fail" in done.stdout
     assert subjects(checkout, result(checkout)["candidates"]) == ["c2"]
 
 
@@ -165,24 +181,63 @@ def test_commits_without_a_common_one_are_refused(checkout, bisect):
 
 def test_a_set_that_fails_only_now_and_then_is_said_to(checkout, bisect):
     # Right once, then wrong: what was found is not so in a second run.
-    once = (
-        "from pathlib import Path\nDONE = Path(__file__).resolve().parents[4] / 'once'\n"
-        'def losses(word):\n    wrong = word == "b" and DONE.exists()\n'
-        '    DONE.write_text("") if word == "b" else None\n'
-        "    for step in range(1, 21):\n        yield 2.0 + (4.0 if wrong else 3.0) / step\n"
-    )
-    commits(checkout, LOSSES, once, WRONG)
+    commits(checkout, LOSSES, ONCE, WRONG)
     done = bisect("c0", "c2")
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "in a second run, other than before: " in done.stdout
-    assert "it fails only now and then" in done.stdout
+    assert "in a second run, other than in the first: " in done.stdout
+    assert "it fails in 1 of 2 runs there, so nothing found here is certain" in done.stdout
+
+
+def test_a_bad_end_that_fails_only_now_and_then_says_how_often(checkout, bisect):
+    # Right in its first run, wrong in the others.
+    commits(checkout, LOSSES, ONCE)
+    done = bisect("c0", "c1")
+    assert done.returncode == 2
+    assert "does not fail at the bad commit" in done.stderr
+    assert "PASS; it failed in 2 of 3 runs" in done.stderr
+
+
+@pytest.mark.parametrize("trials", [0, 1, 2])
+def test_interrupted_it_names_what_is_left(checkout, bisect, monkeypatch, trials):
+    commits(checkout, *[LOSSES] * 3, *[WRONG] * 3)
+    judge, ends = matrix_bisect.verdict_alone, 2
+    judged = []
+
+    def interrupted(plan, ran):
+        if len(judged) == ends + trials:
+            raise KeyboardInterrupt
+        judged.append(plan)
+        return judge(plan, ran)
+
+    monkeypatch.setattr(matrix_bisect, "verdict_alone", interrupted)
+    done = bisect("c0", "c5")
+    assert done.returncode == 130, done.stdout + done.stderr
+    left = {0: ["c1", "c2", "c3", "c4", "c5"], 1: ["c3", "c4", "c5"], 2: ["c3"]}
+    assert subjects(checkout, result(checkout)["candidates"]) == left[trials]
+    monkeypatch.undo()
+
+
+def test_an_end_on_a_merged_branch_leaves_out_what_does_not_come_from_it(checkout, bisect):
+    commits(checkout, LOSSES)
+    git(checkout, "checkout", "-q", "-b", "side")
+    commits(checkout, WRONG, first=1)
+    git(checkout, "checkout", "-q", "main")
+    (checkout / "notes").write_text("")
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-q", "-m", "never wrong")
+    git(checkout, "merge", "-q", "--no-ff", "-m", "merge", "side")
+    commits(checkout, LOSSES, first=2)
+    done = bisect("c2", "c1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert subjects(checkout, result(checkout)["candidates"]) == ["c2"]
 
 
 def test_a_set_that_a_revision_broke_has_the_search_as_its_next_command(checkout, converge):
     commits(checkout, LOSSES, LOSSES, WRONG, WRONG)
     done = converge("run", "--against", "c0")
     assert done.returncode == 1, done.stdout + done.stderr
-    command = "next: converge bisect e.toml --set two --good c0 --bad HEAD --of code"
+    ends = [git(checkout, "rev-parse", "--short=12", name) for name in ("c0", "c3")]
+    command = "next: converge bisect e.toml --set two --good {} --bad {} --of code".format(*ends)
     assert command in done.stdout
     report = json.loads((checkout.parent / "out" / "report.json").read_text())
     assert "converge bisect" in report["tests"][0]["next_command"]
@@ -203,3 +258,4 @@ def test_git_bisect_can_ask_converge_itself(checkout, converge):
     git(checkout, "checkout", "-q", "main")
     (checkout / "e.toml").write_text("nothing")
     assert converge("run", "--git-bisect").returncode == 125
+    assert converge("run", "--onyl", "two", "--git-bisect").returncode == 125

@@ -1,5 +1,9 @@
-"""Whose revisions are searched, and what is planned at one; real runs: ``tests/e2e``."""
+"""Whose revisions are searched, and what is planned at one.
 
+Real runs: ``tests/cli/test_bisect_command.py``, and of torchtitan by hand (docs/bisect.md).
+"""
+
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,7 +78,7 @@ def test_versions_are_those_that_the_index_has_in_their_order(index, pair):
     ("package", "version", "says"),
     [
         ("mine", "1.2", "mine has no version 1.2; the last: 0.9, 0.10, 1.0rc1, 1.0, 1.1"),
-        ("mine", "newest", "'newest' is no version of mine"),
+        ("mine", "newest", "'newest' is no version, as"),
         ("nobody", "1.0", "pip finds no versions of nobody"),
     ],
 )
@@ -115,10 +119,17 @@ def test_what_has_no_revisions_to_build_is_refused(clone, pair, monkeypatch):
     with pytest.raises(ToolchainError, match="set CONVERGE_CHECKOUT=FOLDER"):
         TorchtitanCommits(pair, assume_toolchain)
     zero = alone(load_experiment(ROOT / "experiments" / "hf.toml"), "ddp2_accumulate2")
+    # A package of its toolchain may be another one; torchtitan is not in it.
+    assert toolchains(Releases("transformers", zero, assume_toolchain), zero, Revision("5.22", ""))
+    monkeypatch.setenv("CONVERGE_CHECKOUT", str(clone))
     with pytest.raises(ConfigError, match="--of code"):
-        Releases("torch", zero, assume_toolchain)
+        TorchtitanCommits(zero, assume_toolchain)
+    own = replace(pair, tests=(replace(pair.tests[0], toolchain="mine"),))
+    with pytest.raises(ConfigError, match="in a toolchain that converge builds"):
+        Releases("torch", own, assume_toolchain)
     monkeypatch.setenv("CONVERGE_CHECKOUT", str(clone.parent))
-    with pytest.raises(CheckoutError, match="has no revision 'main'"):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(clone.parents[1]))
+    with pytest.raises(CheckoutError, match="is no git checkout, so it has no revision 'main'"):
         TorchtitanCommits(pair, assume_toolchain).revision("main")
     with pytest.raises(ConfigError, match="is no single test set"):
         alone(load_experiment(SMOKE), "fsdp2")

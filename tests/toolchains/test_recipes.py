@@ -12,8 +12,10 @@ from converge_harness.toolchains.recipes import (
     RECIPES,
     TRAIN,
     constraints_of,
+    pinned_by,
     recipe_of,
     torchtitan_of,
+    without,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +67,8 @@ def test_another_version_of_one_package_replaces_what_is_pinned():
     [
         *("torchtitan-0.3", "mine", "torchtitan-0.3.0@", "torchtitan-0.3.0@a/b", "../x", ""),
         *("torchtitan-0.3.0+", "torchtitan-0.3.0+torch", "mine+torch-2.14.1"),
+        *("torchtitan-0.3.0+torch-", "torchtitan-0.3.0+torch-../../x"),
+        "torchtitan-0.3.0+torchtitan-0.2.2@main",
         "transformers-5.23.0@main",
     ],
 )
@@ -112,3 +116,21 @@ def test_a_bare_clone_is_one_too(tmp_path):
 def test_that_a_recipe_is_of_a_branch_leaves_other_toolchains_up_to_date():
     """Digests of recipes are of their repr: a toolchain of 6 GB is not built again for a name."""
     assert "branch=" not in repr(RECIPES["torchtitan-main"])
+
+
+def test_what_a_commit_pins_itself_replaces_our_pins(tmp_path):
+    folder = tmp_path / "a clone"
+    folder.mkdir()
+    git(folder, "init", "-q")
+    needed = '["spmd_types==0.2.1", "datasets>=3.6", "tokenizers"]'
+    (folder / "pyproject.toml").write_text(f"[project]\ndependencies = {needed}\n")
+    (folder / "torchtitan").mkdir()
+    (folder / "torchtitan" / "__init__.py").write_text("")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "x")
+    titan = torchtitan_of("0.3.0", "HEAD", str(folder))
+    assert pinned_by(titan) == ("spmd-types",)
+    text = without("spmd-types==0.2.3\ndatasets==4.7\n# spmd-types\n", pinned_by(titan))
+    assert text == "datasets==4.7\n# spmd-types\n"
+    assert pinned_by("torchtitan==0.3.0") == ()
+    assert pinned_by(titan.replace("clone", "gone")) == ()

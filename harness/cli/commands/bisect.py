@@ -40,8 +40,8 @@ the first parent is followed. The revisions are
   released versions of a package of the toolchain (--package torchao)."""
 EPILOG = """\
 examples:
-  CONVERGE_CHECKOUT=~/torchtitan converge bisect experiments/matrix.toml --set fsdp2_pp2 \\
-      --good v0.3.0 --bad v0.2.2
+  CONVERGE_CHECKOUT=~/torchtitan converge bisect experiments/routing_bias.toml \\
+      --set fsdp2_tp2_ep4 --good 48cb7ae1ff62 --bad 2f10a2590c76
   converge bisect mine.toml --set fused_norm --good main~20 --bad main
   converge bisect matrix.toml --set float8 --package torchao --good 0.17.0 --bad 0.18.0
 
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """0 once it is found."""
     with leaving_when_interrupted():
         from converge_harness.cli.console import error_console, make_console, say
-        from converge_harness.cli.quiet import RunningQuietly, short
+        from converge_harness.cli.quiet import RunningQuietly
         from converge_harness.matrix.bisect import (
             Bisecting,
             NothingToBisectError,
@@ -117,9 +117,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     say(console, f"{arguments.set} with {subject.what}")
     try:
         asked = asked_for(subject, arguments.good, arguments.bad)
-        failing = bisecting.failing(asked.bad)
-        say(console, f"  {asked.bad.title}: fails ({short(failing.failure.cause)})")
-        ends = bisecting.ends(failing, asked, lambda tried: _show(console, tried, "  "))
+        ends = bisecting.ends(asked, lambda tried: _show(console, tried, "  ", says=True))
     except NothingToBisectError as error:
         say(error_console(), f"error: {error}", "red")
         return ExitCode.USAGE
@@ -151,34 +149,40 @@ class _Searching:
         self._best: Found | None = None
 
     def run(self, ends: Ends, may_go_on: Callable[[int], bool]) -> ExitCode:
-        """Search, say what was found, and run it a second time."""
+        """Search, run what was found a second time, and say it; also if it is cut off."""
         from converge_harness.cli.console import say
         from converge_harness.errors import ConvergeError, Interrupted
+        from converge_harness.matrix.bisect import untried
 
         noun, count = self._subject.noun, len(ends.line) - 1
-        change = "no longer fails" if ends.mended else "fails"
-        say(self._console, f"looking for the first of {count} {noun}s that {change}")
+        change = "does not fail" if ends.mended else "fails"
+        say(self._console, f"looking among {count} {noun}s for the first at which it {change}")
+        self._best = untried(ends)
         try:
-            found = self._bisecting.search(ends, may_go_on, self._tell)
-            self._best = found
+            self._best = self._bisecting.search(ends, may_go_on, self._tell)
+            others = self._again()
         except (Interrupted, KeyboardInterrupt):  # the latter while it judges
-            if self._best is None:
-                raise
             self._conclude(self._best, ())
             return ExitCode.INTERRUPTED
-        except ConvergeError:  # a full disk: what was found is worth having
-            if self._best is not None:
-                self._conclude(self._best, ())
+        except (ConvergeError, OSError):  # a full disk: what was found is worth having
+            self._conclude(self._best, ())
             raise
-        others: tuple[TriedRevision, ...] = ()
-        if alone := len(found.candidates) == 1:
-            say(self._console, "both sides of it again, from nothing")
-            others = self._bisecting.confirm(found)
+        found = self._best
         self._conclude(found, others)
         for folder, at in (("before", found.before), ("after", found.after)):
             self._bisecting.report(ends, at, self._out / folder, self._store)
             say(self._console, f"report {folder} it: {self._out / folder / 'report.html'}")
-        return ExitCode.PASS if alone and not others else ExitCode.UNDECIDED
+        certain = len(found.candidates) == 1 and not others
+        return ExitCode.PASS if certain else ExitCode.UNDECIDED
+
+    def _again(self) -> tuple[TriedRevision, ...]:
+        """What is not as before in a second run of what was found."""
+        from converge_harness.cli.console import say
+
+        if self._best is None or len(self._best.candidates) > 1:
+            return ()
+        say(self._console, "both sides of it again, from nothing")
+        return self._bisecting.confirm(self._best)
 
     def _tell(self, found: Found, tried: TriedRevision) -> None:
         self._best = found
@@ -188,6 +192,7 @@ class _Searching:
 
     def _conclude(self, found: Found, others: Sequence[TriedRevision]) -> None:
         from converge_harness.cli.console import say
+        from converge_harness.matrix.bisect import TELLING
 
         noun, mended = self._subject.noun, found.ends.mended
         change = "no longer fails that way" if mended else "fails that way"
@@ -206,10 +211,11 @@ class _Searching:
             for each in shown or (found.candidates[0], found.candidates[-1]):
                 say(self._console, f"  {each.title}" if shown else f"  … {each.title}")
         for other in others:
-            _show(self._console, other, "in a second run, other than before: ")
-        if others:
-            advice = "it fails only now and then, so nothing found here is certain"
-            say(self._console, advice, "yellow")
+            before = "in a second run, other than in the first: "
+            _show(self._console, other, before, says=True)
+            if other.trial.effect in TELLING:
+                advice = "it fails in 1 of 2 runs there, so nothing found here is certain"
+                say(self._console, advice, "yellow")
         say(self._console, f"result: {self._write(found, others)}")
 
     def _write(self, found: Found, others: Sequence[TriedRevision]) -> Path:
@@ -238,12 +244,15 @@ class _Searching:
         return path
 
 
-def _show(console: Console, tried: TriedRevision, before: str, after: str = "") -> None:
+def _show(
+    console: Console, tried: TriedRevision, before: str, after: str = "", *, says: bool = False
+) -> None:
+    """Print a trial, with the reason unless it is known; ``says``: also if it fails as before."""
     from converge_harness.cli.console import say
     from converge_harness.cli.quiet import short
     from converge_harness.shrink import Effect
 
-    # Of one that fails the same way, the cause has been said.
-    says = tried.trial.said and tried.trial.effect is not Effect.SAME
-    said = f" ({short(tried.trial.said)})" if says else ""
-    say(console, f"{before}{tried.revision.title}: {tried.trial.effect}{said}{after}")
+    same = tried.trial.effect is Effect.SAME
+    said = f" ({short(tried.trial.said)})" if tried.trial.said and (says or not same) else ""
+    effect = "fails" if same and says else tried.trial.effect
+    say(console, f"{before}{tried.revision.title}: {effect}{said}{after}")

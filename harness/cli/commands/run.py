@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from converge_harness.cli.exit_codes import EXIT_CODES, ExitCode, exit_code
+from converge_harness.cli.exit_codes import EXIT_CODES, GIT_BISECT, ExitCode, exit_code
 from converge_harness.cli.leaving import leaving_when_interrupted
 from converge_harness.cli.options import (
     add_calibration,
@@ -78,7 +78,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "or different; exit code 0 if none is different and no verdict got worse, else 1",
     )
     parser.add_argument(
-        "--git-bisect",
+        GIT_BISECT,
         action="store_true",
         help="exit codes for `git bisect run`: 0 if every set passes, 1 if one fails, 125 (skip "
         "this commit) for everything else; `converge bisect` searches by itself",

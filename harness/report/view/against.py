@@ -8,9 +8,6 @@ from enum import StrEnum
 from converge_harness.model import Judgement
 from converge_harness.report.text import count
 
-DIRTY = ", with uncommitted changes"
-"""How git's name of a tree ends where it has some."""
-
 
 class Sameness(StrEnum):
     """How a set's run differs from that of the base, from best to worst."""
@@ -69,11 +66,8 @@ class Against:
     tree: str
     """What of it ran, as git calls it."""
     sets: tuple[ChangedSet, ...]
-
-    @property
-    def is_dirty(self) -> bool:
-        """Whether changes were under test that no commit has."""
-        return self.tree.endswith(DIRTY)
+    head: str = ""
+    """The commit of its tree, shortened; empty if changes were under test that no commit has."""
 
     @property
     def is_same(self) -> bool:
