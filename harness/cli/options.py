@@ -135,6 +135,33 @@ def add_running(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_search(parser: argparse.ArgumentParser, *, trials: int, tried: str, out: str) -> None:
+    """What is searched for a failed test set, how long, and where the result goes.
+
+    Args:
+        parser: of the command.
+        trials: at most, by default.
+        tried: what a trial changes, in the plural.
+        out: help of ``--out``.
+    """
+    parser.add_argument(
+        "source", type=Path, metavar="REPORT", help="a report folder of a run, or an experiment"
+    )
+    parser.add_argument("--set", required=True, metavar="NAME", help="the failed test set")
+    parser.add_argument(
+        "--trials",
+        type=positive,
+        default=trials,
+        metavar="N",
+        help=f"try at most N {tried} ({trials})",
+    )
+    parser.add_argument("--minutes", type=positive, metavar="M", help="begin none after M minutes")
+    parser.add_argument("--out", type=Path, metavar="DIR", help=out)
+    add_store(parser)
+    add_slots(parser)
+    add_running(parser)
+
+
 def add_history_file(parser: argparse.ArgumentParser) -> None:
     """``--history``."""
     parser.add_argument(

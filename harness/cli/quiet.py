@@ -23,8 +23,8 @@ class RunningQuietly:
     def __init__(self, console: Console, store: Store, arguments: argparse.Namespace) -> None:
         self._console, self._store, self._arguments = console, store, arguments
 
-    def __call__(self, plan: Plan, *, fresh: bool = False) -> Ran:
-        """Reuse runs that have finished, unless ``fresh``."""
+    def __call__(self, plan: Plan, *, fresh: bool | None = None) -> Ran:
+        """Reuse runs that have finished, unless ``fresh``; None: as the command line says."""
         from converge_harness.cli.progress import noticing_launches
         from converge_harness.matrix.run import run_jobs
 
@@ -32,7 +32,7 @@ class RunningQuietly:
             plan,
             self._store,
             noticing_launches(self._tell, self._arguments),
-            fresh=fresh or self._arguments.fresh,
+            fresh=self._arguments.fresh if fresh is None else fresh,
             warm=not self._arguments.cold,
         )
 

@@ -169,8 +169,8 @@ def untried(ends: Ends) -> Found:
 class PlanRunner(Protocol):
     """What runs a plan."""
 
-    def __call__(self, plan: Plan, *, fresh: bool = False) -> Ran:
-        """Reuse what has finished, unless ``fresh``."""
+    def __call__(self, plan: Plan, *, fresh: bool | None = None) -> Ran:
+        """Reuse what has finished, unless ``fresh``; None: as its command line says."""
 
 
 class Bisecting:
@@ -246,7 +246,7 @@ class Bisecting:
     def report(self, ends: Ends, at: Revision, folder: Path, store: Store) -> None:
         """Write the report of the pair at a revision; its runs are reused."""
         with self._subject.planned(ends.pair, at) as planned:
-            ran = self._run(planned.plan)
+            ran = self._run(planned.plan, fresh=False)
             judged = conclude(
                 planned.plan, ran, folder, store=store, given=None, only=None, begun=None
             )
@@ -299,7 +299,7 @@ class Bisecting:
         tells = all(self._trial(short, at, failure).effect is effect for at, effect in ends)
         return short if tells else pair
 
-    def _judged(self, pair: Experiment, at: Revision, *, fresh: bool = False) -> Verdict:
+    def _judged(self, pair: Experiment, at: Revision, *, fresh: bool | None = None) -> Verdict:
         """The verdict at a revision; raises CheckoutError if ranks ran other code than its."""
         with self._subject.planned(pair, at) as planned:
             ran = self._run(planned.plan, fresh=fresh)
@@ -308,7 +308,7 @@ class Bisecting:
             return verdict_alone(planned.plan, ran)
 
     def _trial(
-        self, pair: Experiment, at: Revision, failure: Failure, *, fresh: bool = False
+        self, pair: Experiment, at: Revision, failure: Failure, *, fresh: bool | None = None
     ) -> Trial:
         try:
             return trial_of(self._judged(pair, at, fresh=fresh), failure)

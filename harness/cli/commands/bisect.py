@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING
 
 from converge_harness.cli.exit_codes import ExitCode
 from converge_harness.cli.leaving import leaving_when_interrupted
-from converge_harness.cli.options import (
-    add_running,
-    add_slots,
-    add_store,
-    experiment_of,
-    positive,
-    store_of,
-)
+from converge_harness.cli.options import add_search, experiment_of, store_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,10 +53,8 @@ TOOLCHAIN, CODE = "toolchain", "code"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
-    parser.add_argument(
-        "source", type=Path, metavar="REPORT", help="a report folder of a run, or an experiment"
-    )
-    parser.add_argument("--set", required=True, metavar="NAME", help="the failed test set")
+    out = "folder for the result and the reports before and after (reports/bisected/NAME)"
+    add_search(parser, trials=TRIALS, tried="revisions between the two", out=out)
     parser.add_argument("--good", required=True, metavar="REV", help="where the set passes")
     parser.add_argument("--bad", required=True, metavar="REV", help="where it fails")
     of = parser.add_mutually_exclusive_group()
@@ -74,23 +65,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "code or fork (default: toolchain, if it is one that converge builds for torchtitan)",
     )
     of.add_argument("--package", metavar="NAME", help="versions of a package instead of commits")
-    parser.add_argument(
-        "--trials",
-        type=positive,
-        default=TRIALS,
-        metavar="N",
-        help=f"try at most N revisions between the two ({TRIALS})",
-    )
-    parser.add_argument("--minutes", type=positive, metavar="M", help="begin none after M minutes")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="folder for the result and the reports before and after (reports/bisected/NAME)",
-    )
-    add_store(parser)
-    add_slots(parser)
-    add_running(parser)
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:

@@ -5,19 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from pathlib import Path
 
 from converge_harness.cli.exit_codes import ExitCode
 from converge_harness.cli.leaving import leaving_when_interrupted
-from converge_harness.cli.options import (
-    TRIALS,
-    add_running,
-    add_slots,
-    add_store,
-    experiment_of,
-    positive,
-    store_of,
-)
+from converge_harness.cli.options import TRIALS, add_search, experiment_of, store_of
 
 HELP = "find the smallest set-up that still fails as a test set does"
 DESCRIPTION = """\
@@ -37,27 +28,8 @@ UNDONE = ""
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
-    parser.add_argument(
-        "source", type=Path, metavar="REPORT", help="a report folder of a run, or an experiment"
-    )
-    parser.add_argument("--set", required=True, metavar="NAME", help="the failed test set")
-    parser.add_argument(
-        "--trials",
-        type=positive,
-        default=TRIALS,
-        metavar="N",
-        help=f"try at most N changes ({TRIALS})",
-    )
-    parser.add_argument("--minutes", type=positive, metavar="M", help="begin none after M minutes")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="folder for the smallest experiment and its report (reports/shrunk/NAME)",
-    )
-    add_store(parser)
-    add_slots(parser)
-    add_running(parser)
+    out = "folder for the smallest experiment and its report (reports/shrunk/NAME)"
+    add_search(parser, trials=TRIALS, tried="changes", out=out)
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
