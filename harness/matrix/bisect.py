@@ -33,6 +33,7 @@ from converge_harness.matrix.conclude import conclude
 from converge_harness.matrix.failure import (
     Failure,
     failure_of,
+    only_set,
     pairs_to_try,
     trial_of,
     verdict_alone,
@@ -40,11 +41,15 @@ from converge_harness.matrix.failure import (
 from converge_harness.matrix.load import Finder, plan_experiment
 from converge_harness.matrix.run import Ran, gpu_ids
 from converge_harness.model import Experiment, Judgement, Launcher, Plan, SetSpec, Verdict
-from converge_harness.plan import select
 from converge_harness.report import write_reports
 from converge_harness.shrink import FEWEST_STEPS, Effect, Trial, why_not, with_steps
 from converge_harness.store import Store
-from converge_harness.toolchains.recipes import has_recipe, released_versions, require_checkout
+from converge_harness.toolchains.recipes import (
+    NameParts,
+    has_recipe,
+    released_versions,
+    require_checkout,
+)
 
 TELLING = (Effect.SAME, Effect.PASSES)
 """Effects that tell on which side of the change a revision is."""
@@ -335,16 +340,13 @@ def alone(experiment: Experiment, name: str, slots: int | None = None) -> Experi
     None: as the file says.
     """
     found = replace(
-        select(experiment, [name]),
-        other_seeds=(),
+        only_set(experiment, name),
         anchor=None,
         calibration=None,
         baseline=None,
         baseline_across=(),
         launcher=Launcher.LOCAL,
     )
-    if len(found.tests) != 1:
-        raise ConfigError(Problem(str(experiment.path), f"{name!r} is no single test set"))
     return found if slots is None else replace(found, cpu_ranks=slots)
 
 
@@ -425,7 +427,7 @@ class Releases:
         Raises ConfigError where converge does not build the set's toolchain.
         """
         (test,) = experiment.tests
-        if not has_recipe(test.toolchain) or "+" in test.toolchain:
+        if not has_recipe(test.toolchain) or NameParts.of(test.toolchain).package:
             raise ConfigError(
                 Problem(
                     str(experiment.path),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from converge_harness.errors import ConfigError, Problem
 from converge_harness.matrix.calibrate import calibration_for
 from converge_harness.matrix.judge import judge_pair, pairs_of, read_evidence
 from converge_harness.matrix.run import Ran
@@ -19,6 +20,7 @@ from converge_harness.model import (
     RepeatKind,
     Verdict,
 )
+from converge_harness.plan import select
 from converge_harness.plan.rules import RULES
 from converge_harness.shrink import Effect, Trial, smallest_pair
 
@@ -69,6 +71,17 @@ def failure_of(verdict: Verdict) -> Failure:
     module = _LAYER.sub(".*", verdict.module)
     checks = frozenset(check.name for check in failed)
     return Failure(verdict.cause_class, tensors, verdict.cause, module, verdict.onset_step, checks)
+
+
+def only_set(experiment: Experiment, name: str) -> Experiment:
+    """The experiment with one test set, its control, and no other seeds, which nobody judges here.
+
+    Raises ConfigError if it has no such test set.
+    """
+    found = replace(select(experiment, [name]), other_seeds=())
+    if len(found.tests) != 1:
+        raise ConfigError(Problem(str(experiment.path), f"{name!r} is no single test set"))
+    return found
 
 
 def verdict_alone(plan: Plan, ran: Ran) -> Verdict:

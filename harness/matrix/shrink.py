@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from converge_harness.errors import ConfigError, ConvergeError, Problem
 from converge_harness.matrix.failure import (
     Failure,
     failure_of,
+    only_set,
     pairs_to_try,
     trial_of,
     verdict_alone,
@@ -16,7 +16,6 @@ from converge_harness.matrix.failure import (
 from converge_harness.matrix.load import plan_experiment
 from converge_harness.matrix.run import Ran, gpu_ids
 from converge_harness.model import Experiment, Judgement, Plan, Verdict
-from converge_harness.plan import select
 from converge_harness.shrink import Effect, Reduction, Shrunk, Trial, Tried, search, why_not
 
 
@@ -39,14 +38,9 @@ class Shrinking:
             slots: how many ranks may run at once on the CPU; None: as usual.
         """
         self._run, self._slots = run, slots
-        # Other seeds would not be judged here.
-        self._alone = replace(select(experiment, [name]), other_seeds=())
-        place = str(experiment.path)
-        if len(self._alone.tests) != 1:
-            raise ConfigError(Problem(place, f"{name!r} is no single test set"))
-        (test,) = self._alone.tests
-        if why := why_not(test):
-            raise ConfigError(Problem(place, f"{name!r} {why}"))
+        self._alone = only_set(experiment, name)
+        if why := why_not(self._alone.tests[0]):
+            raise ConfigError(Problem(str(experiment.path), f"{name!r} {why}"))
 
     def failure(self) -> Failure:
         """How the set fails as it is. Raises NothingToShrinkError if it does not fail."""

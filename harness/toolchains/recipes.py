@@ -119,8 +119,8 @@ class Wanted(NamedTuple):
     revision: str
 
 
-class _Name(NamedTuple):
-    """``RELEASE+PACKAGE-VERSION@REVISION``, of which only the first has to be there."""
+class NameParts(NamedTuple):
+    """``RELEASE+PACKAGE-VERSION@REVISION``, a toolchain's name; the others are empty if missing."""
 
     release: str
     package: str
@@ -128,7 +128,7 @@ class _Name(NamedTuple):
     revision: str
 
     @classmethod
-    def of(cls, name: str) -> _Name:
+    def of(cls, name: str) -> NameParts:
         others, _, revision = name.partition("@")
         release, _, pin = others.partition("+")
         package, _, version = pin.rpartition("-")
@@ -145,7 +145,7 @@ def _is_version(text: str) -> bool:
 
 def has_recipe(name: str) -> bool:
     """Whether converge knows how to build a toolchain of that name."""
-    release, package, version, revision = _Name.of(name)
+    release, package, version, revision = NameParts.of(name)
     if release not in RECIPES:
         return False
     if "+" in name.partition("@")[0] and not (package and _is_version(version)):
@@ -158,7 +158,7 @@ def has_recipe(name: str) -> bool:
 
 def recipe_of(name: str) -> Wanted:
     """What a toolchain of that name is made of; raises ToolchainError where nobody knows."""
-    release, package, version, revision = _Name.of(name)
+    release, package, version, revision = NameParts.of(name)
     if not has_recipe(name):
         raise ToolchainError(
             f"there is no recipe for a toolchain {name!r}; {suggest(release, list(RECIPES))}; for "

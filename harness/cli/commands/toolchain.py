@@ -126,14 +126,15 @@ def _show(console: Console, found: Sequence[Condition]) -> None:
 
     from converge_harness.cli.console import say
     from converge_harness.toolchains.build import State, disk_use
-    from converge_harness.toolchains.recipes import has_recipe, recipe_of
+    from converge_harness.toolchains.recipes import NameParts, has_recipe, recipe_of
 
     styles = {State.READY: "green", State.STALE: "yellow", State.HALF_BUILT: "red"}
     table = Table("name", "state", "size", "what", box=None, pad_edge=False)
     for each in found:
         what = recipe_of(each.name).recipe.what if has_recipe(each.name) else ""
-        revision, package = (each.name.partition(sign)[2] for sign in "@+")
-        others = (package.partition("@")[0], f"torchtitan at {revision}" if revision else "")
+        _, package, version, revision = NameParts.of(each.name)
+        pin = f"{package}-{version}" if package else ""
+        others = (pin, f"torchtitan at {revision}" if revision else "")
         missing = each.state is State.MISSING
         size = "" if missing else f"{disk_use(each.folder) / 1e9:.1f} GB"
         style = styles.get(each.state, "")

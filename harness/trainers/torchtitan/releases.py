@@ -31,6 +31,7 @@ from converge_harness.toolchains.find import (
     toolchain_root,
     versions,
 )
+from converge_harness.toolchains.recipes import NameParts
 from converge_harness.trainers.base import Features, Limitation
 from converge_harness.trainers.torchtitan.dialect import (
     TITAN_02,
@@ -225,13 +226,8 @@ def _dialect(name: str, folder: Path, version: str) -> str:
 
 def _named(name: str) -> tuple[str, str]:
     """The distribution and the series that a toolchain's name says, such as torchtitan and 0.3."""
-    distribution, version, *_ = [*_release(name).split("-"), ""]
+    distribution, version, *_ = [*NameParts.of(name).release.split("-"), ""]
     return distribution, _series(version)
-
-
-def _release(name: str) -> str:
-    """A toolchain's name without a revision and without other versions of packages."""
-    return name.partition("@")[0].partition("+")[0]
 
 
 def _series(version: str) -> str:
@@ -253,10 +249,11 @@ def assume_toolchain(name: str, root: Path | None) -> Toolchain:
     folder = (root or toolchain_root()) / name
     if folder.exists() or distribution != "torchtitan" or series not in DIALECTS:
         return find_toolchain(name, root)
-    _, at, revision = name.partition("@")
+    release, *_, revision = NameParts.of(name)
+    version = [*release.split("-"), ""][1]
     return Toolchain(
         name=name,
         python=folder / "bin" / "python",
         dialect=DIALECTS[series],
-        versions={"torchtitan": f"{[*_release(name).split('-'), ''][1]}{at}{revision}"},
+        versions={"torchtitan": f"{version}@{revision}" if revision else version},
     )
