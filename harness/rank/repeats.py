@@ -3,7 +3,9 @@
 ``repeat = "ulp"``: every initial weight is moved by one unit in the last place. A rerun of a
 deterministic set-up is bit-identical and so shows nothing about rounding. Moving each weight to a
 neighbouring floating-point number is a change no larger than rounding itself, so the drift of such
-a run shows how much rounding alone can change a correct one.
+a run shows how much rounding alone can change a correct one. torchtitan's experts multiply in
+bfloat16 whatever the training's precision is (``models/common/moe.py``, ``_grouped_mm``), which
+hides an ulp of float32. So the results of these products are moved as below.
 
 ``repeat = "rounding"``: results in low precision are rounded differently. If weights are cast to
 bfloat16, a weight that is moved by one unit in the last place of float32 is cast to the same
@@ -21,6 +23,7 @@ too, because each shard has its own maximum.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 from collections.abc import Iterable, Iterator
@@ -78,15 +81,37 @@ def round_otherwise(model_parts: Iterable[torch.nn.Module], seed: int) -> None:
     Ranks that hold copies of an activation have to move it alike: give them the same seed.
     """
     state = _State(seed)
-    # A custom operator, which torch.compile does not look into.
-    move = torch.library.custom_op("converge::move", state.moved, mutates_args=())
-    move.register_fake(torch.empty_like)
-    move.register_autograd(lambda _, gradient: move(gradient))
+    move = _move_of(state)
     for part in model_parts:
         for module in _rounding(part):
             module.register_forward_hook(lambda _module, _given, result: _moved(result, move))
     if importlib.util.find_spec("torchao") is not None:
         _scale_otherwise(state)
+
+
+def round_grouped_products(seed: int) -> None:
+    """Patch ``torch._grouped_mm``: its results in low precision, and their gradients, are moved.
+
+    Other dtypes stay as they are. Seeds as for ``round_otherwise``.
+    """
+    product = getattr(torch, "_grouped_mm", None)
+    if product is None:  # torch below 2.8
+        return
+    move = _move_of(_State(seed))
+
+    @functools.wraps(product)
+    def rounded(*args: Any, **kwargs: Any) -> Any:
+        return _moved(product(*args, **kwargs), move)
+
+    torch._grouped_mm = rounded
+
+
+def _move_of(state: _State) -> Any:
+    """``state.moved`` as a custom operator, which torch.compile does not look into."""
+    move = torch.library.custom_op("converge::move", state.moved, mutates_args=())
+    move.register_fake(torch.empty_like)
+    move.register_autograd(lambda _, gradient: move(gradient))
+    return move
 
 
 def _rounding(part: torch.nn.Module) -> Iterator[torch.nn.Module]:

@@ -269,6 +269,14 @@ def test_experts_get_their_tokens_by_every_spmd_backend(runs):
         assert in_force["degrees"] == {**jobs.DEGREES, "ep": 2}
     for signal in ("loss_recomputed", "grad_norm_recomputed"):
         assert largest_difference(*found.values(), signal) < 1e-9
+    # An ulp of float32 would be lost in the experts' products, which are in bfloat16.
+    runs.run("ep2_ulp", spmd_backend="spmd_types", repeat="ulp", **experts)
+    moved = tensor_differences(
+        runs.sample("ep2_spmd_types", 1), runs.sample("ep2_ulp", 1), "gradients"
+    )
+    of_experts = [moved[name] for name in moved if ".inner_experts." in name]
+    assert of_experts
+    assert 1e-3 < min(of_experts) < max(of_experts) < 2e-2
 
 
 def test_rowwise_float8_is_tensorwise_when_emulated(runs, control):

@@ -7,9 +7,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from converge_harness.rank.repeats import direction, move_by_one_ulp
+from converge_harness.rank.repeats import direction, move_by_one_ulp, round_grouped_products
 
 SHAPE = (7, 5, 2)
+DTYPES = (torch.bfloat16, torch.float32)
 
 
 class Layer(torch.nn.Module):
@@ -73,3 +74,31 @@ def all_shardings():
 
 def test_every_sharding_moves_to_the_same_weights():
     run_on_ranks(all_shardings, 4)
+
+
+def grouped_product(rows, weights):
+    """Rows of two groups, each times its own matrix, in the weights' dtype; and the gradients."""
+    rows, weights = (each.detach().requires_grad_() for each in (rows, weights))
+    ends = torch.tensor([8, 24], dtype=torch.int32)
+    product = torch._grouped_mm(rows, weights, offs=ends)
+    product.float().square().sum().backward()
+    return product.detach(), rows.grad, weights.grad
+
+
+def test_products_of_experts_are_rounded_otherwise_in_low_precision_alone(monkeypatch):
+    """An ulp of float32 is lost in torchtitan's experts, which multiply in bfloat16."""
+    monkeypatch.setattr(torch, "_grouped_mm", torch._grouped_mm)  # put back after the test
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(24, 32, generator=generator)
+    weights = torch.randn(2, 32, 64, generator=generator)
+    before = {dtype: grouped_product(rows.to(dtype), weights.to(dtype)) for dtype in DTYPES}
+    round_grouped_products(seed=1)
+    product, *gradients = grouped_product(rows.bfloat16(), weights.bfloat16())
+    steps = product.view(torch.int16) - before[torch.bfloat16][0].view(torch.int16)
+    assert steps.abs().max() == 1
+    assert 0.12 < float((steps != 0).double().mean()) < 0.21
+    for gradient, unmoved in zip(gradients, before[torch.bfloat16][1:], strict=True):
+        off = (gradient - unmoved).float().norm() / unmoved.float().norm()
+        assert 1e-4 < off < 1e-2
+    exact = grouped_product(rows, weights)
+    assert all(map(torch.equal, exact, before[torch.float32]))

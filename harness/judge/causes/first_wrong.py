@@ -65,7 +65,7 @@ def first_wrong(
 
 def _forward(modules: ModuleComparison, wrong: ModuleDifference) -> tuple[str, str]:
     row = wrong.row
-    by = _by(wrong)
+    by = amount_of(wrong)
     if not row.is_input:
         inside = any(each.row.module.startswith(f"{row.module}.") for each in modules.forward)
         after = ", and all modules in it are right" if inside else ""
@@ -80,7 +80,7 @@ def _forward(modules: ModuleComparison, wrong: ModuleDifference) -> tuple[str, s
 
 
 def _backward(modules: ModuleComparison, wrong: ModuleDifference) -> tuple[str, str]:
-    row, by = wrong.row, _by(wrong)
+    row, by = wrong.row, amount_of(wrong)
     right = "all outputs are right"
     takers = [
         name
@@ -148,7 +148,8 @@ def _off_gradients(checks: Mapping[str, Check]) -> tuple[str, ...]:
     return tuple(each.tensor for each in deviations if each.step == first)
 
 
-def _by(wrong: ModuleDifference) -> str:
+def amount_of(wrong: ModuleDifference) -> str:
+    """By how much a tensor is wrong, in words."""
     if wrong.is_zero:
         return "is zero"
     if not math.isfinite(wrong.distance):

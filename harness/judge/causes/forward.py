@@ -1,9 +1,10 @@
 """C4: the forward pass or the objective differs, often by less than the loss shows.
 
 At random initial weights a loss hardly depends on attention, and in low precision rounding hides
-the rest. Four observations still show whether the forward or the backward pass differs:
+the rest. Five observations still show whether the forward or the backward pass differs:
 
 - If the recomputed loss is the same to the last bit, the forward pass is the same, too.
+- Where a module's output in the first batches is off by more than rounding, it is not.
 - An error in the backward pass of a layer does not affect gradients between it and the loss. Where
   those are off as well, the hidden states are.
 - The gradient of a branch's last weight is the branch's hidden state times the gradient of the
@@ -29,6 +30,7 @@ from converge_harness.judge.causes.context import (
     words_of,
 )
 from converge_harness.judge.causes.factors import FIRST_STEP_MATCH
+from converge_harness.judge.causes.first_wrong import amount_of
 from converge_harness.judge.causes.gradient_patterns import (
     OUTWEIGHS,
     Wrong,
@@ -93,7 +95,7 @@ def hidden_forward(context: Context) -> Cause | None:
     if _only_scaled(wrong):
         return None
     place = spot(context.sample(step))
-    why = _by_loss(loss, wrong, context)
+    why = _by_loss(loss, wrong, context) or _by_modules(context)
     if not why and (why := _by_gradients(wrong, place, context)):
         why += precision_words(wrong, context)
     if not why:
@@ -238,6 +240,16 @@ def _by_loss(loss: Envelope, wrong: Wrong, context: Context) -> str:
         f"which is inside its limit and more than rounding{known}: at initial weights a loss "
         "hardly depends on some parts of a model, attention above all"
     )
+
+
+def _by_modules(context: Context) -> str:
+    """Whether modules already compute something else before the loss does."""
+    modules = context.compared.modules
+    first = modules.first_off if modules is not None else None
+    if first is None or first.row.backward:
+        return ""
+    what = "what {} gets" if first.row.is_input else "the output of {}"
+    return f"which is inside its limit, but {what.format(first.row.module)} {amount_of(first)}"
 
 
 def _by_gradients(wrong: Wrong, place: Spot | None, context: Context) -> str:

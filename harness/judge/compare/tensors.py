@@ -21,10 +21,9 @@ from converge_harness.judge.compare.floors import (
     storage,
 )
 from converge_harness.judge.compare.limits import (
-    FIRST_JUMP,
-    JUMP,
     HasLimits,
     applicable,
+    jump,
     routed,
     tensor_multiple,
     widest_scale,
@@ -219,8 +218,8 @@ class _Limits:
         floor_origin = f"floor of {self.precision.value} arithmetic"
         floors = GRADIENT_FLOORS if kind == "gradient" else UPDATE_FLOORS
         floor = self._floor(floors[self.precision], theirs.step, learnt=scale is not None)
-        jump = (JUMP if theirs.step > 1 else FIRST_JUMP) if self.routed else 1.0
-        floor = min(jump * floor, TENSOR_CEILING)
+        wider = jump(self.precision, theirs.step) if self.routed else 1.0
+        floor = min(wider * floor, TENSOR_CEILING)
         if scale is None or self.calibration is None:
             limit = np.full(difference.shape, floor)
             return TensorDifferences(
@@ -229,11 +228,11 @@ class _Limits:
         repeats = self.calibration.taught_by
         spread = self._spread(kind, theirs.step)
         multiple = tensor_multiple(len(theirs.names), max(number, 1), repeats, spread)
-        origin = f"{jump * multiple:.0f} x the spread of {repeats} repeats"
-        learnt = np.minimum(jump * multiple * scale, TENSOR_CEILING)
+        origin = f"{wider * multiple:.0f} x the spread of {repeats} repeats"
+        learnt = np.minimum(wider * multiple * scale, TENSOR_CEILING)
         chaotic = np.zeros(difference.shape, dtype=np.bool_)
         if theirs.step > FIRST_STEPS:
-            chaotic = jump * scale > widest_scale(TENSOR_CEILING, repeats)
+            chaotic = wider * scale > widest_scale(TENSOR_CEILING, repeats)
             # A missing tensor is wrong however chaotic training is.
             chaotic &= np.isfinite(difference) & (difference != NOT_MOVED)
         limit = np.where(chaotic, np.inf, np.maximum(learnt, floor))
