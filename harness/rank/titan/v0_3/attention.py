@@ -1,4 +1,4 @@
-"""FlexAttention on the CPU: the same mask, written out, and torch's plain attention kernel.
+"""FlexAttention on the CPU: the same mask, written out, and torch's own attention kernels.
 
 torchtitan's language models know FlexAttention only, whose backward refuses the CPU
 (``flex_attention`` supports training on CUDA and XPU). A subclass keeps everything around it:
@@ -75,7 +75,7 @@ def _attend(
         mask = dense_mask(mask)
     if with_logsumexp:
         return _with_logsumexp(q, k, v, mask, scale)
-    with sdpa_kernel(SDPBackend.MATH):
+    with sdpa_kernel(_kernels(q.dtype)):
         out = functional.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
@@ -87,8 +87,18 @@ def _attend(
     return out.transpose(1, 2), None
 
 
+def _kernels(dtype: torch.dtype) -> list[SDPBackend]:
+    """In float32 the fused kernel, which takes half the time; the plain one where it cannot.
+
+    It needs queries and values of one dimension. In bfloat16 its backward pass takes twice the
+    time of the plain one.
+    """
+    fused = [SDPBackend.FLASH_ATTENTION] if dtype is torch.float32 else []
+    return [*fused, SDPBackend.MATH]
+
+
 class DenseFlexAttention(FlexAttention):
-    """Attention over a boolean mask of shape (batch, 1, queries, keys), in the math kernel."""
+    """Attention over a boolean mask of shape (batch, 1, queries, keys)."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(FlexAttention.Config):
@@ -156,7 +166,7 @@ def _transformers_attention(
     mask = attention_mask
     if isinstance(mask, BlockMask):
         mask = dense_mask(mask)
-    with sdpa_kernel(SDPBackend.MATH):
+    with sdpa_kernel(_kernels(query.dtype)):
         out = functional.scaled_dot_product_attention(
             query,
             key,
