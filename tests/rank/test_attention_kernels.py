@@ -41,9 +41,10 @@ def test_the_fused_kernel_is_the_plain_one_up_to_rounding(attention, monkeypatch
 def test_values_of_another_width_are_left_to_the_plain_kernel(attention):
     """As DeepSeek V3 has them; the fused kernel alone refuses them."""
     assert results(attention, torch.float32, width_of_values=8)[0].shape[-1] == 8
+    q, v = torch.ones(1, 2, 8, 16), torch.ones(1, 2, 8, 8)
+    attend = torch.nn.functional.scaled_dot_product_attention
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION]), pytest.raises(RuntimeError, match="kernel"):
-        q, v = torch.ones(1, 2, 8, 16), torch.ones(1, 2, 8, 8)
-        torch.nn.functional.scaled_dot_product_attention(q, q, v)
+        attend(q, q, v)
 
 
 def test_bfloat16_stays_with_the_plain_kernel(attention):
