@@ -51,6 +51,7 @@ from converge_harness.judge.compare.floors import (
     TENSOR_ROUNDING,
     storage,
 )
+from converge_harness.judge.compare.limits import routed
 from converge_harness.judge.compare.sketches import (
     gradient_difference,
     shared_samples,
@@ -80,6 +81,7 @@ from converge_harness.model import (
     Floats,
     Integers,
     Outcome,
+    Precision,
     RepeatKind,
     SignalScale,
     TensorSample,
@@ -357,15 +359,25 @@ def _far_alone(control: Evidence, repeat: Evidence) -> Outlier | None:
     found = []
     for signal in JUDGED_SIGNALS:
         size = _distance(repeat, control, signal)
-        floor = FLOORS[control.precision][signal].first
-        if size is not None and size > LONE_OUTLIER * floor:
+        limit = LONE_OUTLIER * FLOORS[control.precision][signal].first
+        if _experts_round(control):
+            limit = max(limit, FLOORS[Precision.BF16][signal].first)
+        if size is not None and size > limit:
             what = (
-                f"its {signal} differs from the control's by {size:.2g}, over {LONE_OUTLIER:g} "
-                "times as much as rounding explains, and no other repeat differs that could show "
+                f"its {signal} differs from the control's by {size:.2g}, over {limit:.2g}, more "
+                "than rounding explains, and no other repeat differs that could show "
                 "whether training is that sensitive: add one"
             )
-            found.append((size / floor, what))
+            found.append((size / limit, what))
     return Outlier(repeat.name, max(found)[1]) if found else None
+
+
+def _experts_round(control: Evidence) -> bool:
+    """Whether kinds of repeats may differ by more than float32 rounds.
+
+    Experts of torchtitan multiply in bfloat16, which ``ulp`` repeats show and others do not.
+    """
+    return control.precision is Precision.FP32 and routed(control, control)
 
 
 def begin_alike(control: Evidence, repeats: Sequence[Evidence]) -> bool:
@@ -543,7 +555,7 @@ def _by_signal(
                 sizes if last == math.inf else _sizes(control, repeats, signal, last),
                 least,
                 SIGNAL_OUTLIER,
-                SIGNAL_OUTLIER_OF_ANOTHER_KIND,
+                math.inf if _experts_round(control) else SIGNAL_OUTLIER_OF_ANOTHER_KIND,
                 lambda _, size, signal=signal: (  # type: ignore[misc]
                     f"its {signal} differs from the control's by {size:.2g}"
                 ),

@@ -5,7 +5,10 @@ deterministic set-up is bit-identical and so shows nothing about rounding. Movin
 neighbouring floating-point number is a change no larger than rounding itself, so the drift of such
 a run shows how much rounding alone can change a correct one. torchtitan's experts multiply in
 bfloat16 whatever the training's precision is (``models/common/moe.py``, ``_grouped_mm``), which
-hides an ulp of float32. So the results of these products are moved as below.
+hides an ulp of float32. So results of these products and of experts (those of GPT-OSS add a bias
+in bfloat16), and their gradients, are moved as below.
+That is an upper bound: EP, PP and CP leave most of these products as they are, TP adds up parts of
+the last one.
 
 ``repeat = "rounding"``: results in low precision are rounded differently. If weights are cast to
 bfloat16, a weight that is moved by one unit in the last place of float32 is cast to the same
@@ -26,7 +29,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -75,29 +78,36 @@ ONE_IN = 6
 """One entry in this many is moved (see above)."""
 
 
-def round_otherwise(model_parts: Iterable[torch.nn.Module], seed: int) -> None:
-    """Hook every module of the parts, and patch the scales of Float8 layers in torchao.
+def round_in_repeat(repeat: str | None, model_parts: Sequence[torch.nn.Module], seed: int) -> None:
+    """Round results in low precision otherwise: of all modules, in an ulp repeat of experts alone.
 
-    Ranks that hold copies of an activation have to move it alike: give them the same seed.
+    Ranks that hold copies of an activation have to move it alike: give them the same seed. Float8
+    layers get other scales in a rounding repeat, by a patch of torchao.
     """
-    state = _State(seed)
-    move = _move_of(state)
+    if repeat not in ("ulp", "rounding"):
+        return
+    move = _move_operator(seed)
     for part in model_parts:
-        for module in _rounding(part):
-            module.register_forward_hook(lambda _module, _given, result: _moved(result, move))
-    if importlib.util.find_spec("torchao") is not None:
-        _scale_otherwise(state)
+        for name, module in _rounding(part):
+            if repeat == "rounding":
+                _move_results(module, move, LOW)
+            elif "expert" in name:  # it may cast what it computed in bfloat16 to float32
+                _move_results(module, move, (*LOW, torch.float32))
+    if repeat == "ulp":
+        _round_grouped_products(move)
+    elif importlib.util.find_spec("torchao") is not None:
+        _scale_otherwise(_Factors(seed))
 
 
-def round_grouped_products(seed: int) -> None:
-    """Patch ``torch._grouped_mm``: its results in low precision, and their gradients, are moved.
+def _move_results(module: torch.nn.Module, move: Any, dtypes: Collection[torch.dtype]) -> None:
+    module.register_forward_hook(lambda _module, _given, result: _moved(result, move, dtypes))
 
-    Other dtypes stay as they are. Seeds as for ``round_otherwise``.
-    """
+
+def _round_grouped_products(move: Any) -> None:
+    """Patch ``torch._grouped_mm``: its results in low precision, and their gradients, are moved."""
     product = getattr(torch, "_grouped_mm", None)
     if product is None:  # torch below 2.8
         return
-    move = _move_of(_State(seed))
 
     @functools.wraps(product)
     def rounded(*args: Any, **kwargs: Any) -> Any:
@@ -106,25 +116,58 @@ def round_grouped_products(seed: int) -> None:
     torch._grouped_mm = rounded
 
 
-def _move_of(state: _State) -> Any:
-    """``state.moved`` as a custom operator, which torch.compile does not look into."""
-    move = torch.library.custom_op("converge::move", state.moved, mutates_args=())
+def _move_operator(seed: int) -> Any:
+    """``moved`` and its gradient as a custom operator, which torch.compile does not look into."""
+    digest = hashlib.blake2b(f"{seed} results".encode(), digest_size=8).digest()
+    key = int.from_bytes(digest, "little")
+
+    def of_values(values: torch.Tensor) -> torch.Tensor:
+        return moved(values, key)
+
+    move = torch.library.custom_op("converge::move", of_values, mutates_args=())
     move.register_fake(torch.empty_like)
     move.register_autograd(lambda _, gradient: move(gradient))
     return move
 
 
-def _rounding(part: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Modules that compute something themselves, and blocks, which add residuals."""
-    for module in part.modules():
+def moved(values: torch.Tensor, key: int) -> torch.Tensor:
+    """The entries, one in six of them at a neighbouring number; zeros stay zero.
+
+    Which ones depends on nothing but the values, their places and the key. So activations that are
+    computed again, for a checkpointed block or after a resume, are rounded as they were.
+    """
+    if values.dtype is torch.float32:
+        rounded = values.bfloat16()
+        if torch.equal(rounded.float(), values):  # it is a cast of numbers in bfloat16
+            return moved(rounded, key).float()
+    if values.dtype not in LOW:  # a gradient may have a higher precision
+        return values.clone()
+    result = values.clone(memory_format=torch.contiguous_format)
+    flat = result.view(-1)
+    for start in range(0, flat.numel(), _BLOCK_ELEMENTS):
+        block = flat[start : start + _BLOCK_ELEMENTS]
+        bits = block.view(torch.int16)
+        place = torch.arange(start, start + len(block), device=block.device)
+        drawn = mixed((place << 16) + bits, key).remainder_(2 * ONE_IN)
+        # Away from zero, the neighbours of a number are those of its bits as an integer.
+        step = (drawn == 0).to(torch.int16) - (drawn == 1).to(torch.int16)
+        # No entry becomes infinite or NaN, and zeros stay zero.
+        inner = (block != 0) & block.isfinite() & (block.abs() < torch.finfo(values.dtype).max)
+        bits += step * inner
+    return result
+
+
+def _rounding(part: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Names and modules that compute something themselves, and blocks, which add residuals."""
+    for name, module in part.named_modules():
         leaf = next(module.children(), None) is None
         if leaf or hasattr(module, "feed_forward"):
-            yield module
+            yield name, module
 
 
-def _moved(result: Any, move: Any) -> Any:
+def _moved(result: Any, move: Any, dtypes: Collection[torch.dtype] = LOW) -> Any:
     """A module's result, moved unless ranks could not move it in the same way."""
-    if not isinstance(result, torch.Tensor) or result.dtype not in LOW:
+    if not isinstance(result, torch.Tensor) or result.dtype not in dtypes:
         return result
     if not isinstance(result, DTensor):
         return move(result)
@@ -141,8 +184,8 @@ def _moved(result: Any, move: Any) -> Any:
     )
 
 
-class _State:
-    """Its own random numbers, so that the trainer's do not change."""
+class _Factors:
+    """Of Float8 scales, by its own random numbers, so that the trainer's do not change."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -153,24 +196,6 @@ class _State:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
         return self._generators[device]
 
-    def moved(self, values: torch.Tensor) -> torch.Tensor:
-        """The entries, one in six of them at a neighbouring number; zeros stay zero."""
-        if values.dtype not in LOW:  # a gradient may have a higher precision
-            return values.clone()
-        drawn = torch.randint(
-            2 * ONE_IN,
-            values.shape,
-            dtype=torch.int16,
-            device=values.device,
-            generator=self._generator(values.device),
-        )
-        # Away from zero, the neighbours of a number are those of its bits as an integer.
-        bits = values.contiguous().view(torch.int16)
-        step = (drawn == 0).to(torch.int16) - (drawn == 1).to(torch.int16)
-        # No entry becomes infinite or NaN, and zeros stay zero.
-        inner = (values != 0) & values.isfinite() & (values.abs() < torch.finfo(values.dtype).max)
-        return torch.where(inner, bits + step, bits).view(values.dtype).clone()
-
     def factor(self, amax: torch.Tensor) -> torch.Tensor:
         """The factor of a Float8 scale: above 1/2, at most 1."""
         drawn = torch.rand(
@@ -179,11 +204,11 @@ class _State:
         return 1 - drawn / 2
 
 
-def _scale_otherwise(state: _State) -> None:
+def _scale_otherwise(factors: _Factors) -> None:
     from torchao.float8 import float8_utils
 
     scale_of = float8_utils.amax_to_scale
-    factor = torch.library.custom_op("converge::factor", state.factor, mutates_args=())
+    factor = torch.library.custom_op("converge::factor", factors.factor, mutates_args=())
     factor.register_fake(lambda amax: torch.empty((), dtype=torch.float32, device=amax.device))
 
     def scale_otherwise(amax: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -104,6 +104,27 @@ def test_the_only_repeat_that_differs_does_not_open_the_gate(signals, factor, id
     assert judged(test, repeats=repeats).judgement is not Judgement.PASS
 
 
+@pytest.mark.parametrize("names", [("ulp",), (None, None, "ulp"), (None, "ulp", "ulp", "permute")])
+def test_few_repeats_that_show_how_experts_round_are_in_line(names):
+    """GPT-OSS in float32: an ``ulp`` repeat is 6.1e-4 off in the norm, the others hardly differ."""
+
+    def experts(each):
+        renamed = (name.replace("wq", "experts") for name in each.samples[0].names)
+        names = tuple(renamed)
+        return replace(each, samples=tuple(replace(one, names=names) for one in each.samples))
+
+    repeats = [drawn(6e-4 if kind == "ulp" else 1e-8, (kind,))[0] for kind in names]
+    repeats = [replace(each, name=f"{at}.{each.name}") for at, each in enumerate(repeats)]
+    assert vetting.outlier_among(CONTROL, repeats, tensor_differences(CONTROL, repeats)), (
+        "in a dense model this is no rounding"
+    )
+    control, repeats = experts(CONTROL), [experts(each) for each in repeats]
+    assert vetting.outlier_among(control, repeats, tensor_differences(control, repeats)) is None
+    bad = [times(each, 1.05, *NORMS) if each.repeat == "ulp" else each for each in repeats[-1:]]
+    if names == ("ulp",):
+        assert vetting.outlier_among(control, bad, tensor_differences(control, bad))
+
+
 @pytest.mark.parametrize("bad", [(0, 1), (3, 4), (0, 3)])
 def test_two_bad_repeats_of_five_do_not_hide_each_other(bad):
     repeats = drawn()

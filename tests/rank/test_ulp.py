@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from converge_harness.rank.repeats import direction, move_by_one_ulp, round_grouped_products
+from converge_harness.rank.repeats import direction, move_by_one_ulp, round_in_repeat
 
 SHAPE = (7, 5, 2)
 DTYPES = (torch.bfloat16, torch.float32)
@@ -92,7 +92,7 @@ def test_products_of_experts_are_rounded_otherwise_in_low_precision_alone(monkey
     rows = torch.randn(24, 32, generator=generator)
     weights = torch.randn(2, 32, 64, generator=generator)
     before = {dtype: grouped_product(rows.to(dtype), weights.to(dtype)) for dtype in DTYPES}
-    round_grouped_products(seed=1)
+    round_in_repeat("ulp", [], seed=1)
     product, *gradients = grouped_product(rows.bfloat16(), weights.bfloat16())
     steps = product.view(torch.int16) - before[torch.bfloat16][0].view(torch.int16)
     assert steps.abs().max() == 1
@@ -100,5 +100,21 @@ def test_products_of_experts_are_rounded_otherwise_in_low_precision_alone(monkey
     for gradient, unmoved in zip(gradients, before[torch.bfloat16][1:], strict=True):
         off = (gradient - unmoved).float().norm() / unmoved.float().norm()
         assert 1e-4 < off < 1e-2
+    # A block that is computed again for its backward pass, or a step after a resume.
+    again = grouped_product(rows.bfloat16(), weights.bfloat16())
+    assert all(map(torch.equal, again, (product, *gradients)))
     exact = grouped_product(rows, weights)
     assert all(map(torch.equal, exact, before[torch.float32]))
+
+
+def test_what_experts_cast_to_float32_is_moved_and_other_float32_is_not():
+    """Those of GPT-OSS add a bias in bfloat16 and return float32."""
+    layer = torch.nn.Module()
+    layer.experts, layer.dense = torch.nn.Identity(), torch.nn.Identity()
+    round_in_repeat("ulp", [layer], seed=1)
+    values = weights()
+    cast = values.bfloat16().float()
+    share = float((layer.experts(cast) != cast).double().mean())
+    assert 0.05 < share < 0.35
+    assert torch.equal(layer.experts(values), values)
+    assert torch.equal(layer.dense(cast), cast)

@@ -30,7 +30,7 @@ _OF_A_STEP = frozenset(
     }
 )
 """Classes of bugs of the forward or backward pass; of others modules do not show the place."""
-_SAME_START = ("same-data", "same-initial-parameters", "starts-as-the-control")
+SAME_START = ("same-data", "same-initial-parameters", "starts-as-the-control")
 """If one of these is not right, every module differs."""
 MODEL = "the model"
 """The code of the model itself, outside of its modules."""
@@ -53,7 +53,7 @@ def first_wrong(
     modules = compared.modules
     other_start = any(
         name in checks and checks[name].outcome in (Outcome.FAIL, Outcome.INVALID)
-        for name in _SAME_START
+        for name in SAME_START
     )
     if modules is None or kind not in _OF_A_STEP or other_start or compared.draws:
         return FirstWrong()

@@ -27,7 +27,7 @@ from converge_harness.model import Activations, Evidence, Floats, ModuleTensor, 
 
 BEYOND = 4.0
 """A difference is more than noise from this multiple of it on."""
-BEGINS = 2.0
+BEGINS = 2.5
 """A difference that grows beyond that begins where it leaves this multiple: right sets stay below
 (docs/judging.md)."""
 FLOORS: Mapping[Precision, float] = {

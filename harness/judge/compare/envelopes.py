@@ -48,12 +48,11 @@ from converge_harness.judge.compare.floors import (
     coarser,
 )
 from converge_harness.judge.compare.limits import (
-    JUMP,
     SIGNAL_ALARMS,
     HasLimits,
     applicable,
+    jumps,
     multiples,
-    routed,
     widest_scale,
 )
 from converge_harness.model import (
@@ -237,7 +236,7 @@ def _learnt(
     same_regime = test.precision is control.precision
     table = ROUNDING if known is not None and same_regime else FLOORS
     # From the same weights a token near a tie hardly moves the loss itself.
-    jump = np.where(routed(test, control) & (curves.steps > 1), JUMP, 1.0)
+    jump = jumps(curves.steps, test, control, calibration, first=1.0)
     limit = np.minimum(jump * table[precision][signal].at(curves.steps), WIDEST[signal])
     floor_origin = f"floor of {precision.value} arithmetic"
     learnt, learnt_origin = np.zeros(curves.steps.size, dtype=np.bool_), ""

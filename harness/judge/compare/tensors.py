@@ -21,10 +21,10 @@ from converge_harness.judge.compare.floors import (
     storage,
 )
 from converge_harness.judge.compare.limits import (
+    FIRST_JUMP,
     HasLimits,
     applicable,
-    jump,
-    routed,
+    jumps,
     tensor_multiple,
     widest_scale,
 )
@@ -198,7 +198,7 @@ class _Limits:
         self.storage = storage(test, control, SPACING_FLOAT32)
         self.same_regime = test.precision is control.precision
         self.calibration = calibration if calibration and calibration.taught_by else None
-        self.routed = routed(test, control)
+        self.test, self.control = test, control
 
     def initial(self, ours: TensorSample, theirs: TensorSample) -> TensorDifferences:
         difference = relative(
@@ -218,7 +218,9 @@ class _Limits:
         floor_origin = f"floor of {self.precision.value} arithmetic"
         floors = GRADIENT_FLOORS if kind == "gradient" else UPDATE_FLOORS
         floor = self._floor(floors[self.precision], theirs.step, learnt=scale is not None)
-        wider = jump(self.precision, theirs.step) if self.routed else 1.0
+        steps = np.array([theirs.step])
+        runs = (self.test, self.control, self.calibration)
+        wider = float(jumps(steps, *runs, first=FIRST_JUMP)[0])
         floor = min(wider * floor, TENSOR_CEILING)
         if scale is None or self.calibration is None:
             limit = np.full(difference.shape, floor)

@@ -14,7 +14,7 @@ from converge_harness.rank.inject import call_injected
 from converge_harness.rank.own_techniques import OwnTechniques
 from converge_harness.rank.recorder.imported import leave_imported
 from converge_harness.rank.recorder.step_recorder import StepRecorder
-from converge_harness.rank.repeats import round_grouped_products, round_otherwise
+from converge_harness.rank.repeats import round_in_repeat
 from converge_harness.rank.settings import SettingError
 from converge_harness.rank.titan.common.checkpoints import move_loaded_weights
 from converge_harness.rank.titan.common.cpu import multiply_bf16_by_float32_kernels
@@ -90,11 +90,9 @@ def _train(
     recorder = hooks.attach(trainer, job, after_first_step)
     if job.repeat == "ulp":
         move_loaded_weights(trainer, job.repeat_seed)
-    rounding_seed = job.repeat_seed * 2**16 + recorder.view.dp_rank  # copies are moved alike
-    if job.repeat == "ulp":
-        round_grouped_products(rounding_seed)
-    if job.repeat == "rounding":
-        round_otherwise(trainer.model_parts, rounding_seed)
+    # Data-parallel ranks have different activations; all others hold copies, or parts.
+    seed = job.repeat_seed * 2**16 + recorder.view.dp_rank
+    round_in_repeat(job.repeat, trainer.model_parts, seed)
     own.apply_to_trainer(trainer)
     if job.inject is not None:
         injected.append(call_injected(job.inject, trainer))

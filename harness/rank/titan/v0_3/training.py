@@ -17,7 +17,7 @@ from converge_harness.rank.faults import install_faults
 from converge_harness.rank.inject import call_injected
 from converge_harness.rank.own_techniques import OwnTechniques
 from converge_harness.rank.recorder.imported import leave_imported
-from converge_harness.rank.repeats import round_grouped_products, round_otherwise
+from converge_harness.rank.repeats import round_in_repeat
 from converge_harness.rank.titan.common.audit import Happened
 from converge_harness.rank.titan.common.checkpoints import move_loaded_weights
 from converge_harness.rank.titan.common.counters import FusionCount, RotationCount
@@ -114,7 +114,7 @@ def _train(
         attention.write_out_masks(trainer)
     if job.repeat == "ulp":
         move_loaded_weights(trainer, job.repeat_seed)
-    if job.repeat in ("ulp", "rounding") or any(fault.kind == "nan_batch" for fault in job.faults):
+    if job.repeat == "rounding" or any(fault.kind == "nan_batch" for fault in job.faults):
         # What hooks of modules do would be captured once, and the same in every replay.
         _run_without_cuda_graph(trainer)
 
@@ -123,11 +123,9 @@ def _train(
     recorder = hooks.attach(
         trainer, job, lambda recorder: audit.write_in_force(trainer, config, recorder, happened)
     )
-    rounding_seed = job.repeat_seed * 2**16 + recorder.view.dp_rank  # copies are moved alike
-    if job.repeat == "ulp":
-        round_grouped_products(rounding_seed)
-    if job.repeat == "rounding":
-        round_otherwise(trainer.model_parts, rounding_seed)
+    # Data-parallel ranks have different activations; all others hold copies, or parts.
+    seed = job.repeat_seed * 2**16 + recorder.view.dp_rank
+    round_in_repeat(job.repeat, trainer.model_parts, seed)
     own.apply_to_trainer(trainer)
     if job.inject:
         injected.append(call_injected(job.inject, trainer))
