@@ -79,7 +79,7 @@ ONE_IN = 6
 
 
 def round_in_repeat(repeat: str | None, model_parts: Sequence[torch.nn.Module], seed: int) -> None:
-    """Round results in low precision otherwise: of all modules, in an ulp repeat of experts alone.
+    """Round low-precision results otherwise: of all modules, or (``ulp``) of experts alone.
 
     Ranks that hold copies of an activation have to move it alike: give them the same seed. Float8
     layers get other scales in a rounding repeat, by a patch of torchao.
@@ -134,12 +134,13 @@ def moved(values: torch.Tensor, key: int) -> torch.Tensor:
     """The entries, one in six of them at a neighbouring number; zeros stay zero.
 
     Which ones depends on nothing but the values, their places and the key. So activations that are
-    computed again, for a checkpointed block or after a resume, are rounded as they were.
+    computed again, for a checkpointed block or after a resume, are rounded as they were. A float32
+    tensor is moved if all its numbers are of bfloat16.
     """
     if values.dtype is torch.float32:
         rounded = values.bfloat16()
-        if torch.equal(rounded.float(), values):  # it is a cast of numbers in bfloat16
-            return moved(rounded, key).float()
+        is_cast = (rounded.float() == values).all()  # stays on the device, for CUDA graphs
+        return torch.where(is_cast, moved(rounded, key).float(), values)
     if values.dtype not in LOW:  # a gradient may have a higher precision
         return values.clone()
     result = values.clone(memory_format=torch.contiguous_format)
