@@ -28,6 +28,7 @@ from converge_harness.judge.compare.curves import (
     whole_series,
 )
 from converge_harness.judge.compare.envelopes import Envelope, LearntLimit
+from converge_harness.judge.compare.limits import rounding_of_experts
 from converge_harness.judge.compare.precision_errors import PrecisionRuns
 from converge_harness.judge.compare.tensors import Comparisons, TensorComparison, TensorDifferences
 from converge_harness.judge.compare.tost import level_of_look
@@ -75,6 +76,7 @@ __all__ = [
     "parallelism_of",
     "pass_of",
     "probing",
+    "rounding_of_experts",
     "series",
     "steps_after",
     "tokens_off",

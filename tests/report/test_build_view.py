@@ -415,6 +415,29 @@ def test_repeats_that_allow_far_more_than_arithmetic_does_are_worth_a_sentence(a
     assert all("times the floor of its arithmetic" in note for note in found)
 
 
+@pytest.mark.parametrize("experts", [False, True])
+def test_a_wide_limit_asks_for_broken_repeats_unless_experts_round(experts):
+    names = tuple(f"layers.{at}.moe.experts.w1" for at in range(len(NAMES))) if experts else NAMES
+
+    def run(name, noise=0.0, factor=1.0):
+        run = evidence(name, 8, samples=tensor_samples(name, noise=noise, names=names))
+        values = [value * factor for value in evidence("control", 8).signals["loss"].values]
+        both = dict.fromkeys(("loss", "loss_recomputed"), values)
+        return replace(run, signals={**run.signals, **both})
+
+    control = run("control")
+    repeats = [run("up", 3e-4, 1.002), run("down", 3e-4, 0.998)]
+    view = build_view(
+        title="t",
+        verdicts=[Verdict("t", "control", Judgement.PASS)],
+        evidences=[control, run("t")],
+        calibrations={"control": calibrate(control, repeats)},
+    )
+    (note,) = (note for note in view.notes if "differ so much that they allow loss" in note)
+    assert ("its experts multiply in bfloat16" in note) is experts
+    assert ("are its repeats wrong?" in note) is not experts
+
+
 def test_runs_that_others_are_judged_by_are_listed_in_every_report():
     control, low = spec("c", dp_shard=2), spec("c.float32", dp_shard=2)
     made = [

@@ -243,15 +243,16 @@ def jumps(
 
     ``first`` is the multiple at step 1.
     """
-    if not routed(test, control) or _shows_rounding_of_experts(control, calibration):
+    if not routed(test, control) or rounding_of_experts(control, calibration):
         return np.ones(steps.shape)
     return np.where(steps > 1, JUMP, first)
 
 
-def _shows_rounding_of_experts(control: Evidence, calibration: Calibration | None) -> bool:
+def rounding_of_experts(control: Evidence, calibration: Calibration | None) -> bool:
+    """Whether repeats of a float32 control show how its experts round in bfloat16."""
     known = sorted((calibration.tensors if calibration else {}).items())
     gradients = [scale.gradient for _, scale in known if scale.gradient is not None]
-    if control.precision is not Precision.FP32 or not gradients:
+    if control.precision is not Precision.FP32 or not routed(control, control) or not gradients:
         return False
     return float(np.median(gradients[0])) > _SHOWN
 

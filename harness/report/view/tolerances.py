@@ -12,6 +12,7 @@ from converge_harness.judge import (
     CurveDifference,
     LearntLimit,
     RunComparison,
+    rounding_of_experts,
     tokens_off,
 )
 from converge_harness.model import (
@@ -168,7 +169,12 @@ def notes(
             learnt = compared.furthest_learnt
             if learnt is not None and learnt.limit > WIDE * learnt.floor:
                 times = learnt.limit / learnt.floor
-                sentence = _wide(verdict.control, learnt)
+                why = (
+                    "its experts multiply in bfloat16, and most likely it is their rounding"
+                    if rounding_of_experts(compared.control, calibration)
+                    else "is its training that unstable, or are its repeats wrong?"
+                )
+                sentence = _wide(verdict.control, learnt, why)
                 wide[verdict.control] = max(wide.get(verdict.control, (0.0, "")), (times, sentence))
     sentences = [
         f"Limits of sets against the control {plain(name)} are fixed floors, fitted on CPU debug "
@@ -217,12 +223,11 @@ def _unasked(verdicts: Sequence[Verdict]) -> Iterator[str]:
             )
 
 
-def _wide(control: str, learnt: LearntLimit) -> str:
+def _wide(control: str, learnt: LearntLimit, why: str) -> str:
     return (
         f"The repeats of the control {plain(control)} differ so much that they allow "
         f"{learnt.signal} to differ by {number(learnt.limit)} at step {learnt.step}, "
-        f"{learnt.limit / learnt.floor:,.0f} times the floor of its arithmetic: is its training "
-        "that unstable, or are its repeats wrong?"
+        f"{learnt.limit / learnt.floor:,.0f} times the floor of its arithmetic: {why}"
     )
 
 
