@@ -51,7 +51,7 @@ from converge_harness.judge.compare.floors import (
     TENSOR_ROUNDING,
     storage,
 )
-from converge_harness.judge.compare.limits import routed
+from converge_harness.judge.compare.limits import experts_round
 from converge_harness.judge.compare.sketches import (
     gradient_difference,
     shared_samples,
@@ -360,7 +360,7 @@ def _far_alone(control: Evidence, repeat: Evidence) -> Outlier | None:
     for signal in JUDGED_SIGNALS:
         size = _distance(repeat, control, signal)
         limit = LONE_OUTLIER * FLOORS[control.precision][signal].first
-        if _experts_round(control):
+        if experts_round(control):
             limit = max(limit, FLOORS[Precision.BF16][signal].first)
         if size is not None and size > limit:
             what = (
@@ -370,14 +370,6 @@ def _far_alone(control: Evidence, repeat: Evidence) -> Outlier | None:
             )
             found.append((size / limit, what))
     return Outlier(repeat.name, max(found)[1]) if found else None
-
-
-def _experts_round(control: Evidence) -> bool:
-    """Whether kinds of repeats may differ by more than float32 rounds.
-
-    Experts of torchtitan multiply in bfloat16, which ``ulp`` repeats show and others do not.
-    """
-    return control.precision is Precision.FP32 and routed(control, control)
 
 
 def begin_alike(control: Evidence, repeats: Sequence[Evidence]) -> bool:
@@ -479,6 +471,8 @@ class _Found(NamedTuple):
     """By number of the repeat."""
     least: float | Floats
     """As much as rounding alone may make."""
+    least_of_ulp: float | Floats
+    """The same for an ``ulp`` repeat that is compared with other kinds."""
     outlier: float
     """From how many times the difference of others of its kind on a repeat is an outlier."""
     of_another_kind: float
@@ -504,7 +498,8 @@ def _out_of_line(found: _Found, repeats: Sequence[Evidence]) -> Iterator[tuple[f
             excess = np.minimum(excess, beyond)
         times = found.outlier
         if others and len(own) < ENOUGH_OF_A_KIND:
-            furthest = _usual(np.max(others, axis=0), found.least)
+            least = found.least_of_ulp if kind == RepeatKind.ULP else found.least
+            furthest = _usual(np.max(others, axis=0), least)
             of_another_kind = _times(size, furthest) / found.of_another_kind
             if of_another_kind.max() > excess.max():
                 excess, times = of_another_kind, found.of_another_kind
@@ -537,6 +532,7 @@ def _by_signal(
     for signal in JUDGED_SIGNALS:
         sizes = _sizes(control, repeats, signal, math.inf)
         least = ROUNDING[control.precision][signal].first
+        rounded = FLOORS[Precision.BF16][signal].first if experts_round(control) else 0.0
         between = [_distance(first, second, signal) for first, second in combinations(repeats, 2)]
         furthest = max((size for size in between if size is not None), default=0.0)
         nearest = float(min(sizes.values(), default=np.zeros(1))[0])
@@ -554,8 +550,9 @@ def _by_signal(
             _Found(
                 sizes if last == math.inf else _sizes(control, repeats, signal, last),
                 least,
+                max(least, rounded / SIGNAL_OUTLIER_OF_ANOTHER_KIND),
                 SIGNAL_OUTLIER,
-                math.inf if _experts_round(control) else SIGNAL_OUTLIER_OF_ANOTHER_KIND,
+                SIGNAL_OUTLIER_OF_ANOTHER_KIND,
                 lambda _, size, signal=signal: (  # type: ignore[misc]
                     f"its {signal} differs from the control's by {size:.2g}"
                 ),
@@ -601,10 +598,12 @@ def _by_tensor(
             if kind == "update" and step <= SIGN_STEPS:
                 continue  # nearly signs: one that rounding flips is off by a thousand times more
             rounding = TENSOR_ROUNDING[control.precision]
+            least = np.maximum(rounding, lost[step]) if kind == "update" else rounding
             yield from _out_of_line(
                 _Found(
                     difference,
-                    np.maximum(rounding, lost[step]) if kind == "update" else rounding,
+                    least,
+                    least,
                     TENSOR_OUTLIER,
                     math.inf,  # in low precision kinds differ by more than a fault makes
                     lambda at, size, kind=kind, step=step: (  # type: ignore[misc]

@@ -40,6 +40,8 @@ from converge_harness.rank.recorder.names import canonical
 from converge_harness.rank.recorder.placement import held, local_shard
 
 _BLOCK_ELEMENTS = 1 << 20
+_BLOCK_ELEMENTS_OF_GPUS = 1 << 24
+"""Of activations, where the launch of an operator takes longer than a smaller block."""
 
 
 @torch.no_grad()
@@ -86,7 +88,7 @@ def round_in_repeat(repeat: str | None, model_parts: Sequence[torch.nn.Module], 
     """
     if repeat not in ("ulp", "rounding"):
         return
-    move = _move_operator(seed)
+    move = move_operator(seed)
     for part in model_parts:
         for name, module in _rounding(part):
             if repeat == "rounding":
@@ -116,7 +118,7 @@ def _round_grouped_products(move: Any) -> None:
     torch._grouped_mm = rounded
 
 
-def _move_operator(seed: int) -> Any:
+def move_operator(seed: int) -> Any:
     """``moved`` and its gradient as a custom operator, which torch.compile does not look into."""
     digest = hashlib.blake2b(f"{seed} results".encode(), digest_size=8).digest()
     key = int.from_bytes(digest, "little")
@@ -125,7 +127,9 @@ def _move_operator(seed: int) -> Any:
         return moved(values, key)
 
     move = torch.library.custom_op("converge::move", of_values, mutates_args=())
-    move.register_fake(torch.empty_like)
+    move.register_fake(
+        lambda values: torch.empty_like(values, memory_format=torch.contiguous_format)
+    )
     move.register_autograd(lambda _, gradient: move(gradient))
     return move
 
@@ -137,16 +141,19 @@ def moved(values: torch.Tensor, key: int) -> torch.Tensor:
     computed again, for a checkpointed block or after a resume, are rounded as they were. A float32
     tensor is moved if all its numbers are of bfloat16.
     """
+    values = values.contiguous()
     if values.dtype is torch.float32:
         rounded = values.bfloat16()
-        is_cast = (rounded.float() == values).all()  # stays on the device, for CUDA graphs
+        # Stays on the device, for CUDA graphs.
+        is_cast = ((rounded.float() == values) | values.isnan()).all()
         return torch.where(is_cast, moved(rounded, key).float(), values)
+    result = values.clone()
     if values.dtype not in LOW:  # a gradient may have a higher precision
-        return values.clone()
-    result = values.clone(memory_format=torch.contiguous_format)
+        return result
     flat = result.view(-1)
-    for start in range(0, flat.numel(), _BLOCK_ELEMENTS):
-        block = flat[start : start + _BLOCK_ELEMENTS]
+    size = _BLOCK_ELEMENTS if flat.device.type == "cpu" else _BLOCK_ELEMENTS_OF_GPUS
+    for start in range(0, flat.numel(), size):
+        block = flat[start : start + size]
         bits = block.view(torch.int16)
         place = torch.arange(start, start + len(block), device=block.device)
         drawn = mixed((place << 16) + bits, key).remainder_(2 * ONE_IN)

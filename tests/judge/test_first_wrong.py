@@ -374,3 +374,10 @@ def test_outputs_show_that_the_forward_pass_differs_where_the_loss_hardly_does()
     # Only gradients are off; nobody knows how the control's experts round.
     for other in (verdict(out, learnt, backward=True), verdict(out, None)):
         assert other.cause_class is CauseClass.GRADIENT_DIRECTION
+    # Of a model with experts, these repeats do not show how they round.
+    names = (*control.samples[0].names[:-1], "moe.experts.w1")
+    control, test = (
+        replace(run, samples=tuple(replace(each, names=names) for each in run.samples))
+        for run in (control, test)
+    )
+    assert verdict(out, learnt).cause_class is CauseClass.GRADIENT_DIRECTION

@@ -9,7 +9,7 @@ from judge_examples import judge, with_signals
 
 from converge_harness.judge import calibrate
 from converge_harness.judge.compare.limits import FIRST_JUMP, JUMP, jumps, routed
-from converge_harness.model import Judgement
+from converge_harness.model import Judgement, Precision
 
 
 def renamed(run, old, new):
@@ -72,6 +72,10 @@ def test_limits_are_wider_only_where_repeats_do_not_show_how_experts_round(size)
     assert found.tolist() == ([FIRST_JUMP, JUMP, JUMP] if size < 1e-5 else [1, 1, 1])
     assert jumps(steps, control, control, None, first=1.0).tolist() == [1, JUMP, JUMP]
     assert jumps(steps, CONTROL, CONTROL, None, first=FIRST_JUMP).tolist() == [1, 1, 1]
+    # Repeats in float32 do not show how the whole model rounds in bf16.
+    low = replace(control, precision=Precision.BF16)
+    for test, own in ((low, control), (low, low)):
+        assert jumps(steps, test, own, learnt, first=FIRST_JUMP).tolist() == [3, 8, 8]
 
 
 @pytest.mark.parametrize(("share", "judgement"), [(1e-3, Judgement.PASS), (0.04, Judgement.FAIL)])

@@ -1,5 +1,6 @@
 """``repeat = "ulp"``: every weight moved to a neighbour, the same neighbour in every sharding."""
 
+import pytest
 import torch
 import torch.distributed as dist
 from gloo_ranks import run_on_ranks
@@ -7,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from converge_harness.rank.repeats import direction, move_by_one_ulp, round_in_repeat
+from converge_harness.rank.repeats import direction, move_by_one_ulp, move_operator, round_in_repeat
 
 SHAPE = (7, 5, 2)
 DTYPES = (torch.bfloat16, torch.float32)
@@ -118,3 +119,20 @@ def test_what_experts_cast_to_float32_is_moved_and_other_float32_is_not():
     assert 0.05 < share < 0.35
     assert torch.equal(layer.experts(values), values)
     assert torch.equal(layer.dense(cast), cast)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_torch_compile_knows_what_the_operator_returns(dtype):
+    move = move_operator(seed=1)
+    rows = torch.randn(4, 6, 8, dtype=dtype)
+    for values in (rows, rows.transpose(1, 2), rows[:, ::2], rows[:0], rows.bfloat16().to(dtype)):
+        torch.library.opcheck(move, (values,), test_utils=("test_schema", "test_faketensor"))
+        assert move(values).is_contiguous()
+
+
+def test_a_nan_among_what_experts_return_hides_no_other_number():
+    values = weights().bfloat16().float()
+    values[0, 0, 0] = torch.nan
+    moved = move_operator(seed=1)(values)
+    assert moved[0, 0, 0].isnan()
+    assert 0 < int((moved != values).sum()) < values.numel()

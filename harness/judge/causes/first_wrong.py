@@ -30,7 +30,7 @@ _OF_A_STEP = frozenset(
     }
 )
 """Classes of bugs of the forward or backward pass; of others modules do not show the place."""
-SAME_START = ("same-data", "same-initial-parameters", "starts-as-the-control")
+_SAME_START = ("same-data", "same-initial-parameters", "starts-as-the-control")
 """If one of these is not right, every module differs."""
 MODEL = "the model"
 """The code of the model itself, outside of its modules."""
@@ -50,17 +50,24 @@ def first_wrong(
     compared: RunComparison, checks: Mapping[str, Check], kind: CauseClass | None
 ) -> FirstWrong:
     """The module where a failed test set first differs from its control."""
-    modules = compared.modules
-    other_start = any(
-        name in checks and checks[name].outcome in (Outcome.FAIL, Outcome.INVALID)
-        for name in SAME_START
-    )
-    if modules is None or kind not in _OF_A_STEP or other_start or compared.draws:
+    modules = comparable_modules(compared, checks)
+    if modules is None or kind not in _OF_A_STEP:
         return FirstWrong()
     wrong = modules.first_off
     if wrong is None:
         return _none(modules, kind, _off_gradients(checks))
     return FirstWrong(*(_backward if wrong.row.backward else _forward)(modules, wrong))
+
+
+def comparable_modules(
+    compared: RunComparison, checks: Mapping[str, Check]
+) -> ModuleComparison | None:
+    """The modules of both runs; None if they compute with other weights, samples or drawings."""
+    other_start = any(
+        name in checks and checks[name].outcome in (Outcome.FAIL, Outcome.INVALID)
+        for name in _SAME_START
+    )
+    return None if other_start or compared.draws else compared.modules
 
 
 def _forward(modules: ModuleComparison, wrong: ModuleDifference) -> tuple[str, str]:

@@ -30,7 +30,7 @@ from converge_harness.judge.causes.context import (
     words_of,
 )
 from converge_harness.judge.causes.factors import FIRST_STEP_MATCH
-from converge_harness.judge.causes.first_wrong import SAME_START, amount_of
+from converge_harness.judge.causes.first_wrong import amount_of, comparable_modules
 from converge_harness.judge.causes.gradient_patterns import (
     OUTWEIGHS,
     Wrong,
@@ -57,7 +57,7 @@ from converge_harness.judge.causes.parameter_names import (
 )
 from converge_harness.judge.causes.signature import Basis, Cause, Stage, signature
 from converge_harness.judge.compare.envelopes import Envelope
-from converge_harness.judge.compare.limits import same_sample_layout
+from converge_harness.judge.compare.limits import rounding_of_experts, routed, same_sample_layout
 from converge_harness.judge.compare.reported import agreement
 from converge_harness.judge.compare.tensors import TensorComparison
 from converge_harness.judge.wording import distinct_digits
@@ -73,7 +73,6 @@ BEYOND = 3.0
 """Multiple of the repeats' spread."""
 _DOWNSTREAM = 10.0
 """Multiple of the repeats' spread, in float32: limits allow three times as much."""
-_NOT_RIGHT = (Outcome.FAIL, Outcome.INVALID)
 _SLIGHT = 0.1
 """A gradient that is not reduced, or not propagated, is off by more than this."""
 
@@ -246,14 +245,15 @@ def _by_loss(loss: Envelope, wrong: Wrong, context: Context) -> str:
 def _by_modules(context: Context) -> str:
     """Whether modules compute something else, by more than repeats of the control show.
 
-    Without repeats that show it, nothing is known of how experts round.
+    Of a model that routes tokens they have to show how experts round.
     """
-    modules, calibration = context.compared.modules, context.compared.calibration
+    modules = comparable_modules(context.compared, context.checks)
     first = modules.first_off if modules is not None else None
+    calibration, control = context.compared.calibration, context.compared.control
     if first is None or first.row.backward or calibration is None:
         return ""
-    other_start = any(context.outcome(name) in _NOT_RIGHT for name in SAME_START)
-    if first.row not in calibration.modules or other_start or context.compared.draws:
+    unknown = routed(control, control) and not rounding_of_experts(control, calibration)
+    if first.row not in calibration.modules or unknown:
         return ""
     what = "what {} gets" if first.row.is_input else "the output of {}"
     return f"which is inside its limit, but {what.format(first.row.module)} {amount_of(first)}"

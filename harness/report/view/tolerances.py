@@ -170,8 +170,8 @@ def notes(
             if learnt is not None and learnt.limit > WIDE * learnt.floor:
                 times = learnt.limit / learnt.floor
                 why = (
-                    "its experts multiply in bfloat16, and most likely it is their rounding"
-                    if rounding_of_experts(compared.control, calibration)
+                    "do its experts round to bfloat16 (torchtitan's do), or are its repeats wrong?"
+                    if rounding_of_experts(compared.control, compared.calibration)
                     else "is its training that unstable, or are its repeats wrong?"
                 )
                 sentence = _wide(verdict.control, learnt, why)
