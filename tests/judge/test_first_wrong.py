@@ -371,7 +371,7 @@ def test_outputs_show_that_the_forward_pass_differs_where_the_loss_hardly_does()
     forward = verdict(out, learnt)
     assert forward.cause_class is CauseClass.OBJECTIVE
     assert "the output of layers.0.mlp is off by 0.21 (rounding: 1e-06)" in forward.cause
-    # Only gradients are off; nobody knows how the control's experts round.
+    # First only gradients of modules are off; then no repeat shows how far modules may be off.
     for other in (verdict(out, learnt, backward=True), verdict(out, None)):
         assert other.cause_class is CauseClass.GRADIENT_DIRECTION
     # Of a model with experts, these repeats do not show how they round.
