@@ -267,7 +267,7 @@ def streaming(session: nox.Session) -> None:
 
 @nox.session
 def gpu(session: nox.Session) -> None:
-    """The suite for one GPU, at most 8 minutes: ``nox -s gpu``; skipped where there is none."""
+    """The suite for one GPU: ``nox -s gpu``; skipped where there is none."""
     install_light(session, "test")
     build_toolchain(session, DEFAULT_TOOLCHAIN)
     env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}

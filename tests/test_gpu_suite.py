@@ -1,4 +1,4 @@
-"""The suite for a GPU, as far as a machine without one can ask: it has never been run."""
+"""The suite for a GPU, as far as a machine without one can ask."""
 
 import json
 import subprocess

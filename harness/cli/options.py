@@ -88,7 +88,8 @@ def add_slots(parser: argparse.ArgumentParser) -> None:
         "--slots",
         type=positive,
         metavar="N",
-        help="how many ranks may run at a time on the CPU; a set with more is refused",
+        help="how many ranks may run at a time on the CPU, where a set with more is refused, or on "
+        "GPUs that ranks share (NCCL_MULTI_RANK_GPU_ENABLE=1; default there: 4 per GPU)",
     )
 
 

@@ -36,7 +36,10 @@ class RunOptions:
     data: Mapping[SyntheticData, Path] = field(default_factory=dict)
     """The folders of the corpora that the plan's jobs read."""
     gpus: tuple[int, ...] = ()
-    """Ids of this machine's GPUs to use, one per rank; empty: ranks run on the CPU."""
+    """Ids of this machine's GPUs to use, one per rank; empty: ranks run on the CPU.
+
+    An id that is there several times is a GPU that so many ranks share.
+    """
     cluster_device: str | None = None
     """Device of ranks under a scheduler, ``cuda`` or ``cpu``; None: they run on this machine."""
     fresh: bool = False

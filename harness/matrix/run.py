@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -19,6 +21,7 @@ from converge_harness.matrix.stop import look_at_running
 from converge_harness.model import Job, Launcher, Plan, RunRecord, SyntheticData
 from converge_harness.store import Store, read_record
 from converge_harness.surroundings import gpu_models
+from converge_harness.trainers.environment import SHARE_GPUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ def options_of(
     cluster = plan.experiment.cluster
     return RunOptions(
         data={values: prepared.folder for values, prepared in data.items()},
-        gpus=gpu_ids() if cluster is None else (),
+        gpus=_gpus_of(plan) if cluster is None else (),
         cluster_device=cluster.device if cluster else None,
         fresh=fresh,
         warm=warm,
@@ -97,6 +100,23 @@ def options_of(
 def gpu_ids() -> tuple[int, ...]:
     """GPUs that ranks may use; empty: they run on the CPU."""
     return tuple(range(len(gpu_models())))
+
+
+RANKS_PER_SHARED_GPU = 4
+"""How many ranks run on a GPU at a time, unless the largest job or ``--slots`` asks for more."""
+
+
+def _gpus_of(plan: Plan) -> tuple[int, ...]:
+    """The GPU of every rank that runs at the same time; an id per GPU, unless ranks share them.
+
+    They do if NCCL's own variable says so; without it NCCL refuses two ranks on one GPU.
+    """
+    ids = gpu_ids()
+    if not ids or os.environ.get(SHARE_GPUS) != "1":
+        return ids
+    largest = max((job.world_size for job in plan.jobs), default=1)
+    ranks = max(largest, plan.experiment.cpu_ranks or RANKS_PER_SHARED_GPU * len(ids))
+    return tuple(gpu for gpu in ids for _ in range(math.ceil(ranks / len(ids))))
 
 
 def site_of(plan: Plan, store: Store, options: RunOptions, observer: Observer) -> Site:

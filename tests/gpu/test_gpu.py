@@ -1,8 +1,9 @@
-"""The suite for one GPU: ``nox -s gpu``. It has never been run on one.
+"""The suite for one GPU: ``nox -s gpu``.
 
 Real Float8, bfloat16, compile, CUDA graphs and activation checkpointing, with deterministic kernels
 and with those of production; what the probe costs a step, and that nothing in a step waits for the
-device. Two matrices of 21 short jobs and two programs: at most 8 minutes.
+device. Two matrices of 21 short jobs and two programs: at most 8 minutes. Then every parallelism,
+and a bug of torchtitan's, by ranks that share the GPU over NCCL: as long again.
 """
 
 import json
@@ -15,8 +16,10 @@ import pytest
 
 from converge_harness.cli import main
 from converge_harness.toolchains.find import toolchain_root
+from converge_harness.trainers.environment import SHARE_GPUS
 
 HERE = Path(__file__).parent
+EXPERIMENTS = HERE.parent.parent / "experiments"
 DEAREST_STEP = 1.5
 """How many times as long a step that is not sampled may take; a first guess."""
 
@@ -40,8 +43,8 @@ if not gpus():
     pytest.skip("needs a GPU: nvidia-smi finds none here", allow_module_level=True)
 
 
-def report_of(folder, experiment):
-    arguments = ["run", str(HERE / experiment), "--store", str(folder / "store")]
+def report_of(folder, experiment, *options):
+    arguments = ["run", str(HERE / experiment), "--store", str(folder / "store"), *options]
     code = main([*arguments, "--out", str(folder / "report")])
     return code, json.loads((folder / "report" / "report.json").read_text())
 
@@ -85,6 +88,30 @@ def test_reruns_of_other_kernels_are_what_test_sets_are_judged_by(noise):
     assert len(calibration["repeats"]) == 3
     assert not calibration["problems"]
     sys.stdout.write(json.dumps(calibration["repeats"], indent=1))
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """Ranks share the GPU: every test below would need 4 or 8 of them."""
+    monkeypatch.setenv(SHARE_GPUS, "1")
+
+
+def test_every_parallelism_agrees_over_nccl(shared, tmp_path):
+    code, report = report_of(tmp_path, EXPERIMENTS / "smoke.toml")
+    verdicts = {each["name"]: each["verdict"] for each in report["tests"]}
+    assert code == 0, verdicts
+    assert set(verdicts.values()) == {"PASS"}
+    assert {"fsdp2_tp2", "fsdp2_pp2_1f1b", "fsdp2_cp2", "fsdp2_tp2_pp2"} <= set(verdicts)
+
+
+def test_a_bug_of_a_release_is_told_by_its_module(shared, tmp_path):
+    """torchtitan pull request 4245: experts add their bias once per TP rank."""
+    names = ("gpt_oss_tp2", "gpt_oss_tp2_mended")
+    _, report = report_of(tmp_path, EXPERIMENTS / "models.toml", "--only", *names)
+    broken, mended = sorted(report["tests"], key=lambda each: each["name"])
+    assert (broken["verdict"], broken["onset_step"]) == ("FAIL", 1)
+    assert broken["module"] == "layers.0.moe.routed_experts.inner_experts"
+    assert (mended["verdict"], mended["cause"]) == ("PASS", "")
 
 
 def step_cost(folder, *options):

@@ -9,13 +9,15 @@ from dataclasses import replace
 
 import psutil
 import pytest
-from launch_jobs import plan_of
+from launch_jobs import plan_of, tiny_job
 
 from converge_harness import launch
 from converge_harness.errors import ConfigError, StoreError, ToolchainError
 from converge_harness.launch import RunOptions, run_plan
+from converge_harness.launch.local.agents import _slots_of_node
 from converge_harness.launch.private_folder import LOCK
-from converge_harness.model import Role, RunStatus
+from converge_harness.model import Recovery, RestartOwner, Role, RunStatus
+from converge_harness.run_folder.layout import GPU_OF_RANK
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -290,5 +292,32 @@ def launch_store(root):
 
 
 def test_gpu_jobs_want_gpus(tiny, store):
-    with pytest.raises(ConfigError, match="needs 2 GPUs, but there are 1"):
+    with pytest.raises(ConfigError, match="needs 2 GPUs, but there are 1") as caught:
         run(plan_of(tiny("job")), store, RunOptions(gpus=(0,)))
+    assert "NCCL_MULTI_RANK_GPU_ENABLE=1" in str(caught.value)
+
+
+def test_ranks_that_share_a_gpu_are_told_which(tiny, store, cold):
+    """No GPU is used: the ranks write down what they were given."""
+    plan = plan_of(tiny("shared", steps=1), tiny("alone", ranks=1, steps=1))
+    records, _ = run(plan, store, replace(cold, gpus=(3, 3)))
+    shared, alone = [
+        json.loads((record.folder / "surroundings.json").read_text())["env"] for record in records
+    ]
+    assert shared["CUDA_VISIBLE_DEVICES"] == "3"
+    assert shared[GPU_OF_RANK] == "3,3"
+    assert shared["NCCL_MAX_NCHANNELS"] == "2"
+    assert alone["CUDA_VISIBLE_DEVICES"] == "3"
+    assert not {GPU_OF_RANK, "NCCL_MAX_NCHANNELS"} & set(alone)
+
+
+def test_the_agents_of_a_run_take_gpus_of_their_own():
+    recovery = Recovery((), checkpoint_every=2, restarts=RestartOwner.TORCHRUN, nodes=(1, 2))
+    job = tiny_job("nodes", ranks=4)
+    two_nodes = replace(job, spec=replace(job.spec, recovery=recovery))
+    assert [_slots_of_node(two_nodes, (4, 5, 6, 7), node) for node in range(3)] == [
+        (4, 5),
+        (6, 7),
+        (4, 5),
+    ]
+    assert _slots_of_node(tiny_job("job"), (4, 5), 0) == (4, 5)

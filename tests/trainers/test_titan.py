@@ -225,6 +225,14 @@ def test_a_job_sees_its_own_gpus_and_no_others(devices, expected):
     assert made["CUDA_VISIBLE_DEVICES"] == expected
 
 
+def test_ranks_that_share_gpus_take_little_memory_for_nccl_unless_told_otherwise():
+    made = environment({"NCCL_MAX_NCHANNELS": "8"}, Resources("cuda", (0, 1, 0)), FOLDER)
+    assert made["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert made["CONVERGE_GPU_OF_RANK"] == "0,1,0"
+    assert (made["NCCL_MAX_NCHANNELS"], made["NCCL_NVLS_ENABLE"]) == ("8", "0")
+    assert "NCCL_NVLS_ENABLE" not in environment({}, Resources("cuda", (0, 1)), FOLDER)
+
+
 def test_two_jobs_share_no_compile_cache():
     first = environment({}, Resources(), Path("/store/runs/a"))
     second = environment({}, Resources(), Path("/store/runs/b"))

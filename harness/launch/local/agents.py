@@ -209,7 +209,12 @@ def _start_agent(
     work = folder if node == 0 else logs
     data = place.options.data_of(job)
     variables = environment(
-        place.environment, _resources(place, slots), folder, job, meeting=meeting, data=data
+        place.environment,
+        _resources(place, _slots_of_node(job, slots, node)),
+        folder,
+        job,
+        meeting=meeting,
+        data=data,
     )
     variables[FAILURES_VARIABLE] = str(logs / FAILURES)
     if together and call.nodes > 1:
@@ -249,6 +254,13 @@ def _logs(job: Job, folder: Path, call: Call, node: int) -> Path:
     if not comes_in_passes(job):
         return folder / LOGS
     return call_logs(folder / LOGS, call.number, node)
+
+
+def _slots_of_node(job: Job, slots: tuple[int, ...], node: int) -> tuple[int, ...]:
+    """The slots of one of the agents that stand for nodes; one that joins takes a lost one's."""
+    nodes = most_nodes(job)
+    each = len(slots) // nodes
+    return slots[node % nodes * each :][:each]
 
 
 def _resources(place: Machine, slots: tuple[int, ...]) -> Resources:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -64,6 +64,7 @@ from converge_harness.trainers import (
     is_complete,
     trainer_of,
 )
+from converge_harness.trainers.environment import SHARE_GPUS
 from converge_harness.trainers.failure import is_infrastructure_fault
 
 
@@ -159,16 +160,35 @@ def _slots(plan: Plan, jobs: Sequence[Job], options: RunOptions) -> Slots:
     Raises ConfigError if a job needs more GPUs than there are.
     """
     if options.gpus:
-        problems = [
-            Problem(job.name, f"needs {job.world_size} GPUs, but there are {len(options.gpus)}")
-            for job in jobs
-            if job.world_size > len(options.gpus)
-        ]
+        problems = [*_too_large(jobs, options.gpus), *_cannot_share(jobs, options.gpus)]
         if problems:
             raise ConfigError(problems)
         return Slots(tuple(sorted(options.gpus)))
     cores = len(os.sched_getaffinity(0))
     return cpu_slots(cores, jobs, plan.experiment.cpu_ranks)
+
+
+def _too_large(jobs: Iterable[Job], gpus: tuple[int, ...]) -> Iterator[Problem]:
+    for job in jobs:
+        if job.world_size > len(gpus):
+            yield Problem(
+                job.name,
+                f"needs {job.world_size} GPUs, but there are {len(gpus)}",
+                f"{SHARE_GPUS}=1 in the environment lets ranks share a GPU over NCCL; "
+                "CUDA_VISIBLE_DEVICES= (empty) lets them train on the CPU",
+            )
+
+
+def _cannot_share(jobs: Iterable[Job], gpus: tuple[int, ...]) -> Iterator[Problem]:
+    if len(set(gpus)) == len(gpus):
+        return
+    for job in jobs:
+        if job.world_size > 1 and not trainer_of(job.spec).own_rank_code:
+            yield Problem(
+                job.name,
+                f"its program chooses a GPU per rank by itself, so {SHARE_GPUS}=1 cannot share one",
+                "unset the variable, or use a machine with a GPU per rank",
+            )
 
 
 def _loopback() -> str | None:

@@ -13,6 +13,7 @@ import faulthandler
 import importlib
 import os
 import signal
+from collections.abc import MutableMapping
 from dataclasses import replace
 from types import ModuleType
 
@@ -21,6 +22,7 @@ from converge_harness.rank.settings import KeyProblem
 from converge_harness.rank.start.loopback import listen_on_loopback
 from converge_harness.rank.start.parent import die_with_parent
 from converge_harness.run_folder.job import JobError, RankJob, read_job
+from converge_harness.run_folder.layout import GPU_OF_RANK
 
 DIALECTS = {
     "titan_main": "converge_harness.rank.titan.v0_3",
@@ -88,9 +90,17 @@ def _run(job_path: str, segment: int | None) -> None:
             f"{job_path}: has {len(job.segments)} segments: say which one to run (--segment INDEX)"
         )
     job = job.on_world(int(os.environ["WORLD_SIZE"]))
+    take_own_gpu(os.environ)
     module = _load(job)
     listen_on_loopback()
     module.run(job)
+
+
+def take_own_gpu(environment: MutableMapping[str, str]) -> None:
+    """Let a rank that shares a GPU see that one only, before anything asks for CUDA."""
+    gpus = environment.get(GPU_OF_RANK)
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = gpus.split(",")[int(environment["LOCAL_RANK"])]
 
 
 def _load(job: RankJob) -> ModuleType:

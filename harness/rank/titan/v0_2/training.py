@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import time
 import types
 from dataclasses import replace
@@ -21,6 +22,7 @@ from converge_harness.rank.titan.common.cpu import multiply_bf16_by_float32_kern
 from converge_harness.rank.titan.v0_2.config import Built, build, flattened
 from converge_harness.rank.titan.v0_2.shim import Prepared, prepare
 from converge_harness.run_folder.job import RankJob
+from converge_harness.run_folder.layout import GPU_OF_RANK
 
 _HEAVY = (
     "torchtitan.train",
@@ -53,6 +55,8 @@ def run(job: RankJob) -> None:
     from converge_harness.rank.titan.v0_2 import train_spec
 
     init_logger()
+    if GPU_OF_RANK in os.environ:  # the only one that this rank sees; 0.3 takes it by itself
+        os.environ["LOCAL_RANK"] = "0"
     own = OwnTechniques(job)
     built = build(job)
     if built.problems:

@@ -18,7 +18,32 @@ import torch
 import torch.distributed as dist
 
 
+def ignore_unknown_autotune_keys() -> None:
+    """Let torchao 0.18 be imported beside triton 3.9, which it cannot be on a GPU.
+
+    ``torchao.prototype.moe_training.kernels.float8_rowwise`` tunes by a key, ``num_elements``, that
+    is no argument of its kernel. triton 3.9 refuses that while the module is imported, and
+    torchtitan 0.3 imports it, with or without Float8. Older ones ignored such a key.
+    """
+    try:
+        import triton
+    except ImportError:
+        return
+    autotune = triton.autotune
+
+    def autotune_by_arguments(configs: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+        def decorate(kernel: Any) -> Any:
+            known = [name for name in key if name in kernel.arg_names]
+            return autotune(configs, known, *args, **kwargs)(kernel)
+
+        return decorate
+
+    triton.autotune = autotune_by_arguments
+
+
 def complete_torch() -> None:
+    if torch.cuda.is_available():
+        ignore_unknown_autotune_keys()
     add_set_timeout()
     add_microbatch_arguments()
 
