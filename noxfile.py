@@ -35,7 +35,10 @@ STREAMING_TOOLCHAIN = f"{DEFAULT_TOOLCHAIN}-streaming"
 FRAMEWORKS = {
     "deepspeed-0.19.8": ("tests/e2e/test_zero.py", "tests/rank/test_probe_deepspeed.py"),
     "composer-0.32.1": ("tests/e2e/test_composer.py",),
-    "transformers-5.23.0": ("tests/e2e/test_hugging_face.py",),
+    "transformers-5.23.0": (
+        "tests/e2e/test_hugging_face.py",
+        "tests/rank/test_upstream_scripts.py",
+    ),
 }
 """Tests of the toolchains of other frameworks than torchtitan: ``nox -s e2e``."""
 OLDER_TORCH_TESTS = (
