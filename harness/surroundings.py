@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import itertools
 import os
 import platform
 import re
@@ -77,7 +78,7 @@ def hardware_class(*, on_gpu: bool) -> str:
     on the same model only.
     """
     if on_gpu:
-        models = sorted(set(gpu_models())) or ["of unknown model"]
+        models = sorted(set(gpus().values())) or ["of unknown model"]
         return f"gpu {', '.join(models)}"
     return f"cpu-{platform.machine()} {_cpu_model()}".strip()
 
@@ -138,18 +139,25 @@ threads, which is one per rank anyway. PYTHONHASHSEED is ignored: without it has
 """
 
 
-def gpu_models(information: Path = GPU_INFORMATION) -> tuple[str, ...]:
-    """Model of every NVIDIA GPU that this process may use, read from the driver's files.
+def gpus(information: Path = GPU_INFORMATION) -> dict[int, str]:
+    """Number and model of every NVIDIA GPU that this process may use, by the driver's files.
 
-    ``CUDA_VISIBLE_DEVICES`` set to nothing hides them all, as it does from CUDA.
+    ``CUDA_VISIBLE_DEVICES`` chooses them as it does for CUDA: set to nothing it hides all, and
+    what follows a number that no GPU has is not read. Raises ConfigError if it has no numbers.
     """
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
-        return ()
-    found = []
-    for path in sorted(information.glob("*/information")):
+    found = {}
+    for number, path in enumerate(sorted(information.glob("*/information"))):
         model = re.search(r"(?m)^Model:\s*(.+?)\s*$", path.read_text())
-        found.append(model[1] if model else "unknown")
-    return tuple(found)
+        found[number] = model[1] if model else "unknown"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or not found:
+        return found
+    wanted = [each.strip() for each in visible.split(",") if each.strip()]
+    if named := [each for each in wanted if not re.fullmatch(r"-?\d+", each)]:
+        hint = "numbers as in 0,1; empty: train on the CPU"
+        raise ConfigError([Problem("CUDA_VISIBLE_DEVICES", f"has {named[0]!r}", hint)])
+    known = itertools.takewhile(found.__contains__, map(int, wanted))
+    return {number: found[number] for number in known}
 
 
 def driver_version(information: Path = DRIVER_INFORMATION) -> str:

@@ -22,7 +22,7 @@ from converge_harness.surroundings import (
     cluster_hardware,
     cluster_software,
     driver_version,
-    gpu_models,
+    gpus,
     hardware_class,
     local_software,
     rank_code_digest,
@@ -94,16 +94,29 @@ def test_the_rank_code_digest_follows_names_and_contents(tmp_path):
     assert len({first, second, rank_code_digest(tmp_path)}) == 3
 
 
-def test_gpus_are_read_from_the_drivers_files(tmp_path, monkeypatch):
-    for index, model in enumerate(["NVIDIA H200", "NVIDIA H200"]):
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [(None, [0, 1]), ("", []), ("-1", []), ("1", [1]), ("1, 0", [1, 0]), ("0,7,1", [0])],
+)
+def test_gpus_are_read_from_the_drivers_files(visible, expected, tmp_path, monkeypatch):
+    for index, model in enumerate(["NVIDIA H100", "NVIDIA H200"]):
         folder = tmp_path / f"0000:0{index}:00.0"
         folder.mkdir()
         (folder / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 70\n")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert gpu_models(tmp_path) == ("NVIDIA H200", "NVIDIA H200")
-    assert gpu_models(tmp_path / "none") == ()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert gpu_models(tmp_path) == ()
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    models = {0: "NVIDIA H100", 1: "NVIDIA H200"}
+    assert list(gpus(tmp_path).items()) == [(number, models[number]) for number in expected]
+    assert gpus(tmp_path / "none") == {}
+
+
+def test_gpus_that_are_named_otherwise_are_refused(tmp_path, monkeypatch):
+    (tmp_path / "0000:00:00.0").mkdir()
+    (tmp_path / "0000:00:00.0" / "information").write_text("Model: NVIDIA H100\n")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932f937")
+    with pytest.raises(ConfigError, match=r"has 'GPU-8932f937' \(numbers as in 0,1"):
+        gpus(tmp_path)
 
 
 def test_the_hardware_class_says_which_device(monkeypatch):

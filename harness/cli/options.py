@@ -222,13 +222,13 @@ def plan_of(
     """
     with leaving_when_interrupted():
         from converge_harness.matrix.load import load_plan
-        from converge_harness.surroundings import gpu_models
+        from converge_harness.surroundings import gpus
         from converge_harness.trainers import find_toolchain
 
     return load_plan(
         arguments.experiment,
         () if whole else names(arguments.only),
-        on_gpu=bool(gpu_models()),
+        on_gpu=bool(gpus()),
         slots=getattr(arguments, "slots", None),  # a scheduler has its own limits
         calibration=arguments.calibration,
         launcher=arguments.launcher,

@@ -60,6 +60,11 @@ class RunOptions:
     """The module that torchrun runs in every rank."""
 
     @property
+    def shares_gpus(self) -> bool:
+        """Whether several ranks use one GPU."""
+        return len(set(self.gpus)) < len(self.gpus)
+
+    @property
     def device(self) -> str:
         return self.cluster_device or ("cuda" if self.gpus else "cpu")
 

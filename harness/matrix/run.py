@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 import os
 import shutil
 import time
@@ -20,7 +20,7 @@ from converge_harness.launch.stopping import looks
 from converge_harness.matrix.stop import look_at_running
 from converge_harness.model import Job, Launcher, Plan, RunRecord, SyntheticData
 from converge_harness.store import Store, read_record
-from converge_harness.surroundings import gpu_models
+from converge_harness.surroundings import gpus
 from converge_harness.trainers.environment import SHARE_GPUS
 
 
@@ -99,7 +99,7 @@ def options_of(
 
 def gpu_ids() -> tuple[int, ...]:
     """GPUs that ranks may use; empty: they run on the CPU."""
-    return tuple(range(len(gpu_models())))
+    return tuple(gpus())
 
 
 RANKS_PER_SHARED_GPU = 4
@@ -116,7 +116,7 @@ def _gpus_of(plan: Plan) -> tuple[int, ...]:
         return ids
     largest = max((job.world_size for job in plan.jobs), default=1)
     ranks = max(largest, plan.experiment.cpu_ranks or RANKS_PER_SHARED_GPU * len(ids))
-    return tuple(gpu for gpu in ids for _ in range(math.ceil(ranks / len(ids))))
+    return tuple(itertools.islice(itertools.cycle(ids), max(ranks, len(ids))))
 
 
 def site_of(plan: Plan, store: Store, options: RunOptions, observer: Observer) -> Site:

@@ -13,7 +13,7 @@ from converge_harness.trainers.calls import comes_in_passes
 
 _FOREIGN = re.compile(
     r"(RANK|LOCAL_RANK|GROUP_RANK|ROLE_.*|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE"
-    r"|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|PYTHON_EXEC|CUDA_VISIBLE_DEVICES)"
+    rf"|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|PYTHON_EXEC|CUDA_VISIBLE_DEVICES|{GPU_OF_RANK})"
 )
 """Variables of an outer torchrun or scheduler, which jobs must not inherit."""
 
@@ -22,9 +22,9 @@ SHARE_GPUS = "NCCL_MULTI_RANK_GPU_ENABLE"
 """NCCL's variable that allows several ranks on one GPU (NCCL 2.30; its message says so)."""
 
 
-_SMALL_NCCL = {"NCCL_MAX_NCHANNELS": "2", "NCCL_NVLS_ENABLE": "0"}
-"""Where ranks share a GPU, unless the user sets them: with NCCL's own values, which are for a GPU
-per rank, each rank of a 3D set took 8 to 10 GB of an H100 for buffers, with these less than 2 GB.
+SMALL_NCCL = {"NCCL_MAX_NCHANNELS": "2", "NCCL_NVLS_ENABLE": "0"}
+"""Where ranks share GPUs, unless the user sets them: with NCCL's own values eight ranks ran out of
+the 80 GB of an H100, which its buffers filled; with these they took 13 GB.
 """
 
 
@@ -33,12 +33,14 @@ class Resources:
     """What a job gets from the machine.
 
     ``devices`` are GPU ids, one per local rank, empty on the CPU, None if a scheduler assigns them;
-    ``loopback`` is the name of the loopback interface, None to let gloo choose.
+    ``loopback`` is the name of the loopback interface, None to let gloo choose; ``shared`` says
+    that other ranks, of this job or another, may use the same GPUs.
     """
 
     device: str = "cpu"
     devices: tuple[int, ...] | None = ()
     loopback: str | None = "lo"
+    shared: bool = False
 
 
 def pinned_environment(
@@ -84,10 +86,9 @@ def pinned_environment(
         # ranks otherwise share.
         pinned["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if resources.devices is not None:
-        each = dict.fromkeys(resources.devices)
-        pinned["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, each))
-        if len(each) < len(resources.devices):
+        pinned["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, dict.fromkeys(resources.devices)))
+        if resources.shared:
             pinned[GPU_OF_RANK] = ",".join(map(str, resources.devices))
-            base = {**_SMALL_NCCL, **base}
+            pinned |= {name: base.get(name, small) for name, small in SMALL_NCCL.items()}
     kept = {name: value for name, value in base.items() if not _FOREIGN.fullmatch(name)}
     return {**kept, **pinned}

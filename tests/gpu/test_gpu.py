@@ -2,8 +2,7 @@
 
 Real Float8, bfloat16, compile, CUDA graphs and activation checkpointing, with deterministic kernels
 and with those of production; what the probe costs a step, and that nothing in a step waits for the
-device. Two matrices of 21 short jobs and two programs: at most 8 minutes. Then every parallelism,
-and a bug of torchtitan's, by ranks that share the GPU over NCCL: as long again.
+device. Then every parallelism, and a bug of torchtitan's, by ranks that share the GPU over NCCL.
 """
 
 import json

@@ -14,10 +14,13 @@ from launch_jobs import plan_of, tiny_job
 from converge_harness import launch
 from converge_harness.errors import ConfigError, StoreError, ToolchainError
 from converge_harness.launch import RunOptions, run_plan
-from converge_harness.launch.local.agents import _slots_of_node
+from converge_harness.launch.local.agents import free_share, shares_of_nodes
+from converge_harness.launch.local.run import Agent
 from converge_harness.launch.private_folder import LOCK
 from converge_harness.model import Recovery, RestartOwner, Role, RunStatus
 from converge_harness.run_folder.layout import GPU_OF_RANK
+from converge_harness.trainers.command import trained_by
+from converge_harness.trainers.command.settings import Command
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -307,17 +310,33 @@ def test_ranks_that_share_a_gpu_are_told_which(tiny, store, cold):
     assert shared["CUDA_VISIBLE_DEVICES"] == "3"
     assert shared[GPU_OF_RANK] == "3,3"
     assert shared["NCCL_MAX_NCHANNELS"] == "2"
-    assert alone["CUDA_VISIBLE_DEVICES"] == "3"
-    assert not {GPU_OF_RANK, "NCCL_MAX_NCHANNELS"} & set(alone)
+    assert (alone["CUDA_VISIBLE_DEVICES"], alone[GPU_OF_RANK]) == ("3", "3")
 
 
-def test_the_agents_of_a_run_take_gpus_of_their_own():
+def test_the_nodes_of_a_job_divide_its_slots():
     recovery = Recovery((), checkpoint_every=2, restarts=RestartOwner.TORCHRUN, nodes=(1, 2))
     job = tiny_job("nodes", ranks=4)
     two_nodes = replace(job, spec=replace(job.spec, recovery=recovery))
-    assert [_slots_of_node(two_nodes, (4, 5, 6, 7), node) for node in range(3)] == [
-        (4, 5),
-        (6, 7),
-        (4, 5),
-    ]
-    assert _slots_of_node(tiny_job("job"), (4, 5), 0) == (4, 5)
+    assert shares_of_nodes(two_nodes, (4, 5, 6, 7)) == ((4, 5), (6, 7))
+    assert shares_of_nodes(job, (4, 5, 6, 7)) == ((4, 5, 6, 7),)
+
+
+def test_a_node_that_joins_takes_the_slots_of_the_one_that_was_lost(tmp_path):
+    first, second = (Agent(None, tmp_path, tmp_path, slots) for slots in ((4, 5), (6, 7)))
+    shares = ((4, 5), (6, 7))
+    assert free_share(shares, [first]) == (6, 7)
+    second.lost = True
+    assert free_share(shares, [first, second]) == (6, 7)
+    first.lost, second.lost = True, False
+    assert free_share(shares, [first, second]) == (4, 5)
+
+
+def test_a_program_that_chooses_its_gpus_cannot_share_one(tiny, store, tmp_path):
+    job = tiny("command")
+    command = replace(job.spec, trainer=trained_by(Command(("train.py",), tmp_path)))
+    with pytest.raises(ConfigError, match="chooses a GPU per rank by itself") as caught:
+        run(plan_of(replace(job, spec=command)), store, RunOptions(gpus=(0, 0)))
+    assert "unset the variable" in str(caught.value)
+    with pytest.raises(ConfigError, match="needs 2 GPUs") as caught:
+        run(plan_of(replace(job, spec=command)), store, RunOptions(gpus=(0,)))
+    assert "MULTI_RANK" not in str(caught.value)

@@ -9,7 +9,7 @@ from converge_harness.model import Role, Technique
 
 
 def test_slots_are_taken_and_given_back():
-    slots = Slots((0, 1, 2, 3))
+    slots = Slots.of((0, 1, 2, 3))
     first, left = slots.take(3)
     assert (first, left.free) == ((0, 1, 2), (3,))
     assert not left.fits(2)
@@ -18,12 +18,12 @@ def test_slots_are_taken_and_given_back():
 
 def test_more_than_free_is_refused():
     with pytest.raises(ValueError, match="2 slots needed, 1 are free"):
-        Slots((0,)).take(2)
+        Slots.of((0,)).take(2)
 
 
 @given(st.lists(st.integers(1, 4), max_size=20))
 def test_no_slot_is_held_twice(sizes):
-    slots, held = Slots(tuple(range(8))), []
+    slots, held = Slots.of(range(8)), []
     for size in sizes:
         if slots.fits(size):
             taken, slots = slots.take(size)
@@ -32,6 +32,19 @@ def test_no_slot_is_held_twice(sizes):
             slots, held = slots.give(held), []
         assert len(set(held)) == len(held)
         assert sorted([*held, *slots.free]) == list(range(8))
+
+
+def test_how_many_ranks_share_a_gpu_depends_on_their_number_alone():
+    slots = Slots.of((0, 0, 0, 0, 1, 1, 1, 1))
+    one, left = slots.take(1)
+    four, left = left.take(4)
+    assert (one, sorted(four)) == ((0,), [0, 0, 1, 1])
+    two, left = left.take(2)
+    assert (sorted(two), left.free) == ([0, 1], (1,))
+    assert left.fits(1)
+    assert not left.fits(2)  # both on one GPU would be another set-up
+    assert left.give(one).take(2)[0] in {(0, 1), (1, 0)}
+    assert sorted(Slots.of((0, 0, 0, 1, 1)).take(5)[0]) == [0, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,9 @@ def test_a_published_folder_names_nobodys_machine(folder):
             assert not ABSOLUTE.findall(text), path
 
 
-@pytest.mark.parametrize("folder", sorted(set(FOLDERS) - set(SHRUNK)), ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder", sorted(set(FOLDERS) - set(SHRUNK)), ids=lambda folder: folder.name
+)
 def test_a_script_has_its_draft_and_the_versions_that_it_ran_with(folder):
     assert {path.name for path in folder.iterdir()} == {
         "ISSUE.md",

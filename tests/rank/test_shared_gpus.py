@@ -25,7 +25,7 @@ def test_a_rank_with_a_gpu_of_its_own_keeps_what_it_was_given():
     assert environment == {"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "2,3"}
 
 
-def test_a_kernel_may_be_tuned_by_a_key_that_is_no_argument(monkeypatch):
+def test_a_kernel_may_be_tuned_by_a_key_that_is_no_argument():
     import triton
 
     from converge_harness.rank.titan.v0_3 import patches
@@ -35,9 +35,10 @@ def test_a_kernel_may_be_tuned_by_a_key_that_is_no_argument(monkeypatch):
 
     kernel = triton.jit(kernel)
     configs = [triton.Config({"block": 1})]
-    monkeypatch.setattr(triton, "autotune", triton.autotune)
     newest = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
     with pytest.raises(ValueError, match="num_elements") if newest else nullcontext():
         triton.autotune(configs, key=["num_elements"])(kernel)
-    patches.ignore_unknown_autotune_keys()
-    assert triton.autotune(configs, key=["x_ptr", "num_elements"])(kernel).keys == ["x_ptr"]
+    before = triton.autotune
+    with patches.unknown_autotune_keys_ignored():
+        assert triton.autotune(configs, key=["x_ptr", "num_elements"])(kernel).keys == ["x_ptr"]
+    assert triton.autotune is before

@@ -26,8 +26,8 @@ LONGEST = 150
 
 
 def test_every_script_is_here():
-    found = [path for path in UPSTREAM.glob("*/*.py")]
-    assert {str(path.relative_to(UPSTREAM)) for path in found} == set(SCRIPTS)
+    found = {str(path.relative_to(UPSTREAM)) for path in UPSTREAM.glob("*/*.py")}
+    assert found == set(SCRIPTS)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -226,11 +226,13 @@ def test_a_job_sees_its_own_gpus_and_no_others(devices, expected):
 
 
 def test_ranks_that_share_gpus_take_little_memory_for_nccl_unless_told_otherwise():
-    made = environment({"NCCL_MAX_NCHANNELS": "8"}, Resources("cuda", (0, 1, 0)), FOLDER)
+    around = {"NCCL_MAX_NCHANNELS": "8", "CONVERGE_GPU_OF_RANK": "7"}
+    made = environment(around, Resources("cuda", (0, 1, 0), shared=True), FOLDER)
     assert made["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert made["CONVERGE_GPU_OF_RANK"] == "0,1,0"
     assert (made["NCCL_MAX_NCHANNELS"], made["NCCL_NVLS_ENABLE"]) == ("8", "0")
-    assert "NCCL_NVLS_ENABLE" not in environment({}, Resources("cuda", (0, 1)), FOLDER)
+    alone = environment(around, Resources("cuda", (0, 1)), FOLDER)
+    assert not {"NCCL_NVLS_ENABLE", "CONVERGE_GPU_OF_RANK"} & set(alone)
 
 
 def test_two_jobs_share_no_compile_cache():

@@ -11,7 +11,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,6 +48,7 @@ from converge_harness.trainers import (
     needs_port,
     trainer_of,
 )
+from converge_harness.trainers.environment import SMALL_NCCL
 
 PROCESS_GUARD = Path(__file__).parent.parent / "process_guard.py"
 """Runs a user's launcher."""
@@ -108,7 +109,7 @@ def start_run(
         call=call,
         warm=place.servers.python(job.toolchain.name) is not None,
         environment=environment(
-            {},
+            {name: place.environment[name] for name in SMALL_NCCL if name in place.environment},
             _resources(place, slots),
             folder,
             job,
@@ -153,14 +154,15 @@ def start_next_call(place: Machine, run: Run, call: Call) -> None:
 
 
 def start_node(place: Machine, run: Run) -> None:
-    """Start a further node for the running call.
+    """Start a further node for the running call, on the slots of one that was lost.
 
     Raises StoreError as ``start_run`` does.
     """
     running = run.call
+    own = free_share(shares_of_nodes(run.job, run.slots), running.agents)
     node = len(running.agents)
     running.agents.append(
-        _start_agent(place, run.job, run.folder, running.call, run.slots, running.meeting, node)
+        _start_agent(place, run.job, run.folder, running.call, own, running.meeting, node)
     )
 
 
@@ -168,10 +170,11 @@ def _start_call(
     place: Machine, job: Job, folder: Path, call: Call, slots: tuple[int, ...]
 ) -> RunningCall:
     meeting = _meeting(place, job)
+    shares = shares_of_nodes(job, slots)
     agents: list[Agent] = []
     try:
         agents.extend(
-            _start_agent(place, job, folder, call, slots, meeting, node, together=True)
+            _start_agent(place, job, folder, call, shares[node], meeting, node, together=True)
             for node in range(call.nodes)
         )
     except BaseException:
@@ -204,17 +207,12 @@ def _start_agent(
     *,
     together: bool = False,
 ) -> Agent:
-    """``together``: it waits for the other first nodes of its call."""
+    """``slots``: the node's own; ``together``: it waits for the other first nodes of its call."""
     logs = _logs(job, folder, call, node)
     work = folder if node == 0 else logs
     data = place.options.data_of(job)
     variables = environment(
-        place.environment,
-        _resources(place, _slots_of_node(job, slots, node)),
-        folder,
-        job,
-        meeting=meeting,
-        data=data,
+        place.environment, _resources(place, slots), folder, job, meeting=meeting, data=data
     )
     variables[FAILURES_VARIABLE] = str(logs / FAILURES)
     if together and call.nodes > 1:
@@ -246,7 +244,7 @@ def _start_agent(
         process = processes.start(command, variables, trainer.work_folder(job, work), log)
     except OSError as error:
         raise StoreError(f"{folder}: cannot start {command[0]}: {error}") from error
-    return Agent(process, work, logs)
+    return Agent(process, work, logs, slots)
 
 
 def _logs(job: Job, folder: Path, call: Call, node: int) -> Path:
@@ -256,15 +254,24 @@ def _logs(job: Job, folder: Path, call: Call, node: int) -> Path:
     return call_logs(folder / LOGS, call.number, node)
 
 
-def _slots_of_node(job: Job, slots: tuple[int, ...], node: int) -> tuple[int, ...]:
-    """The slots of one of the agents that stand for nodes; one that joins takes a lost one's."""
-    nodes = most_nodes(job)
-    each = len(slots) // nodes
-    return slots[node % nodes * each :][:each]
+def shares_of_nodes(job: Job, slots: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """A job's slots, divided between the agents that stand for its nodes."""
+    each = len(slots) // most_nodes(job)
+    return tuple(slots[start : start + each] for start in range(0, len(slots), each))
+
+
+def free_share(shares: tuple[tuple[int, ...], ...], agents: Iterable[Agent]) -> tuple[int, ...]:
+    """The share of a node that has not come, or was lost."""
+    held = [agent.slots for agent in agents if not agent.lost]
+    # Where nodes share a GPU, several have the same share.
+    return next((share for share in shares if share not in held), shares[-1])
 
 
 def _resources(place: Machine, slots: tuple[int, ...]) -> Resources:
-    return Resources(place.options.device, _devices(place, slots), place.loopback)
+    options = place.options
+    return Resources(
+        options.device, _devices(place, slots), place.loopback, shared=options.shares_gpus
+    )
 
 
 def _devices(place: Machine, slots: tuple[int, ...]) -> tuple[int, ...]:

@@ -252,6 +252,8 @@ class Agent:
     folder: Path
     """Working directory; for the first node, and for a user's program, the run folder."""
     logs: Path
+    slots: tuple[int, ...] = ()
+    """Of its ranks."""
     lost: bool = False
     """Killed by a fault of the script."""
 

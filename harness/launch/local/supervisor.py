@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -157,37 +158,39 @@ def _run(
 def _slots(plan: Plan, jobs: Sequence[Job], options: RunOptions) -> Slots:
     """GPUs, or slots on the CPU.
 
-    Raises ConfigError if a job needs more GPUs than there are.
+    Raises ConfigError if a job needs more GPUs than there are, or would have to share one and
+    cannot.
     """
     if options.gpus:
-        problems = [*_too_large(jobs, options.gpus), *_cannot_share(jobs, options.gpus)]
+        problems = [*_too_large(jobs, options), *_cannot_share(jobs, options)]
         if problems:
             raise ConfigError(problems)
-        return Slots(tuple(sorted(options.gpus)))
+        return Slots.of(options.gpus)
     cores = len(os.sched_getaffinity(0))
     return cpu_slots(cores, jobs, plan.experiment.cpu_ranks)
 
 
-def _too_large(jobs: Iterable[Job], gpus: tuple[int, ...]) -> Iterator[Problem]:
-    for job in jobs:
-        if job.world_size > len(gpus):
-            yield Problem(
-                job.name,
-                f"needs {job.world_size} GPUs, but there are {len(gpus)}",
-                f"{SHARE_GPUS}=1 in the environment lets ranks share a GPU over NCCL; "
-                "CUDA_VISIBLE_DEVICES= (empty) lets them train on the CPU",
-            )
+ON_THE_CPU = "CUDA_VISIBLE_DEVICES= (empty) lets it train on the CPU"
 
 
-def _cannot_share(jobs: Iterable[Job], gpus: tuple[int, ...]) -> Iterator[Problem]:
-    if len(set(gpus)) == len(gpus):
-        return
+def _too_large(jobs: Iterable[Job], options: RunOptions) -> Iterator[Problem]:
     for job in jobs:
-        if job.world_size > 1 and not trainer_of(job.spec).own_rank_code:
+        if job.world_size <= len(options.gpus):
+            continue
+        sharing = f"{SHARE_GPUS}=1 in the environment lets ranks share a GPU, by NCCL 2.30; "
+        can = trainer_of(job.spec).own_rank_code
+        message = f"needs {job.world_size} GPUs, but there are {len(options.gpus)}"
+        yield Problem(job.name, message, (sharing if can else "") + ON_THE_CPU)
+
+
+def _cannot_share(jobs: Iterable[Job], options: RunOptions) -> Iterator[Problem]:
+    for job in jobs:
+        own = trainer_of(job.spec).own_rank_code
+        if options.shares_gpus and job.world_size > 1 and not own:
             yield Problem(
                 job.name,
                 f"its program chooses a GPU per rank by itself, so {SHARE_GPUS}=1 cannot share one",
-                "unset the variable, or use a machine with a GPU per rank",
+                f"unset the variable where there is a GPU per rank; {ON_THE_CPU}",
             )
 
 
@@ -458,24 +461,47 @@ RANKS_PER_CORE = 2
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Free slots for ranks: GPU ids, or numbers on the CPU."""
+    """Free slots for ranks: GPU ids, or numbers on the CPU.
+
+    An id that is there several times is a GPU that so many ranks share. The ranks of a job are
+    dealt out to all GPUs in turn, so how many of them share one depends on nothing but their
+    number: other numbers would let NCCL choose another path, and sum in another order.
+    """
 
     free: tuple[int, ...]
+    places: int
+    """How many different ids there are, with those that are taken."""
+
+    @classmethod
+    def of(cls, ids: Iterable[int]) -> Slots:
+        free = tuple(sorted(ids))
+        return cls(free, len(set(free)))
 
     def take(self, count: int) -> tuple[tuple[int, ...], Slots]:
-        """The lowest ``count`` free slots, and the rest.
+        """Slots for ``count`` ranks, and the rest: the lowest of those with most room.
 
-        Raises ValueError if there are fewer: ask ``fits`` first.
+        Raises ValueError if there are too few: ask ``fits`` first.
         """
-        if not self.fits(count):
+        taken = self._dealt(count)
+        if taken is None:
             raise ValueError(f"{count} slots needed, {len(self.free)} are free")
-        return self.free[:count], Slots(self.free[count:])
+        left = Counter(self.free)
+        left.subtract(taken)
+        return taken, replace(self, free=tuple(sorted(left.elements())))
 
     def give(self, taken: Iterable[int]) -> Slots:
-        return Slots(tuple(sorted((*self.free, *taken))))
+        return replace(self, free=tuple(sorted((*self.free, *taken))))
 
     def fits(self, count: int) -> bool:
-        return count <= len(self.free)
+        return self._dealt(count) is not None
+
+    def _dealt(self, count: int) -> tuple[int, ...] | None:
+        room = Counter(self.free)
+        order = sorted(room, key=lambda place: (-room[place], place))
+        if len(order) < min(count, self.places):
+            return None
+        dealt = tuple(order[rank % self.places] for rank in range(count))
+        return dealt if Counter(dealt) <= room else None
 
 
 def cpu_slots(cores: int, jobs: Sequence[Job], wanted: int | None) -> Slots:
@@ -484,7 +510,7 @@ def cpu_slots(cores: int, jobs: Sequence[Job], wanted: int | None) -> Slots:
     If it needs more, its ranks share the cores.
     """
     largest = max((job.world_size for job in jobs), default=1)
-    return Slots(tuple(range(max(wanted or RANKS_PER_CORE * cores, largest))))
+    return Slots.of(range(max(wanted or RANKS_PER_CORE * cores, largest)))
 
 
 def launch_order(jobs: Iterable[Job], *, tests_last: bool = False) -> tuple[Job, ...]:

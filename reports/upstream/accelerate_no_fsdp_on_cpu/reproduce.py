@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 RANKS = 2
 
 
-def on_ranks(rank, port, found):
+def on_ranks(rank: int, port: int, found: dict[str, object]) -> None:
     number = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "MASTER_PORT": port}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", **{key: str(each) for key, each in number.items()}}
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
@@ -31,7 +31,7 @@ def on_ranks(rank, port, found):
     dist.destroy_process_group()
 
 
-def main():
+def main() -> int:
     with mp.Manager() as manager:
         found = manager.dict()
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -16,27 +16,26 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 
+torch._utils._get_available_device_type = lambda: "cpu"  # also where no GPU is
+for name in ("get_device_name", "get_device_properties"):
+    setattr(torch.cpu, name, getattr(torch.cpu, name, lambda *_: None))
+
+from torchtitan.trainer import Trainer  # noqa: E402
+
 SEEN = 400
 """Tokens on each rank."""
 
 
-def trainer_after(tokens):
-    """torchtitan's Trainer, as far as a checkpoint asks for it."""
-    torch._utils._get_available_device_type = lambda: "cpu"  # also where no GPU is
-    for name in ("get_device_name", "get_device_properties"):
-        setattr(torch.cpu, name, getattr(torch.cpu, name, lambda *_: None))
-    from torchtitan.trainer import Trainer
+class OfCheckpoint(Trainer):
+    """A trainer as far as a checkpoint asks for it."""
 
-    class OfCheckpoint(Trainer):
-        def __init__(self):
-            self.step, self.ntokens_seen = 10, tokens
-
-    return OfCheckpoint()
+    def __init__(self, tokens: int) -> None:
+        self.step, self.ntokens_seen = 10, tokens
 
 
-def on_ranks(rank, ranks, folder, found):
+def on_ranks(rank: int, ranks: int, folder: str, found: dict[int, int]) -> None:
     dist.init_process_group("gloo", f"file://{folder}/meet-{ranks}", rank=rank, world_size=ranks)
-    trainer = trainer_after(SEEN if ranks > 1 else 0)
+    trainer = OfCheckpoint(SEEN if ranks > 1 else 0)
     state = {"train_state": trainer}
     if ranks > 1:
         dcp.save(state, checkpoint_id=f"{folder}/step-10")
@@ -49,7 +48,7 @@ def on_ranks(rank, ranks, folder, found):
     dist.destroy_process_group()
 
 
-def main():
+def main() -> int:
     with TemporaryDirectory() as folder, mp.Manager() as manager:
         found = manager.dict()
         for ranks in (2, 1):

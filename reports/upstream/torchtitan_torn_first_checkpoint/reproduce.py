@@ -21,30 +21,30 @@ from torchtitan.components.checkpoint import CheckpointManager  # noqa: E402
 
 
 class NotesWhatItLoads(CheckpointManager):
-    def __init__(self, folder, initial):
+    def __init__(self, folder: Path, initial: Path) -> None:
         self.enable, self.enable_ft_dataloader_checkpoints = True, False
         self.folder, self.initial_load_path = str(folder), str(initial)
         self.initial_load_model_only, self.initial_load_in_hf = True, False
         self.initial_load_in_hf_quantized = False
-        self.loaded = None
+        self.loaded: str | None = None
 
-    def __del__(self):
+    def __del__(self) -> None:
         """Nothing was opened."""
 
-    def _states_to_load(self, model_only):
+    def _states_to_load(self, _model_only: object) -> dict[str, object]:
         return {}
 
-    def dcp_load(self, states, checkpoint_id, **options):
+    def dcp_load(self, _states: object, checkpoint_id: str, **_options: object) -> None:
         self.loaded = Path(checkpoint_id).name
 
 
-def loaded(folder, initial):
+def loaded(folder: Path, initial: Path) -> str | None:
     manager = NotesWhatItLoads(folder, initial)
     manager.load()
     return manager.loaded
 
 
-def main():
+def main() -> int:
     with TemporaryDirectory() as root:
         initial, folder = Path(root, "initial"), Path(root, "checkpoint")
         initial.mkdir()

@@ -39,7 +39,8 @@ def preload(device: str) -> None:
     patches.complete_torch()
     from converge_harness.rank.titan.v0_3 import training
 
-    training.preload()
+    with patches.unknown_autotune_keys_ignored():
+        training.preload()
     if device == "cpu":
         from converge_harness.rank.titan.v0_3.patches import prepare_torchtitan
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +19,8 @@ import torch
 import torch.distributed as dist
 
 
-def ignore_unknown_autotune_keys() -> None:
+@contextmanager
+def unknown_autotune_keys_ignored() -> Iterator[None]:
     """Let torchao 0.18 be imported beside triton 3.9, which it cannot be on a GPU.
 
     ``torchao.prototype.moe_training.kernels.float8_rowwise`` tunes by a key, ``num_elements``, that
@@ -29,6 +31,7 @@ def ignore_unknown_autotune_keys() -> None:
     try:
         import triton
     except ImportError:
+        yield
         return
     autotune = triton.autotune
 
@@ -40,11 +43,13 @@ def ignore_unknown_autotune_keys() -> None:
         return decorate
 
     triton.autotune = autotune_by_arguments
+    try:
+        yield
+    finally:
+        triton.autotune = autotune
 
 
 def complete_torch() -> None:
-    if torch.cuda.is_available():
-        ignore_unknown_autotune_keys()
     add_set_timeout()
     add_microbatch_arguments()
 
