@@ -6,10 +6,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from judge_examples import PARAMETERS, REPLICAS, SAMPLES, judge, run, samples, sketch, spec
+from judge_examples import (
+    PARAMETERS,
+    REPLICAS,
+    SAMPLES,
+    in_force,
+    judge,
+    run,
+    samples,
+    sketch,
+    spec,
+)
 
 from converge_harness.judge import calibrate
 from converge_harness.judge.compare.sketches import fit, gradient_difference, shared_samples
+from converge_harness.judge.compare.tensors import compare_tensors
 from converge_harness.model import (
     Disagreement,
     Judgement,
@@ -370,3 +381,37 @@ def test_two_samples_share_only_steps_that_both_have():
     pairs = shared_samples(test, CONTROL)
     assert [theirs.step for _, theirs in pairs] == [0, 2]
     assert not gradient_difference(pairs[1][0].gradients, pairs[1][1].gradients).any()
+
+
+def fallen(off, precision=Precision.BF16, step=8, share=0.25):
+    """Names of gradients outside of their limits at a step at which all have fallen to a share.
+
+    The test set's are ``off`` times longer than the control's there.
+    """
+
+    def small(at, name, values):
+        return values * share if at == step else values
+
+    def longer(at, name, values):
+        return small(at, name, values) * (1 + off if at == step else 1)
+
+    control = run("control", samples=samples(gradient=small))
+    stored = "bfloat16" if precision is Precision.BF16 else "float32"
+    test = run(
+        "t",
+        samples=samples(gradient=longer),
+        precision=precision,
+        in_force=in_force(param_dtype=stored),
+    )
+    (found,) = [each for each in compare_tensors(test, control, None) if each.step == step]
+    return {found.names[index] for index in found.gradients.outside}
+
+
+def test_a_gradient_that_has_fallen_is_measured_by_what_it_was_where_bf16_loses_updates():
+    assert fallen(0.85) == set()
+    assert fallen(1.5) == set(PARAMETERS)  # as far off as an unrelated gradient
+    assert fallen(0.85, share=1.0) == set(PARAMETERS)
+    assert fallen(-0.999) == set(PARAMETERS)
+    assert fallen(0.2, step=2) == set(PARAMETERS)
+    assert fallen(0.85, precision=Precision.FP32) == set(PARAMETERS)
+    assert fallen(0.85, precision=Precision.FLOAT8, share=1.0, step=1) == set(PARAMETERS)

@@ -47,6 +47,9 @@ from converge_harness.model import (
 )
 
 MOST_DEVIATIONS = 20
+UNRELATED = 1.25
+"""Largest limit of a gradient that has become small: two unrelated ones of one norm differ by 1.41,
+a missing one by infinity."""
 NOT_MOVED = 1.0
 """The difference of a missing update; that of a missing gradient is infinite."""
 
@@ -128,11 +131,15 @@ def compare_tensors(
     limits = _Limits(test, control, applicable(calibration, test, control))
     found: list[TensorComparison] = []
     before: tuple[TensorSample, TensorSample] | None = None
+    largest: Floats | None = None
     for number, (ours, theirs) in enumerate(shared_samples(test, control)):
         gradients = updates = None
         if ours.gradients is not None and theirs.gradients is not None:
             difference = gradient_difference(ours.gradients, theirs.gradients)
             gradients = _known(limits.of(difference, "gradient", theirs, number), test, ours)
+            norm = theirs.gradients.norm
+            largest = norm if largest is None else np.fmax(largest, norm)
+            gradients = limits.against_largest(gradients, norm, largest, theirs)
         if before is not None:
             difference = update_difference((before[0], ours), (before[1], theirs))
             updates = limits.of(difference, "update", theirs, number)
@@ -199,6 +206,29 @@ class _Limits:
         self.same_regime = test.precision is control.precision
         self.calibration = calibration if calibration and calibration.taught_by else None
         self.test, self.control = test, control
+
+    def against_largest(
+        self, gradients: TensorDifferences, norm: Floats, largest: Floats, theirs: TensorSample
+    ) -> TensorDifferences:
+        """Measure gradients that have become small by how large they have been.
+
+        Only where the test set stores parameters in a coarser type than its control (bf16 against
+        float32), and after the first steps: lost updates leave it a fraction of a step behind, and
+        where a gradient falls fast, that is much of what is left of it. Of nine right sets of
+        8 to 32 steps three had a norm's gradient 0.5 to 0.9 off at step 8, and none more than 0.34
+        of the largest it had been. Five with other seeds, run afterwards, were inside, too.
+
+        Args:
+            norm: shape (parameters,), the control's gradients at this step.
+            largest: the same, the largest of all samples so far.
+        """
+        stored = self.storage.spacings(theirs.names)
+        if self.same_regime or theirs.step <= FIRST_STEPS or not (stored > SPACING_FLOAT32).any():
+            return gradients
+        with np.errstate(divide="ignore", invalid="ignore"):
+            fallen = np.where(norm > 0, largest / norm, 1.0)
+        wider = np.minimum(gradients.limit * fallen, np.maximum(gradients.limit, UNRELATED))
+        return replace(gradients, limit=np.where(stored > SPACING_FLOAT32, wider, gradients.limit))
 
     def initial(self, ours: TensorSample, theirs: TensorSample) -> TensorDifferences:
         difference = relative(
