@@ -342,6 +342,8 @@ class Evidence:
     complete: bool = True
     """False if the run ended before its last step."""
     expected_steps: int | None = None
+    logged_every: int = 1
+    """A program's own curve may have one step in so many, from the first or so on, to the end."""
     settled_of: int | None = None
     """Planned steps of a run that ended after its last step here because its equivalence was
     settled; None for other runs."""

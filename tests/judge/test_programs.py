@@ -228,7 +228,7 @@ def test_a_curve_alone_passes_and_says_what_was_not_looked_at():
         (
             replace(curve(losses=LOSSES[4::5]), steps=(5, 10, 15, 20)),
             Judgement.INVALID,
-            "left 4 of 20 steps, one in 5: let the trainer log every step",
+            "one in 5, up to step 20: log every step, or every n-th to the last",
         ),
         (curve(losses=(*LOSSES, 1.0)), Judgement.INVALID, "left 21 of 20 steps"),
         (curve(losses=(*LOSSES[:5], float("nan"), *LOSSES[6:])), Judgement.FAIL, "nan at step 6"),
@@ -243,6 +243,17 @@ def test_a_curve_that_is_not_whole_never_passes(test, judgement, words):
     verdict = by_curve(test)
     assert verdict.judgement is judgement
     assert words in verdict.cause
+
+
+def test_curves_that_were_logged_rarely_are_judged_on_their_grid():
+    rare = replace(curve("one", LOSSES[4::5]), steps=(5, 10, 15, 20), logged_every=5)
+    same = by_curve(replace(rare, name="ddp2", identity="ddp2"), rare)
+    assert same.judgement is Judgement.PASS, same.cause
+    assert outcome(same, "same-steps").detail == "4 steps, one in 5"
+    wrong = replace(rare, name="ddp2", identity="ddp2", signals={"loss": (4.0, 3.0, 2.0, 1.0)})
+    assert by_curve(wrong, rare).judgement is Judgement.FAIL
+    assert by_curve(curve(), rare).judgement is Judgement.INVALID
+    assert by_curve(rare).judgement is Judgement.INVALID
 
 
 def test_steps_that_the_control_has_not_are_no_match():

@@ -68,7 +68,8 @@ def same_steps(test: Evidence, control: Evidence, spec: SetSpec | None) -> Check
     if broken:
         return invalid(broken)
     if flaw is None:
-        return passed(f"{test.steps.size} steps")
+        rarely = f", one in {test.logged_every}" if test.logged_every > 1 else ""
+        return passed(f"{test.steps.size} steps{rarely}")
     if ours or not test.steps.size:
         return invalid(f"{test.name} {flaw.what}", flaw.step)
     return _covered(test, control)

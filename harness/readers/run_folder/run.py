@@ -15,6 +15,7 @@ from converge_harness.model import (
     Evidence,
     Fault,
     FaultKind,
+    Integers,
     Kind,
     Loader,
     OwnTechnique,
@@ -139,9 +140,24 @@ def _of_program(folder: Path, job: JobDocument, known: dict[str, Any]) -> Eviden
         if curve is None:
             return _uninterrupted(folder, job, known)
         evidence = read_foreign(curve.path, dict(curve.columns))
-        return replace(evidence, precision=_precision(job, None), **expected)
+        rarely = logged_every(evidence.steps, job.get("steps"))
+        found = {"precision": _precision(job, None), "logged_every": rarely, **expected}
+        return replace(evidence, **found)
     except EvidenceError as error:
         return _unread(str(error), precision=_precision(job, None), **expected)
+
+
+def logged_every(steps: Integers, expected: int | None) -> int:
+    """How rarely a curve was logged, if regularly and to its end: 10 for 1, 10, 20 … 240 of 240.
+
+    1 for any other curve, which is whole only if it has every step.
+    """
+    regular = steps[steps > 1]
+    strides = np.unique(np.diff(regular, prepend=0))
+    if expected is None or regular.size <= 1 or strides.size != 1:
+        return 1
+    every = int(strides[0])
+    return every if regular[-1] == expected // every * every else 1
 
 
 def _uninterrupted(folder: Path, job: JobDocument, known: dict[str, Any]) -> Evidence:

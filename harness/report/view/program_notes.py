@@ -59,9 +59,12 @@ def _of_curves(runs: int, compared: Sequence[RunComparison]) -> str:
             "its control: nothing was compared, and the causes say why."
         )
     signals = " and ".join(name.replace("_", " ") for name in seen)
+    rarest = max(each.test.logged_every for each in compared)
+    between = f" They have one step in {rarest}: nobody saw the others." if rarest > 1 else ""
     return (
         f"Curves only: the program is not probed, so of {count(runs, 'run')} at most {signals} "
         f"{'were' if len(seen) > 1 else 'was'} compared, by the tiers first step, envelope "
         "and equivalence. Gradients, weights, optimizer state, replicas, samples and what "
         "was in force were not: that both trained on the same data is assumed (trainer.probe)."
+        f"{between}"
     )

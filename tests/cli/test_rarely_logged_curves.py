@@ -1,0 +1,61 @@
+"""Programs that log one step in several: judged at these, unless the last is missing."""
+
+import json
+
+import numpy as np
+import pytest
+from curve_program import EXPERIMENT, PROGRAM, WRONG
+
+from converge_harness.cli import main
+from converge_harness.readers.run_folder.run import logged_every
+
+STEPS = 40
+RARELY = PROGRAM.replace("range(1, 13)", "range(5, int(sys.argv[3]) + 1, 5)")
+"""To the step that its third argument names."""
+SETS = (
+    EXPERIMENT.replace("steps = 12", f"steps = {STEPS}")
+    .replace('"{config.factor}"]', '"{config.factor}", "{config.last}"]')
+    .replace("factor = 1.0", f"factor = 1.0\nlast = {STEPS}")
+)
+CUT = """
+[[test]]
+name = "cut"
+parallelism = {}
+set = { last = 20 }
+"""
+
+
+def test_one_step_in_five_is_enough_if_it_goes_to_the_end(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text(RARELY)
+    (tmp_path / "rare.toml").write_text(SETS + WRONG + CUT)
+    main(["run", "rare.toml", "--store", "store", "--out", "report"])
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    verdicts = {each["name"]: (each["verdict"], each["cause"]) for each in report["tests"]}
+    assert verdicts["again"] == ("PASS", "")
+    assert verdicts["doubled"][0] == "FAIL"
+    assert verdicts["cut"][0] == "INVALID"
+    assert "left 4 of 40 steps, one in 5, up to step 20" in verdicts["cut"][1]
+    (note,) = (each for each in report["notes"] if each.startswith("Curves only"))
+    assert "one step in 5: nobody saw the others" in note
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected", "every"),
+    [
+        ((10, 20, 30), 30, 10),
+        ((10, 20, 30), 39, 10),
+        ((1, 10, 20, 30), 30, 10),
+        ((0, 10, 20, 30), 30, 10),
+        ((10, 20, 30), 40, 1),  # ended early
+        ((10, 30), 30, 1),  # a hole
+        ((10, 20, 25), 25, 1),
+        ((10,), 10, 1),  # nothing to compare
+        ((), 10, 1),
+        ((1, 2, 3), 3, 1),
+        ((2, 4, 8, 16), 16, 1),
+        ((10, 20, 30), None, 1),
+    ],
+)
+def test_how_rarely_a_curve_was_logged(steps, expected, every):
+    assert logged_every(np.array(steps, dtype=np.int64), expected) == every
