@@ -75,11 +75,12 @@ class Display:
     """An observer of the launcher: prints what a user wants to know.
 
     On a terminal every running job has a bar with step, loss and time left, and finished jobs
-    scroll by above them. Elsewhere (CI, a file) there is one plain line per event.
+    scroll by above them. Elsewhere (CI, a file) there is one plain line per event. ``quiet``: no
+    line but notices and restarts, only the bars.
     """
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        self._console, self._quiet = console, quiet
         self._live = console.is_terminal
         self._tasks: dict[str, TaskID] = {}
         self._total: TaskID | None = None
@@ -110,7 +111,7 @@ class Display:
     def __call__(self, event: Event) -> None:
         match event:
             case Preparing() | Notice() | Reused() | Waiting() | GoingOn():
-                self._print(*line(event))
+                self._print(*line(event), notable=isinstance(event, Notice))
             case Queued(job=job, job_id=job_id):
                 if job_id:
                     self._print(f"{job.name}: submitted as job {job_id}")
@@ -120,14 +121,16 @@ class Display:
                 self._step(job, step, loss, eta_s)
             case Retrying(job=job, reason=reason):
                 self._drop(job)
-                self._print(f"{job.name}: starting again, because {reason}", "yellow")
+                self._print(f"{job.name}: starting again, because {reason}", "yellow", notable=True)
             case Ended(job=job, record=record):
                 self._drop(job)
                 self._print(ending(job, record), STYLES.get(record.status, "red"))
             case Overview():
                 self._overview(event)
 
-    def _print(self, text: str, style: str = "") -> None:
+    def _print(self, text: str, style: str = "", *, notable: bool = False) -> None:
+        if self._quiet and not notable:
+            return
         self._progress.console.print(escape(text), style=style, highlight=False, soft_wrap=True)
 
     def _start(self, job: Job, attempt: int, nodes: str) -> None:

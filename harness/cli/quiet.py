@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from converge_harness.launch.events import Event
     from converge_harness.matrix.run import Ran
     from converge_harness.model import Plan
     from converge_harness.store import Store
@@ -18,32 +18,36 @@ SHOWN = 160
 
 
 class RunningQuietly:
-    """Runs plans with the options of a command line, and prints notices and restarts only."""
+    """Runs plans with the options of a command line, and prints notices and restarts only.
 
-    def __init__(self, console: Console, store: Store, arguments: argparse.Namespace) -> None:
+    ``bars``: on a terminal, running jobs have a bar each. Not where something else is live there.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        store: Store,
+        arguments: argparse.Namespace,
+        *,
+        bars: bool = False,
+    ) -> None:
         self._console, self._store, self._arguments = console, store, arguments
+        self._bars = bars
 
     def __call__(self, plan: Plan, *, fresh: bool | None = None) -> Ran:
         """Reuse runs that have finished, unless ``fresh``; None: as the command line says."""
-        from converge_harness.cli.progress import noticing_launches
+        from converge_harness.cli.progress import Display, noticing_launches
         from converge_harness.matrix.run import run_jobs
 
-        return run_jobs(
-            plan,
-            self._store,
-            noticing_launches(self._tell, self._arguments),
-            fresh=self._arguments.fresh if fresh is None else fresh,
-            warm=not self._arguments.cold,
-        )
-
-    def _tell(self, event: Event) -> None:
-        from converge_harness.cli.progress import line
-        from converge_harness.launch.events import Notice, Retrying
-
-        if isinstance(event, Notice):
-            self._console.print(line(event)[0], style="yellow", markup=False, soft_wrap=True)
-        elif isinstance(event, Retrying):
-            self._console.print(f"{event.job.name}: starting again, because {event.reason}")
+        display = Display(self._console, quiet=True)
+        with display if self._bars else nullcontext():
+            return run_jobs(
+                plan,
+                self._store,
+                noticing_launches(display, self._arguments),
+                fresh=self._arguments.fresh if fresh is None else fresh,
+                warm=not self._arguments.cold,
+            )
 
 
 def short(text: str) -> str:

@@ -62,10 +62,10 @@ def record(status: RunStatus = RunStatus.FINISHED, error: RankError | None = Non
     return RunRecord(NAME, "a" * 64, Path("runs/tp2"), status, 12.3, (), error)
 
 
-def shown(*events: object, terminal: bool = False) -> str:
+def shown(*events: object, terminal: bool = False, quiet: bool = False) -> str:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=terminal, width=120)
-    with Display(console) as display:
+    with Display(console, quiet=quiet) as display:
         for event in events:
             display(event)
     return stream.getvalue()
@@ -96,6 +96,18 @@ def test_a_log_has_one_plain_line_per_event():
         f"{NAME}: started on 4 ranks",
         f"{NAME}: finished in 12 s",
     ]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_search_shows_bars_and_notices_and_nothing_else(terminal):
+    begin = (Preparing(0.0, "smoke: 3 jobs"), Started(1.0, job(), (0, 1), ("torchrun",), 1))
+    steps = (Step(2.0, job(), 5, 6.25, 3.0, 10.0), Overview(2.0, 1, 3, (NAME,), 60.0))
+    end = (Notice(2.5, "a slow disk"), Ended(3.0, job(), record()))
+    output = shown(*begin, *steps, *end, terminal=terminal, quiet=True)
+    assert "warning: a slow disk" in output
+    assert (NAME in output) is terminal  # its bar
+    assert "finished in" not in output
+    assert "3 jobs" not in output
 
 
 def test_a_cluster_says_which_job_and_where():

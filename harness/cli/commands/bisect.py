@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     require_writable(out)
     experiment = alone(experiment_of(arguments.source), arguments.set, arguments.slots)
     subject = _subject(experiment, arguments, console)
-    bisecting = Bisecting(experiment, subject, RunningQuietly(console, store, arguments))
+    bisecting = Bisecting(experiment, subject, RunningQuietly(console, store, arguments, bars=True))
     say(console, f"{arguments.set} with {subject.what}")
     try:
         asked = asked_for(subject, arguments.good, arguments.bad)
