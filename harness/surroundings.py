@@ -17,6 +17,7 @@ from converge_harness.errors import ConfigError, Problem
 from converge_harness.model import Cluster, Experiment, SetSpec, Surroundings, SyntheticData
 from converge_harness.run_folder.layout import CHECKPOINT_METADATA
 from converge_harness.trainers import trainer_of
+from converge_harness.trainers.environment import SHARE_GPUS
 
 PACKAGE = __name__.partition(".")[0]
 """The name by which programs and ranks import this package."""
@@ -79,7 +80,8 @@ def hardware_class(*, on_gpu: bool) -> str:
     """
     if on_gpu:
         models = sorted(set(gpus().values())) or ["of unknown model"]
-        return f"gpu {', '.join(models)}"
+        shared = f", {len(gpus())} of them shared" if os.environ.get(SHARE_GPUS) == "1" else ""
+        return f"gpu {', '.join(models)}{shared}"
     return f"cpu-{platform.machine()} {_cpu_model()}".strip()
 
 
@@ -142,8 +144,9 @@ threads, which is one per rank anyway. PYTHONHASHSEED is ignored: without it has
 def gpus(information: Path = GPU_INFORMATION) -> dict[int, str]:
     """Number and model of every NVIDIA GPU that this process may use, by the driver's files.
 
-    ``CUDA_VISIBLE_DEVICES`` chooses them as it does for CUDA: set to nothing it hides all, and
-    what follows a number that no GPU has is not read. Raises ConfigError if it has no numbers.
+    ``CUDA_VISIBLE_DEVICES`` chooses them by number, in the order of the PCI bus: set to nothing it
+    hides all, and what follows a number that no GPU has is not read. Raises ConfigError if it has
+    anything but numbers.
     """
     found = {}
     for number, path in enumerate(sorted(information.glob("*/information"))):
@@ -152,6 +155,8 @@ def gpus(information: Path = GPU_INFORMATION) -> dict[int, str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not found:
         return found
+    if visible.strip() == "NoDevFiles":  # Slurm, for a job without GPUs
+        return {}
     wanted = [each.strip() for each in visible.split(",") if each.strip()]
     if named := [each for each in wanted if not re.fullmatch(r"-?\d+", each)]:
         hint = "numbers as in 0,1; empty: train on the CPU"

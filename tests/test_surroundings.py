@@ -96,7 +96,15 @@ def test_the_rank_code_digest_follows_names_and_contents(tmp_path):
 
 @pytest.mark.parametrize(
     ("visible", "expected"),
-    [(None, [0, 1]), ("", []), ("-1", []), ("1", [1]), ("1, 0", [1, 0]), ("0,7,1", [0])],
+    [
+        (None, [0, 1]),
+        ("", []),
+        ("NoDevFiles", []),
+        ("-1", []),
+        ("1", [1]),
+        ("1, 0", [1, 0]),
+        ("0,7,1", [0]),
+    ],
 )
 def test_gpus_are_read_from_the_drivers_files(visible, expected, tmp_path, monkeypatch):
     for index, model in enumerate(["NVIDIA H100", "NVIDIA H200"]):

@@ -383,7 +383,7 @@ def test_two_samples_share_only_steps_that_both_have():
     assert not gradient_difference(pairs[1][0].gradients, pairs[1][1].gradients).any()
 
 
-def fallen(off, precision=Precision.BF16, step=8, share=0.25):
+def fallen(off, *, stored="bfloat16", control_stored="float32", step=8, share=0.25):
     """Names of gradients outside of their limits at a step at which all have fallen to a share.
 
     The test set's are ``off`` times longer than the control's there.
@@ -395,23 +395,38 @@ def fallen(off, precision=Precision.BF16, step=8, share=0.25):
     def longer(at, name, values):
         return small(at, name, values) * (1 + off if at == step else 1)
 
-    control = run("control", samples=samples(gradient=small))
-    stored = "bfloat16" if precision is Precision.BF16 else "float32"
-    test = run(
-        "t",
-        samples=samples(gradient=longer),
-        precision=precision,
-        in_force=in_force(param_dtype=stored),
-    )
+    def trained(name, gradient, dtype):
+        precision = Precision.BF16 if dtype == "bfloat16" else Precision.FP32
+        force = in_force(param_dtype=dtype)
+        return run(name, samples=samples(gradient=gradient), precision=precision, in_force=force)
+
+    test, control = trained("t", longer, stored), trained("control", small, control_stored)
     (found,) = [each for each in compare_tensors(test, control, None) if each.step == step]
     return {found.names[index] for index in found.gradients.outside}
 
 
 def test_a_gradient_that_has_fallen_is_measured_by_what_it_was_where_bf16_loses_updates():
     assert fallen(0.85) == set()
-    assert fallen(1.5) == set(PARAMETERS)  # as far off as an unrelated gradient
-    assert fallen(0.85, share=1.0) == set(PARAMETERS)
-    assert fallen(-0.999) == set(PARAMETERS)
-    assert fallen(0.2, step=2) == set(PARAMETERS)
-    assert fallen(0.85, precision=Precision.FP32) == set(PARAMETERS)
-    assert fallen(0.85, precision=Precision.FLOAT8, share=1.0, step=1) == set(PARAMETERS)
+    assert fallen(1.2) == set(PARAMETERS)
+    assert fallen(-0.55) == set(PARAMETERS)  # half of it
+    assert fallen(0.85, share=1.0) == set(PARAMETERS)  # it has not fallen
+    assert fallen(0.3, step=2) == set(PARAMETERS)  # nothing was lost before
+    assert fallen(0.85, control_stored="bfloat16") == set(PARAMETERS)
+    assert fallen(0.85, stored="float32", control_stored="bfloat16") == set(PARAMETERS)
+
+
+def test_a_gradient_that_was_not_a_number_once_widens_nothing():
+    def broken(runs_samples):
+        start, first, *rest = runs_samples
+        norm = np.full_like(first.gradients.norm, np.inf)
+        return (start, replace(first, gradients=replace(first.gradients, norm=norm)), *rest)
+
+    control = run("control", samples=broken(SAMPLES))
+    force = in_force(param_dtype="bfloat16")
+    test = run("t", samples=broken(SAMPLES), precision=Precision.BF16, in_force=force)
+    as_before = run("t", samples=SAMPLES, precision=Precision.BF16, in_force=force)
+    pairs = zip(
+        compare_tensors(test, control, None), compare_tensors(as_before, CONTROL, None), strict=True
+    )
+    for one, other in list(pairs)[2:]:
+        assert (one.gradients.limit <= other.gradients.limit).all()

@@ -329,6 +329,10 @@ def test_a_node_that_joins_takes_the_slots_of_the_one_that_was_lost(tmp_path):
     assert free_share(shares, [first, second]) == (6, 7)
     first.lost, second.lost = True, False
     assert free_share(shares, [first, second]) == (4, 5)
+    shared = ((0,), (1,), (0,), (1,))
+    four = [Agent(None, tmp_path, tmp_path, share) for share in shared]
+    four[0].lost = True
+    assert free_share(shared, four) == (0,)
 
 
 def test_a_program_that_chooses_its_gpus_cannot_share_one(tiny, store, tmp_path):

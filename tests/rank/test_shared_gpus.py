@@ -1,6 +1,9 @@
 """Ranks that share a GPU, and triton kernels as torchao declares them, without a GPU."""
 
+import subprocess
+import sys
 from contextlib import nullcontext
+from importlib.metadata import version
 
 import pytest
 
@@ -42,3 +45,21 @@ def test_a_kernel_may_be_tuned_by_a_key_that_is_no_argument():
     with patches.unknown_autotune_keys_ignored():
         assert triton.autotune(configs, key=["x_ptr", "num_elements"])(kernel).keys == ["x_ptr"]
     assert triton.autotune is before
+
+
+PRELOADED = """
+import sys
+import torch.utils._triton
+torch.utils._triton.has_triton = lambda: True  # as where a GPU is
+from converge_harness.rank.start import entry
+entry.preload("titan_0_3", "cpu")
+assert "torchao.prototype.moe_training.kernels.float8_rowwise" in sys.modules
+"""
+
+
+def test_torchtitan_is_imported_where_kernels_are_declared_for_a_gpu():
+    if not version("torchtitan").startswith("0.3"):
+        pytest.skip(f"needs torchtitan 0.3, found {version('torchtitan')}")
+    command = [sys.executable, "-c", PRELOADED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]

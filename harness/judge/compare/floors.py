@@ -48,7 +48,8 @@ WIDEST_NORM = 1.0
 above the lower one by chance: a norm that is twice the control's."""
 
 TENSOR_CEILING = 0.9
-"""The largest limit of a gradient or an update: 1.0 is a tensor that is missing."""
+"""The largest limit of a gradient or an update: 1.0 is a tensor that is missing. Slightly more
+only where the control's gradient has fallen (``FALLEN_CEILING``)."""
 
 
 @dataclass(frozen=True, slots=True)

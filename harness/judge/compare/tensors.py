@@ -18,6 +18,7 @@ from converge_harness.judge.compare.floors import (
     UPDATE_FLOORS,
     Floor,
     coarser,
+    spacing,
     storage,
 )
 from converge_harness.judge.compare.limits import (
@@ -47,9 +48,8 @@ from converge_harness.model import (
 )
 
 MOST_DEVIATIONS = 20
-UNRELATED = 1.25
-"""Largest limit of a gradient that has become small: two unrelated ones of one norm differ by 1.41,
-a missing one by infinity."""
+FALLEN_CEILING = 0.95
+"""Largest limit of a gradient that has become small: one of twice or half the length is 1.0 off."""
 NOT_MOVED = 1.0
 """The difference of a missing update; that of a missing gradient is infinite."""
 
@@ -138,7 +138,8 @@ def compare_tensors(
             difference = gradient_difference(ours.gradients, theirs.gradients)
             gradients = _known(limits.of(difference, "gradient", theirs, number), test, ours)
             norm = theirs.gradients.norm
-            largest = norm if largest is None else np.fmax(largest, norm)
+            finite = np.where(np.isfinite(norm), norm, 0.0)
+            largest = finite if largest is None else np.maximum(largest, finite)
             gradients = limits.against_largest(gradients, norm, largest, theirs)
         if before is not None:
             difference = update_difference((before[0], ours), (before[1], theirs))
@@ -220,15 +221,20 @@ class _Limits:
 
         Args:
             norm: shape (parameters,), the control's gradients at this step.
-            largest: the same, the largest of all samples so far.
+            largest: the same, the largest finite one of all samples so far; 0 without any.
         """
-        stored = self.storage.spacings(theirs.names)
-        if self.same_regime or theirs.step <= FIRST_STEPS or not (stored > SPACING_FLOAT32).any():
+        coarser_than = spacing(self.test, SPACING_FLOAT32) > spacing(self.control, SPACING_FLOAT32)
+        if not coarser_than or theirs.step <= FIRST_STEPS:
             return gradients
-        with np.errstate(divide="ignore", invalid="ignore"):
-            fallen = np.where(norm > 0, largest / norm, 1.0)
-        wider = np.minimum(gradients.limit * fallen, np.maximum(gradients.limit, UNRELATED))
-        return replace(gradients, limit=np.where(stored > SPACING_FLOAT32, wider, gradients.limit))
+        whole = np.isfinite(norm) & (norm > 0)
+        fallen = np.divide(largest, norm, out=np.ones_like(norm), where=whole)
+        ceiling = np.maximum(gradients.limit, FALLEN_CEILING)
+        stored = self.storage.spacings(theirs.names) > SPACING_FLOAT32
+        limit = np.where(stored, np.minimum(gradients.limit * fallen, ceiling), gradients.limit)
+        origin = gradients.floor_origin
+        if (limit > gradients.limit).any():
+            origin += ", times how far the control's gradient has fallen"
+        return replace(gradients, limit=limit, floor_origin=origin)
 
     def initial(self, ours: TensorSample, theirs: TensorSample) -> TensorDifferences:
         difference = relative(

@@ -11,6 +11,7 @@ import secrets
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -262,9 +263,9 @@ def shares_of_nodes(job: Job, slots: tuple[int, ...]) -> tuple[tuple[int, ...], 
 
 def free_share(shares: tuple[tuple[int, ...], ...], agents: Iterable[Agent]) -> tuple[int, ...]:
     """The share of a node that has not come, or was lost."""
-    held = [agent.slots for agent in agents if not agent.lost]
-    # Where nodes share a GPU, several have the same share.
-    return next((share for share in shares if share not in held), shares[-1])
+    free = Counter(shares)  # where nodes share a GPU, several have the same share
+    free.subtract(agent.slots for agent in agents if not agent.lost)
+    return next((share for share in shares if free[share] > 0), shares[-1])
 
 
 def _resources(place: Machine, slots: tuple[int, ...]) -> Resources:

@@ -174,8 +174,9 @@ ON_THE_CPU = "CUDA_VISIBLE_DEVICES= (empty) lets it train on the CPU"
 
 
 def _too_large(jobs: Iterable[Job], options: RunOptions) -> Iterator[Problem]:
+    slots = Slots.of(options.gpus)
     for job in jobs:
-        if job.world_size <= len(options.gpus):
+        if slots.fits(job.world_size):
             continue
         sharing = f"{SHARE_GPUS}=1 in the environment lets ranks share a GPU, by NCCL 2.30; "
         can = trainer_of(job.spec).own_rank_code

@@ -56,7 +56,7 @@ def main() -> int:
         f"torchtitan {version('torchtitan')}: the first start loads {first}, and a restart "
         f"beside a torn checkpoint loads {again or 'nothing'}"
     )
-    return 0 if again == first else 1
+    return 0 if first and again == first else 1
 
 
 if __name__ == "__main__":

@@ -37,9 +37,10 @@ def preload(device: str) -> None:
     from converge_harness.rank.titan.v0_3 import patches
 
     patches.complete_torch()
-    from converge_harness.rank.titan.v0_3 import training
-
     with patches.unknown_autotune_keys_ignored():
+        # The first line imports torchtitan already.
+        from converge_harness.rank.titan.v0_3 import training
+
         training.preload()
     if device == "cpu":
         from converge_harness.rank.titan.v0_3.patches import prepare_torchtitan
