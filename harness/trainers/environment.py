@@ -87,7 +87,8 @@ def pinned_environment(
         pinned["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     if resources.devices is not None:
         pinned["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, dict.fromkeys(resources.devices)))
-        pinned["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as the ids are counted here
+        if resources.devices:
+            pinned["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # as the ids are counted here
         if resources.shared:
             pinned[GPU_OF_RANK] = ",".join(map(str, resources.devices))
             pinned |= {name: base.get(name, small) for name, small in SMALL_NCCL.items()}

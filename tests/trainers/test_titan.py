@@ -223,6 +223,7 @@ def test_a_job_sees_its_own_gpus_and_no_others(devices, expected):
     inherited = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
     made = environment(inherited, Resources(devices=devices), FOLDER)
     assert made["CUDA_VISIBLE_DEVICES"] == expected
+    assert ("CUDA_DEVICE_ORDER" in made) is bool(devices)
 
 
 def test_ranks_that_share_gpus_take_little_memory_for_nccl_unless_told_otherwise():
