@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from two_layers import with_two_layers
 from warm_toolchains import warm_toolchains
 
 from converge_harness.cli import main
@@ -20,7 +21,7 @@ EXPERIMENT = f"""
 schema = 1
 repeats = ["ulp"]
 [trainer]
-train_config = "{ROOT}/train_configs/llama3_debug.toml"
+train_config = "train_configs/llama3_debug.toml"
 [trainer.set]
 "training.steps" = 2
 [anchor]
@@ -48,6 +49,7 @@ def test_a_wrong_control_passes_its_tests_and_fails_its_anchor(tmp_path, monkeyp
     monkeypatch.setenv("CONVERGE_TOOLCHAINS", str(warm_toolchains()))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     monkeypatch.setenv("CONVERGE_STORE", str(tmp_path / "store"))
+    with_two_layers(tmp_path)
     experiment, learnt, out = (tmp_path / name for name in ("e.toml", "c.json", "out"))
     experiment.write_text(EXPERIMENT)
     assert main(["calibrate", str(experiment), "--out", str(learnt)]) == 0

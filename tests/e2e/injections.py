@@ -79,7 +79,7 @@ def freeze_one_matrix(trainer: Any) -> None:
     """The optimizer never reaches one matrix, which gets its gradient as it should."""
     names = dict(trainer.model_parts[0].named_parameters())
     (matrix,) = (
-        parameter for name, parameter in names.items() if name.endswith("2.feed_forward.w1.weight")
+        parameter for name, parameter in names.items() if name.endswith("0.feed_forward.w1.weight")
     )
     for optimizer in trainer.optimizers:
         for group in optimizer.param_groups:

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from two_layers import with_two_layers
 from warm_toolchains import TOOLCHAINS
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +49,9 @@ class Matrix(NamedTuple):
 def run(
     folder: Path, text: str, toolchains: Path = TOOLCHAINS
 ) -> tuple[Matrix, subprocess.CompletedProcess[str]]:
-    experiment = folder / "matrix.toml"
+    """Run an experiment whose train config is a shipped one, with two of its layers."""
+    names = re.findall(r'^train_config = "train_configs/(\w+)\.toml"', text, re.MULTILINE)
+    experiment = with_two_layers(folder, *names) / "matrix.toml"
     experiment.write_text(text)
     matrix = Matrix(experiment, folder / "store", folder / "report", toolchains)
     return matrix, matrix.converge("run")

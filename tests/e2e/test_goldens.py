@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from real_matrices import INJECTIONS, ROOT
+from two_layers import with_two_layers
 from warm_toolchains import warm_toolchains
 
 from converge_harness.references import read_golden
@@ -18,7 +19,7 @@ BLESSED = f"""
 schema = 1
 repeats = ["rerun", "ulp"]
 [trainer]
-train_config = "{ROOT}/train_configs/llama3_debug.toml"
+train_config = "train_configs/llama3_debug.toml"
 [trainer.set]
 "training.steps" = 4
 [control]
@@ -64,7 +65,7 @@ def bless(folder: Path, text: str, *more: str) -> subprocess.CompletedProcess[st
 @pytest.fixture(scope="module")
 def blessed(tmp_path_factory):
     """A folder with a golden of a real control."""
-    folder = tmp_path_factory.mktemp("goldens")
+    folder = with_two_layers(tmp_path_factory.mktemp("goldens"))
     result = bless(folder, BLESSED)
     assert result.returncode == 0, result.stdout + result.stderr
     return folder

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from listening import sampling
+from two_layers import with_two_layers
 from warm_toolchains import TOOLCHAINS
 
 ROOT = Path(__file__).parents[2]
@@ -39,8 +40,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def test_every_port_of_a_real_matrix_is_on_loopback(tmp_path):
     if not (TOOLCHAINS / "torchtitan-0.3.0").is_dir():
         pytest.skip("no toolchain torchtitan-0.3.0: nox -s tests builds it")
-    (tmp_path / "train_configs").symlink_to(ROOT / "train_configs")
-    (tmp_path / "listening.toml").write_text(MATRIX)
+    (with_two_layers(tmp_path) / "listening.toml").write_text(MATRIX)
     harness = subprocess.Popen(
         [sys.executable, "-m", "converge_harness", "run", "listening.toml"],
         cwd=tmp_path,

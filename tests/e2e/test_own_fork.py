@@ -5,23 +5,24 @@ import json
 import pytest
 from cut_down import need
 from own_fork import git, make_fork, make_python, packages_of
-from real_matrices import ROOT, TOOLCHAINS, Matrix
+from real_matrices import TOOLCHAINS, Matrix
+from two_layers import with_two_layers
 
 pytestmark = pytest.mark.slow
 TOOLCHAIN = "torchtitan-0.3.0"
-EXPERIMENT = f"""
+EXPERIMENT = """
 schema = 1
 repeats = ["rerun"]
 [trainer]
-train_config = "{ROOT}/train_configs/llama3_debug.toml"
-toolchain = {{ python = "venv/bin/python" }}
-set = {{ "training.steps" = 3 }}
+train_config = "train_configs/llama3_debug.toml"
+toolchain = { python = "venv/bin/python" }
+set = { "training.steps" = 3 }
 [control]
 name = "fsdp2"
-parallelism = {{ dp_shard = 2 }}
+parallelism = { dp_shard = 2 }
 [[test]]
 name = "ddp2"
-parallelism = {{ dp_replicate = 2 }}
+parallelism = { dp_replicate = 2 }
 """
 STEP = "            loss = self.forward_backward_step("
 WRONG = (STEP, f"            global_valid_tokens = global_valid_tokens * 2\n{STEP}")
@@ -31,7 +32,7 @@ WRONG = (STEP, f"            global_valid_tokens = global_valid_tokens * 2\n{STE
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory):
     need(TOOLCHAIN)
-    folder = tmp_path_factory.mktemp("own")
+    folder = with_two_layers(tmp_path_factory.mktemp("own"))
     toolchain = TOOLCHAINS.absolute() / TOOLCHAIN
     fork = make_fork(folder / "fork", packages_of(toolchain) / "torchtitan")
     make_python(folder / "venv", toolchain, fork)

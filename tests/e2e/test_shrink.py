@@ -4,6 +4,7 @@ import json
 
 import pytest
 from real_matrices import INJECTIONS, Matrix
+from two_layers import with_two_layers
 from warm_toolchains import warm_toolchains
 
 MATRIX = f"""
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shrinking")
+    folder = with_two_layers(tmp_path_factory.mktemp("shrinking"))
     (folder / "matrix.toml").write_text(MATRIX)
     return Matrix(folder / "matrix.toml", folder / "store", folder / "report", warm_toolchains())
 

@@ -11,6 +11,7 @@ import time
 
 import pytest
 from real_matrices import INJECTIONS, ROOT, Matrix
+from two_layers import with_two_layers
 from warm_toolchains import warm_toolchains
 
 pytestmark = pytest.mark.slow
@@ -76,7 +77,7 @@ def node_of(slurm, run):
 @pytest.fixture(scope="module")
 def requeued(tmp_path_factory, slurm):
     """A set loses its node; its control, a repeat and a forgetful set are requeued by hand."""
-    folder = tmp_path_factory.mktemp("requeued")
+    folder = with_two_layers(tmp_path_factory.mktemp("requeued"))
     (folder / "matrix.toml").write_text(EXPERIMENT)
     matrix = Matrix(folder / "matrix.toml", folder / "store", folder / "report")
     process = subprocess.Popen(

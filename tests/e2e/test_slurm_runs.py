@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from real_matrices import INJECTIONS, ROOT, TOOLCHAINS
 from slurm_daemons import SlurmDaemons, slurm_daemons
+from two_layers import with_two_layers
 from warm_toolchains import warm_toolchains
 
 pytestmark = pytest.mark.slow
@@ -144,7 +145,7 @@ def cluster(slurm_installed):
 @pytest.fixture(scope="module")
 def attached(cluster, tmp_path_factory):
     """The matrix, run while converge waits."""
-    folder = tmp_path_factory.mktemp("attached é")
+    folder = with_two_layers(tmp_path_factory.mktemp("attached é"))
     (folder / "matrix.toml").write_text(MATRIX)
     places = (folder / "matrix.toml", folder / "store", folder / "report")
     site = Site(cluster, *places, warm_toolchains())

@@ -90,7 +90,7 @@ def test_causes_of_0_3_are_named(titan_03):
     assert {tests[name]["onset_step"] for name in classes} == {1}
     assert "layers.1.feed_forward.w2" in tests["one matrix scaled"]["cause"]
     assert "1.5" in tests["one matrix scaled"]["cause"]
-    assert "layers.2.feed_forward.w1" in tests["one matrix frozen"]["cause"]
+    assert "layers.0.feed_forward.w1" in tests["one matrix frozen"]["cause"]
     assert "the disk of rank 1 is on fire" in tests["crashing"]["cause"]
 
 

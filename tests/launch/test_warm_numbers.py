@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from launch_jobs import ROOT
+from two_layers import with_two_layers
 
 from converge_harness.launch import RunOptions, run_plan
 from converge_harness.matrix.load import load_plan
@@ -14,13 +15,13 @@ from converge_harness.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-EXPERIMENT = f"""
+EXPERIMENT = """
 schema = 1
 name = "warm"
 repeats = []
 
 [trainer]
-train_config = "{ROOT}/train_configs/llama3_debug.toml"
+train_config = "train_configs/llama3_debug.toml"
 toolchain = "torchtitan-0.3.0"
 
 [trainer.set]
@@ -31,13 +32,13 @@ toolchain = "torchtitan-0.3.0"
 [control]
 name = "fsdp2"
 waive = ["control-is-repeated"]
-parallelism = {{ dp_shard = 2 }}
+parallelism = { dp_shard = 2 }
 
 [[test]]
 name = "tp2"
 waive = ["same-dp-degree"]
-parallelism = {{ tp = 2 }}
-set = {{ "training.local_batch_size" = 8 }}
+parallelism = { tp = 2 }
+set = { "training.local_batch_size" = 8 }
 """
 
 
@@ -64,7 +65,7 @@ def tensors_of(record):
 def test_warm_and_cold_runs_agree_bit_for_bit(toolchain, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     monkeypatch.setenv("CONVERGE_TOOLCHAINS", str(toolchain.python.parents[2]))
-    file = tmp_path / "warm.toml"
+    file = with_two_layers(tmp_path) / "warm.toml"
     file.write_text(EXPERIMENT)
     plan = load_plan(file, (), on_gpu=False)
     found = {}

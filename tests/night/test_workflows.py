@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from two_layers import with_two_layers
 from warm_toolchains import TOOLCHAINS, warm_toolchains
 from workflow_steps import Run, action_steps, machine
 
@@ -46,8 +47,8 @@ class Nights:
         self.folder = folder
         self.workspace = folder / "model"
         self.workspace.mkdir()
-        for name in ("train_configs", "tests"):
-            (self.workspace / name).symlink_to(ROOT / name)
+        with_two_layers(self.workspace)
+        (self.workspace / "tests").symlink_to(ROOT / "tests")
         self.cache = folder / "cache.sqlite"
         self.calls = folder / "gh.log"
         self.calls.write_text("")

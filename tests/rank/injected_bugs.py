@@ -86,7 +86,7 @@ def negate_one_gradient(trainer):
 
     def negate(_parameters):
         for part in trainer.model_parts:
-            part.layers["2"].feed_forward.w2.weight.grad.neg_()
+            part.layers["1"].feed_forward.w2.weight.grad.neg_()
 
     _before_clipping(negate)
 
@@ -109,7 +109,7 @@ def become_nan_at_step_2(trainer):
         if trainer.step == 2:
             with torch.no_grad():
                 for name, parameter in trainer.model_parts[-1].named_parameters():
-                    if "layers.3" in name:
+                    if "layers.1" in name:
                         parameter.fill_(torch.nan)
         train_step(batches)
 

@@ -12,7 +12,11 @@ from warm_ranks import warm_python
 
 jobs.require_titan_0_3()
 
-EMPTY_STAGE = {"pp": 2, "cp": 2, "pipeline_schedule": "Interleaved1F1B", "rank": 4}
+MODEL = {"dim": 64, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 512}
+EMPTY_STAGE = {
+    "model": MODEL | {"n_layers": 4},
+    **{"pp": 2, "cp": 2, "pipeline_schedule": "Interleaved1F1B", "rank": 4},
+}
 MEASURED = Path(__file__).with_name("measured_tensors.py")
 
 
@@ -66,7 +70,7 @@ def test_a_gpu_job_of_four_dimensions_has_real_float8_layers(tmp_path):
         cold=True,
         device="cuda",
         techniques=["compile", "float8", "async_tp"],
-        model={"dim": 64, "n_layers": 6, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 512},
+        model=MODEL | {"n_layers": 6},
         tp=2,
         cp=2,
         pp=2,

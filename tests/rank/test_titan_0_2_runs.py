@@ -102,14 +102,14 @@ def test_tensor_parallelism_leaves_the_same_samples(runs, control):
 
 def test_float8_tp_styles_are_in_force_only_with_their_fix(runs, control):
     for name, without_fixes, styles in (
-        ("float8", [], 4 * 9),
+        ("float8", [], jobs.LAYERS * 9),
         ("float8-unfixed", ["float8-tp"], 0),
     ):
         steps, in_force = runs.run(
             name, tp=2, techniques=["float8", "float8_tp"], without_fixes=without_fixes
         )
         assert in_force["float8"] == {
-            "modules": 4 * 7,
+            "modules": jobs.LAYERS * 7,
             "recipe": "tensorwise",
             "emulated": False,
             "tp_styles": styles,

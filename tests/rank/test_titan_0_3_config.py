@@ -95,9 +95,9 @@ def test_a_commit_is_of_the_series_that_its_keys_tell(build):
 def test_the_model_has_the_shape_of_the_train_config(build):
     flat = build().flat
     assert flat["model_spec.model.dim"] == 64
-    assert flat["model_spec.model.layers[3].attention.n_heads"] == 4
-    assert flat["model_spec.model.layers[3].attention.n_kv_heads"] == 2
-    assert "model_spec.model.layers[4].attention.n_heads" not in flat
+    assert flat["model_spec.model.layers[1].attention.n_heads"] == 4
+    assert flat["model_spec.model.layers[1].attention.n_kv_heads"] == 2
+    assert "model_spec.model.layers[2].attention.n_heads" not in flat
     assert flat["loss.loss_fn.global_vocab_size"] == 512
 
 
@@ -168,7 +168,7 @@ def float8_layers(built):
 
 def test_float8_converts_all_linear_layers_but_the_output_projection(build):
     layers = float8_layers(build(techniques=["float8"]))
-    assert len(layers) == 4 * 5
+    assert len(layers) == jobs.LAYERS * 5
     assert "lm_head" not in layers
     assert float8_layers(build()) == []
 

@@ -52,7 +52,7 @@ def main() -> int:
     with TemporaryDirectory() as folder, mp.Manager() as manager:
         found = manager.dict()
         for ranks in (2, 1):
-            mp.spawn(on_ranks, (ranks, folder, found), nprocs=ranks)
+            mp.start_processes(on_ranks, (ranks, folder, found), ranks, start_method="fork")
         print(
             f"torchtitan {version('torchtitan')}: n_tokens_seen is {found[2]} when 2 ranks save, "
             f"and {found[1]} when 1 rank has loaded"
