@@ -15,7 +15,10 @@ jobs.require_titan_0_3()
 MODEL = {"dim": 64, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 512}
 EMPTY_STAGE = {
     "model": MODEL | {"n_layers": 4},
-    **{"pp": 2, "cp": 2, "pipeline_schedule": "Interleaved1F1B", "rank": 4},
+    "pp": 2,
+    "cp": 2,
+    "pipeline_schedule": "Interleaved1F1B",
+    "rank": 4,
 }
 MEASURED = Path(__file__).with_name("measured_tensors.py")
 
