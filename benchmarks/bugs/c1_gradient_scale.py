@@ -78,9 +78,9 @@ def unit_averaged(trainer: Any) -> None:
     First step: 1
     Signature: the gradients of one layer half the control's
     Cause: gradient scale of a group
-    Says: layer 2
+    Says: layer 1
     """
-    _divide_reductions(trainer, trainer.parallel_dims.dp_shard, unit="layers.2")
+    _divide_reductions(trainer, trainer.parallel_dims.dp_shard, unit="layers.1")
 
 
 def microbatches_summed(trainer: Any) -> None:

@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from two_layers import with_two_layers
 from warm_toolchains import warm_toolchains
 
 ROOT = Path(__file__).parents[2]
@@ -28,10 +30,14 @@ pytestmark = pytest.mark.slow
 
 def prove(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
     where = ("--store", str(folder / "store"), "--out", str(folder / "reports"))
-    command = [sys.executable, "benchmarks/prove.py", "--steps", str(STEPS), *where]
+    if not (folder / "benchmarks").exists():
+        for name in ("benchmarks/bugs", "train_configs"):
+            shutil.copytree(ROOT / name, folder / name)
+        with_two_layers(folder)
+    command = [sys.executable, str(ROOT / "benchmarks" / "prove.py"), "--steps", str(STEPS), *where]
     return subprocess.run(
         [*command, "--only", *names],
-        cwd=ROOT,
+        cwd=folder,
         env={**os.environ, "CONVERGE_TOOLCHAINS": str(warm_toolchains())},
         capture_output=True,
         text=True,
