@@ -33,7 +33,7 @@ _SCHEDULES = {
 
 
 class FirstStepWatch:
-    """What this rank's modules and batches looked like in the first step."""
+    """What this rank's modules and batches look like from now on."""
 
     def __init__(self, trainer: MegatronTrainer, parts: Sequence[CanonicalPart]) -> None:
         self.lengths: set[int] = set()
@@ -50,11 +50,15 @@ class FirstStepWatch:
             self.microbatches += part is trainer.parts[0]
             return forward_step(batches, part)
 
-        self._restore = lambda: setattr(trainer, "forward_step", forward_step)
         trainer.forward_step = counted  # type: ignore[method-assign]
 
     def _see(self, _norm: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
         self.lengths.add(int(given[0].shape[0]))
+
+    def stop(self) -> None:
+        """Leave the modules; microbatches go on being counted, which costs nothing."""
+        for handle in self._handles:
+            handle.remove()
 
 
 def write_in_force(
@@ -67,6 +71,7 @@ def write_in_force(
     injected: Sequence[str],
 ) -> None:
     """Gather what every rank sees and write ``in_force.json``. Collective over the world."""
+    first.stop()
     everyone = world.everyones(_seen(trainer, parts, pieces, first, recorder, injected))
     if recorder.is_writer:
         in_force.write_in_force(folder, _merged(trainer, everyone))

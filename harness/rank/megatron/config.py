@@ -66,6 +66,10 @@ class TrainingSizes:
     """-1: local batch x dp."""
     seq_len: int = 128
     steps: int = 1
+    dtype: str = "float32"
+    """``bfloat16`` is the technique bf16; a run in another precision, as a reference, says so."""
+    mixed_precision_param: str = "float32"
+    """The same: Megatron-Core computes in the type of its parameters, and updates float32."""
 
 
 @dataclass
@@ -163,8 +167,8 @@ def build_config(job: RankJob) -> MegatronConfig:
 
 def _implied(job: RankJob, degrees: Degrees, chunks: int | None) -> dict[str, Any]:
     """The settings that the harness decides for every job."""
-    low = "bf16" in job.techniques and not job.makes_seed_checkpoint
-    dtype = torch.bfloat16 if low else torch.float32
+    dtype = torch.float32 if job.makes_seed_checkpoint else _dtype(job)
+    low = dtype is torch.bfloat16
     interleaved = job.pipeline_schedule == INTERLEAVED and degrees.pp > 1
     return {
         "transformer.tensor_model_parallel_size": degrees.tp,
@@ -179,8 +183,31 @@ def _implied(job: RankJob, degrees: Degrees, chunks: int | None) -> dict[str, An
         "optimizer.bf16": low,
         "optimizer.use_distributed_optimizer": degrees.dp_shard > 1,
         "ddp.use_distributed_optimizer": degrees.dp_shard > 1,
+        "training.dtype": _plain(dtype),
+        "training.mixed_precision_param": _plain(dtype),
         **({"transformer.sequence_parallel": False} if job.makes_seed_checkpoint else {}),
     }
+
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPE_KEYS = ("training.dtype", "training.mixed_precision_param")
+
+
+def _dtype(job: RankJob) -> torch.dtype:
+    """Raises SettingError for a type that converge does not train, and for two types."""
+    if "bf16" in job.techniques:
+        return torch.bfloat16
+    said = {**dict(flatten(job.train_config.settings)), **job.overrides}
+    named = [said[key] for key in _DTYPE_KEYS if key in said] or ["float32"]
+    for key, name in zip(_DTYPE_KEYS, named, strict=False):
+        if name not in _DTYPES:
+            raise SettingError(KeyProblem(key, f"{name!r} is not trained", tuple(_DTYPES)))
+    if len(set(named)) > 1:
+        message = (
+            f"{named[1]!r}, and parameters are {named[0]}: Megatron-Core computes in their type"
+        )
+        raise SettingError(KeyProblem(_DTYPE_KEYS[1], message))
+    return _DTYPES[named[0]]
 
 
 Config = TypeVar("Config")

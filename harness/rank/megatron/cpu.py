@@ -10,11 +10,10 @@ from __future__ import annotations
 import functools
 import os
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from converge_harness.rank.titan.common.cpu import (
     multiplies_bf16_fast,
@@ -23,26 +22,8 @@ from converge_harness.rank.titan.common.cpu import (
 )
 
 CPU = torch.device("cpu")
+_FACTORIES = ("arange", "empty", "full", "ones", "rand", "randn", "tensor", "zeros")
 _TYPED = ("FloatTensor", "LongTensor", "IntTensor", "HalfTensor", "BFloat16Tensor")
-
-
-class _CudaMeansCpu(TorchFunctionMode):
-    """``device="cuda"`` in any call of torch means the CPU."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        given = {name: _on_cpu(value) for name, value in (kwargs or {}).items()}
-        return func(*map(_on_cpu, args), **given)
-
-
-def _on_cpu(value: Any) -> Any:
-    is_device = isinstance(value, str | torch.device)
-    return CPU if is_device and str(value).startswith("cuda") else value
 
 
 @functools.cache
@@ -54,7 +35,7 @@ def prepare_torch() -> None:
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     _answer_for_cuda()
     _name_types_as_on_a_gpu()
-    _CudaMeansCpu().__enter__()
+    _make_on_the_cpu()
 
 
 def _answer_for_cuda() -> None:
@@ -73,6 +54,25 @@ def _answer_for_cuda() -> None:
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
     torch.Tensor.cuda = torch.nn.Module.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
+
+
+def _make_on_the_cpu() -> None:
+    """``device="cuda"`` of a new tensor means the CPU.
+
+    A ``TorchFunctionMode`` would reach all of torch, but not what a backward pass computes again.
+    """
+    for name in _FACTORIES:
+        setattr(torch, name, _on_the_cpu(getattr(torch, name)))
+
+
+def _on_the_cpu(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = CPU
+        return make(*args, **kwargs)
+
+    return made
 
 
 def _name_types_as_on_a_gpu() -> None:

@@ -93,7 +93,8 @@ def build_optimizer(config: MegatronConfig, parts: Sequence[DistributedDataParal
 def build_schedule(config: MegatronConfig, optimizer: Any) -> OptimizerParamScheduler:
     """The learning rate's schedule, counted in optimizer steps; weight decay stays as it is."""
     given, optimizer_config = config.tables.lr_scheduler, config.tables.optimizer
-    steps = config.tables.training.steps
+    # It refuses a warm-up that does not end, as in the one step of a reference.
+    steps = max(config.tables.training.steps, given.lr_warmup_steps + 1)
     return OptimizerParamScheduler(
         optimizer,
         init_lr=given.init_lr,

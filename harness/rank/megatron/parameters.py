@@ -153,7 +153,8 @@ def trained_by(optimizer: Any, pieces: Sequence[Piece]) -> Trained:
     Without the distributed optimizer that is every parameter. With it each data-parallel rank has
     a run of the flattened parameter, which is up to three blocks. Gradients are read where Megatron
     reduces them to: ``main_grad``, of which the reduce-scatter of the distributed optimizer leaves
-    the rank's own run valid.
+    the rank's own run valid. With ``overlap_param_gather`` other ranks' runs of the weights are the
+    old ones between the steps, so they are no copies.
     """
     found: list[tuple[str, BlockShard]] = []
     distributed = False
@@ -164,6 +165,8 @@ def trained_by(optimizer: Any, pieces: Sequence[Piece]) -> Trained:
         else:
             found += [(piece.name, _updated(each, piece)) for piece in pieces]
     copies = [(piece.name, _weight(piece)) for piece in pieces] if distributed else found
+    if optimizer.config.overlap_param_gather:
+        copies = []
     return Trained(tuple(found), tuple(copies))
 
 

@@ -62,7 +62,6 @@ def run(job: RankJob) -> None:
         config, wrapped, optimizer, build_schedule(config, optimizer), _stream(job, config)
     )
     injected: list[str] = []
-    first = FirstStepWatch(trainer, parts)
     recorder = hooks.attach(
         trainer,
         job,
@@ -76,6 +75,7 @@ def run(job: RankJob) -> None:
     if job.inject:
         injected.append(call_injected(job.inject, trainer))
     make_frozen_steps(trainer, job.frozen, recorder)
+    first = FirstStepWatch(trainer, parts)
     trainer.train()
     recorder.close()
     # The rank that serves the process group's store must not leave before the others are done.

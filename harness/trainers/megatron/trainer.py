@@ -46,6 +46,7 @@ MEGATRON = TrainerSpec(
         counts_tokens=True,
         shares_initial_weights=True,
         techniques=True,
+        references=True,
         frozen_steps=True,
         checks_config=True,
         warm_start=True,
