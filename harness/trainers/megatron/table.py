@@ -141,7 +141,10 @@ def set_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
             where("parallelism.cp"), f"context parallelism {_ENGINE}", "use tp or pp instead"
         )
     if degrees.ep > 1:
-        yield Problem(where("parallelism.ep"), f"a model with experts {_OTHER_MODEL[3:]}")
+        yield Problem(
+            where("parallelism.ep"),
+            "needs a model with experts, and converge builds a dense GPT of Megatron-Core's layers",
+        )
     if degrees.dp_replicate > 1 and degrees.dp_shard > 1:
         yield Problem(
             where("parallelism"),
