@@ -50,10 +50,11 @@ _NEED_A_GPU = (
     *("transformer.masked_softmax_fusion", "transformer.persist_layer_norm"),
     *("transformer.gradient_accumulation_fusion", "transformer.apply_rope_fusion"),
     *("transformer.enable_cuda_graph", "transformer.external_cuda_graph"),
-    *("transformer.cpu_offloading", "transformer.deterministic_mode"),
+    *("transformer.layernorm_zero_centered_gamma", "transformer.memory_efficient_layer_norm"),
+    "transformer.cpu_offloading",
     *("optimizer.optimizer_cpu_offload", "ddp.average_in_collective", "ddp.nccl_ub"),
 )
-"""Switches of kernels, graphs and collectives that a CPU with gloo does not have."""
+"""Switches of kernels, norms, graphs and collectives that a CPU with gloo does not have."""
 
 
 @dataclass
@@ -155,7 +156,7 @@ def build_config(job: RankJob) -> MegatronConfig:
     problems += _name_function(tables)
     _refuse(problems)
     microbatches = _microbatches(tables.training, degrees)
-    _refuse([*_sizes_problems(tables, job, degrees, microbatches), *_device_problems(tables, job)])
+    _refuse([*_sizes_problems(tables, job, degrees, microbatches), *_value_problems(tables, job)])
     if job.data_folder is None:
         raise SettingError(KeyProblem("converge.data", "is missing, so there is nothing to read"))
     flat = dict(_flat(tables))
@@ -281,7 +282,8 @@ def _sizes_problems(
         yield KeyProblem("training.local_batch_size", f"{message}{INTERLEAVED} needs")
 
 
-def _device_problems(tables: MegatronTables, job: RankJob) -> Iterator[KeyProblem]:
+def _value_problems(tables: MegatronTables, job: RankJob) -> Iterator[KeyProblem]:
+    """Values that Megatron-Core takes, and that cannot be compared or run here."""
     for key in _DROPOUT:
         rate = _value(tables, key)
         if rate:

@@ -151,10 +151,12 @@ def trained_by(optimizer: Any, pieces: Sequence[Piece]) -> Trained:
     """What an optimizer of ``get_megatron_optimizer`` updates on this rank.
 
     Without the distributed optimizer that is every parameter. With it each data-parallel rank has
-    a run of the flattened parameter, which is up to three blocks. Gradients are read where Megatron
-    reduces them to: ``main_grad``, of which the reduce-scatter of the distributed optimizer leaves
-    the rank's own run valid. With ``overlap_param_gather`` other ranks' runs of the weights are the
-    old ones between the steps, so they are no copies.
+    a run of the flattened parameter, which is up to three blocks. Gradients are read where DDP
+    reduces them to, ``main_grad``, of which the reduce-scatter of the distributed optimizer leaves
+    the rank's own run valid; once the optimizer has taken them, from where it clips them.
+
+    With ``overlap_param_gather`` other ranks' runs of the weights are the old ones between the
+    steps, so they are no copies.
     """
     found: list[tuple[str, BlockShard]] = []
     distributed = False
@@ -178,7 +180,7 @@ def _updated(optimizer: Any, piece: Piece) -> BlockShard:
         piece.held.whole,
         piece.held.runs,
         lambda: main.data,
-        lambda: parameter.main_grad,
+        lambda: parameter.main_grad if main.grad is None else main.grad,
         lambda: optimizer.optimizer.state.get(main, {}),
     )
 
@@ -206,6 +208,11 @@ def _blocks(
     """Entries ``start`` to ``stop`` of a flattened parameter, as blocks of the whole tensor."""
     parameter: Any = piece.parameter
     rows, columns = _as_matrix(tuple(parameter.shape))
+
+    def gradient() -> torch.Tensor:
+        taken = main.grad
+        return parameter.main_grad.view(-1)[start:stop] if taken is None else taken
+
     for part, block in HeldRun((rows, columns), start, stop).matrices(rows, columns):
         runs = [
             _chosen(held, chosen[0])
@@ -215,7 +222,7 @@ def _blocks(
             piece.held.whole,
             runs,
             _cut(lambda: main.data, part),
-            _cut(lambda: parameter.main_grad.view(-1)[start:stop], part),
+            _cut(gradient, part),
             _states(lambda: optimizer.optimizer.state.get(main, {}), stop - start, part),
         )
 
