@@ -13,13 +13,13 @@ import megatron.core
 import torch
 from megatron.core import parallel_state
 
+from converge_harness.rank.data_order import Sample
 from converge_harness.rank.megatron.parameters import CanonicalPart, Trained, fused_of
 from converge_harness.rank.megatron.trainer import MegatronTrainer
 from converge_harness.rank.recorder.cross_entropy import IGNORE_INDEX
 from converge_harness.rank.recorder.fetched_shard import FetchedStates
 from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.recorder.trainer_view import TrainerView
-from converge_harness.rank.titan.common.data_order import Sample
 from converge_harness.run_folder.job import RankJob
 
 

@@ -16,9 +16,9 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
+from converge_harness.rank.data_order import Sample, SampleStream
 from converge_harness.rank.megatron.config import MegatronConfig
 from converge_harness.rank.recorder.cross_entropy import IGNORE_INDEX
-from converge_harness.rank.titan.common.data_order import Sample, SampleStream
 
 
 class MegatronTrainer:

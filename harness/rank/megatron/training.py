@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from converge_harness.rank.data_order import SampleStream, open_corpus
 from converge_harness.rank.inject import call_injected
 from converge_harness.rank.megatron import hooks
 from converge_harness.rank.megatron.audit import FirstStepWatch, write_in_force
@@ -29,7 +30,6 @@ from converge_harness.rank.megatron.seed_checkpoint import load_weights, save_we
 from converge_harness.rank.megatron.trainer import MegatronTrainer
 from converge_harness.rank.recorder.imported import leave_imported
 from converge_harness.rank.repeats import move_tensors
-from converge_harness.rank.titan.common.data_order import SampleStream, open_corpus
 from converge_harness.run_folder.job import RankJob
 from converge_harness.run_folder.layout import seed_checkpoint_of
 
