@@ -31,7 +31,6 @@ SETTINGS = {
         "add_bias_linear": False,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
-        "gradient_accumulation_fusion": False,
         "calculate_per_token_loss": True,
     },
     "ddp": {"grad_reduce_in_fp32": True},
