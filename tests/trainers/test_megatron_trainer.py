@@ -109,7 +109,8 @@ def test_a_train_config_is_refused_with_the_key(tmp_path, config, says):
 
 
 def test_what_is_switched_off_is_not_refused(tmp_path):
-    load(tmp_path, "parallelism = { tp = 2 }\nset = { ddp.use_megatron_fsdp = false }")
+    off = 'ddp.use_megatron_fsdp = false, transformer.cuda_graph_impl = "none"'
+    load(tmp_path, f"parallelism = {{ tp = 2 }}\nset = {{ {off} }}")
 
 
 def test_only_what_makes_the_model_makes_other_initial_weights(tmp_path):

@@ -108,8 +108,8 @@ def _seen(
 def _tp_degree(parts: Sequence[CanonicalPart]) -> int:
     for part in parts:
         for layer in part.layers.values():
-            rows = layer.config.ffn_hidden_size
-            return int(rows // layer.mlp.linear_fc2.weight.shape[1])
+            width = layer.config.ffn_hidden_size
+            return int(width // layer.mlp.linear_fc2.weight.shape[1])
     return 1
 
 

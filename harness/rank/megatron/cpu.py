@@ -2,7 +2,7 @@
 
 It asks ``torch.cuda`` for devices, streams and random states without asking whether there is a GPU.
 ``prepare_torch`` answers with the CPU and must come before Megatron-Core is imported;
-``prepare_megatron`` replaces two functions of its own afterwards. On a GPU none of this is used.
+``prepare_megatron`` replaces functions of its own afterwards. On a GPU none of this is used.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _name_types_as_on_a_gpu() -> None:
 
 @functools.cache
 def prepare_megatron() -> None:
-    """Replace what in Megatron-Core itself needs a GPU's libraries, once per process."""
+    """Replace functions of Megatron-Core that need a GPU or its libraries, once per process."""
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 

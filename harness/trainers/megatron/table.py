@@ -130,7 +130,7 @@ def megatron_train_config(tables: Mapping[str, Any], path: str, place: str) -> T
 def refused(settings: Mapping[str, Any], where: Where) -> Iterator[Problem]:
     """Keys that no job may set to anything but off."""
     for key, value in settings.items():
-        if key in REFUSED and value:
+        if key in REFUSED and value and value != "none":
             yield Problem(where(key), REFUSED[key], "leave it out")
 
 
