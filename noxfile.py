@@ -39,6 +39,11 @@ FRAMEWORKS = {
         "tests/e2e/test_hugging_face.py",
         "tests/rank/test_upstream_scripts.py",
     ),
+    "megatron-core-0.16.1": (
+        "tests/e2e/test_megatron.py",
+        "tests/rank/test_megatron_config.py",
+        "tests/rank/test_megatron_parameters.py",
+    ),
 }
 """Tests of the toolchains of other frameworks than torchtitan: ``nox -s e2e``."""
 OLDER_TORCH_TESTS = (

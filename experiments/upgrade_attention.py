@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from converge_harness.rank.titan.common import data_order
+from converge_harness.rank import data_order
 
 
 def across_documents(trainer: Any) -> None:  # noqa: ARG001 - the signature of an injected function

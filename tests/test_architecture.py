@@ -158,8 +158,8 @@ def test_the_application_knows_no_terminal_and_no_arguments(path):
     assert "print(" not in path.read_text()
 
 
-DIALECTS = {"titan_0_2", "titan_0_3"}
-OWN_TABLES = {"TitanTable", "CommandTable", "Command"}
+DIALECTS = {"titan_0_2", "titan_0_3", "megatron_0_16"}
+OWN_TABLES = {"TitanTable", "CommandTable", "Command", "MegatronTable"}
 """What only a trainer's own package knows."""
 TITAN = re.compile(r"torchtitan(-[\w.@-]+)?")
 """The name of the default trainer, and of its toolchains."""
@@ -188,7 +188,11 @@ def asks_which_trainer(path: Path) -> set[str]:
         name
         for name in imports_of(path)
         if name.startswith(
-            ("converge_harness.trainers.torchtitan", "converge_harness.trainers.command")
+            (
+                "converge_harness.trainers.torchtitan",
+                "converge_harness.trainers.command",
+                "converge_harness.trainers.megatron",
+            )
         )
     }
 
@@ -214,6 +218,7 @@ def test_only_trainers_ask_which_trainer_it_is(path):
         "if spec.command is None: pass",
         "isinstance(table, CommandTable)",
         "NAMES = ('titan_0_3',)",
+        "from converge_harness.trainers.megatron.table import MegatronTable",
         "from converge_harness.trainers.torchtitan.table import TitanTable",
         "toolchain.versions.get('torchtitan')",
         "OLDER = 'torchtitan-0.2.2'",

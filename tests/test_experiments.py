@@ -50,11 +50,18 @@ FRAMEWORKS = tuple(
     replace(TITAN_03, name=name, dialect="command")
     for name in ("composer-0.32.1", "deepspeed-0.19.8", "transformers-5.23.0")
 )
+MEGATRON = replace(
+    TITAN_03,
+    name="megatron-core-0.16.1",
+    dialect="megatron_0_16",
+    versions={"torch": "2.13.0", "megatron-core": "0.16.1"},
+)
 TOOLCHAINS = {
     each.name: each
     for each in (
         *(TITAN_02, TITAN_03, TITAN_03_OLDER_TORCH, TITAN_MAIN, TITAN_STREAMING),
         *FRAMEWORKS,
+        MEGATRON,
     )
 }
 

@@ -27,13 +27,12 @@ from converge_harness.trainers import trainer_of
 
 OF_THE_PROGRAM = "its program"
 """In place of a seed checkpoint, if the program makes the initial weights itself."""
-MODEL_PREFIXES = ("model.", "model_spec.")
-"""Overrides that determine the model, and so the seed checkpoint (0.2 and 0.3 keys)."""
 
 
 def model_overrides(spec: SetSpec) -> dict[str, Any]:
     """The part of a set's overrides that its seed checkpoint depends on."""
-    return {key: value for key, value in spec.overrides.items() if key.startswith(MODEL_PREFIXES)}
+    keys = trainer_of(spec).model_keys
+    return {key: value for key, value in spec.overrides.items() if key.startswith(keys)}
 
 
 def seed_identity(

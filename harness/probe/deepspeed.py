@@ -21,7 +21,8 @@ import torch
 import torch.distributed as dist
 
 from converge_harness.probe.wrapping import Undo, Wrapped
-from converge_harness.rank.recorder.flat_shard import FlatOptimizer, FlatShard
+from converge_harness.rank.recorder.fetched_shard import FetchedStates
+from converge_harness.rank.recorder.flat_shard import FlatShard
 from converge_harness.rank.recorder.names import canonical
 
 FRAGMENTED = frozenset({"DeepSpeedZeroOptimizer", "BF16_Optimizer"})
@@ -54,7 +55,7 @@ def wrapped_engine(engine: Any) -> Wrapped:
         optimizers=(engine.optimizer,),
         kept_by=(engine.optimizer,)
         if unsharded
-        else (FlatOptimizer(shard for _, shard in (*held, *copies)),),
+        else (FetchedStates(shard for _, shard in (*held, *copies)),),
         degrees={"dp_replicate" if unsharded else "dp_shard": int(engine.dp_world_size)},
         movable=unsharded and not problems,
         watch_clipping=lambda complete: _before_update(engine, complete),

@@ -16,7 +16,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp._flat_param import FlatParameter
 
 from converge_harness.probe.wrapping import Held, Wrapped
-from converge_harness.rank.recorder.flat_shard import FlatOptimizer, FlatShard
+from converge_harness.rank.recorder.fetched_shard import FetchedStates
+from converge_harness.rank.recorder.flat_shard import FlatShard
 from converge_harness.rank.recorder.names import canonical
 
 
@@ -55,7 +56,7 @@ def wrapped_fsdp1(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optim
         parameters=tuple(trainable),
         copies=(*shards, *others),
         optimizers=tuple(optimizers),
-        kept_by=(FlatOptimizer(shard for _, shard in shards), *optimizers),
+        kept_by=(FetchedStates(shard for _, shard in shards), *optimizers),
         degrees={"dp_shard": max(sharded, default=1)},
         movable=True,
         watch_clipping=lambda seen: _watch_clipping(model, seen),

@@ -43,7 +43,7 @@ class Wrapped:
     optimizers mark when a step begins and ends."""
     kept_by: tuple[Any, ...]
     """They have ``state``, a mapping from the objects in ``parameters`` and ``copies`` to their
-    optimizer states: torch's optimizers, or a ``FlatOptimizer`` of the shards."""
+    optimizer states: torch's optimizers, or a ``FetchedStates`` of the shards."""
     degrees: Mapping[str, int] = field(default_factory=dict)
     """Degrees above 1 that the wrapping shows: ``dp_replicate dp_shard tp cp pp ep``."""
     movable: bool = False

@@ -8,6 +8,8 @@ Of the rest of ``harness`` it imports only the file formats (``converge_harness.
     start/        starts ranks and their agents: entry, agent, node, warm start
     recorder/     records the evidence of every step, for any trainer
     titan/        torchtitan: common/, v0_2/, v0_3/
+    megatron/     Megatron-Core
+    data_order.py  which sample is where: the data order, free of the dp degree
     dry_run/      builds and steps a job without its GPUs, on a fake process group
     faults.py     the faults of a job's script
     repeats.py    the perturbations of A/A repeats, no larger than rounding

@@ -57,7 +57,7 @@ def move_by_one_ulp(model_parts: Iterable[torch.nn.Module], seed: int) -> None:
 
 @torch.no_grad()
 def move_tensors(parameters: Iterable[tuple[str, Any]], seed: int) -> None:
-    """The same for parameters, or flat shards of them, by canonical name."""
+    """The same for parameters, or fetched shards of them, by canonical name."""
     for name, parameter in parameters:
         local = local_shard(parameter)
         flat = local.reshape(-1)

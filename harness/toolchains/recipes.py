@@ -105,6 +105,15 @@ RECIPES = {
         packages=("numpy", "transformers", "accelerate"),
         imports=("transformers", "accelerate"),
     ),
+    # Of its declared dependencies it imports only numpy and packaging. Its CUDA kernels are those
+    # of Transformer Engine and Apex, without which it falls back to torch.
+    "megatron-core-0.16.1": Recipe(
+        "Megatron-Core",
+        instead=OLDER_TORCH,
+        packages=("numpy", "packaging"),
+        alone=("megatron-core",),
+        imports=("megatron.core",),
+    ),
 }
 """Name to recipe; versions are in constraints.txt, and those of the older torch above."""
 

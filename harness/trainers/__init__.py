@@ -9,7 +9,9 @@
     environment.py   variables that are pinned in every job's environment
     calls.py         the torchrun calls of a run
     failure.py       why a run under torchrun failed
-    torchtitan/      torchtitan, with converge's rank code
+    torchrun.py      trainers that converge's rank code drives, under torchrun
+    torchtitan/      torchtitan
+    megatron/        Megatron-Core
     command/         any program, called by an argv template
 """
 

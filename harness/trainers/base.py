@@ -138,6 +138,9 @@ class Trainer(ABC):
     them with ``set`` would contradict what the plan computes from that key.
     """
 
+    model_keys: ClassVar[tuple[str, ...]] = ("model.", "model_spec.")
+    """Train config keys, or their beginnings, on which initial weights depend."""
+
     @abstractmethod
     def of_file(
         self, table: Any, where: Where, folders: Sequence[Path], problems: list[Problem]

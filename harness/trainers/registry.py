@@ -24,6 +24,7 @@ from converge_harness.trainers.table import TrainerTable
 _MODULES = {
     "torchtitan": "converge_harness.trainers.torchtitan",
     "command": "converge_harness.trainers.command",
+    "megatron": "converge_harness.trainers.megatron",
 }
 """Kind to the module that has its ``TRAINER``."""
 

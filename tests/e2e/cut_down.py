@@ -31,9 +31,10 @@ def run_some(folder: Path, name: str, *only: str) -> dict[str, dict]:
     text = text.replace("\n[trainer]\n", f"\nrepeats = {json.dumps(repeats)}\n\n[trainer]\n", 1)
     experiment = folder / f"{name}.toml"
     experiment.write_text(text)
-    programs = folder / "trainers"
-    if not programs.exists():
-        programs.symlink_to(ROOT / "experiments" / "trainers")
+    beside = (ROOT / "experiments" / "trainers", *(ROOT / "experiments").glob("*.py"))
+    for named in beside:
+        if not (folder / named.name).exists():
+            (folder / named.name).symlink_to(named)
     out = folder / name
     where = ("--store", str(folder / "store"), "--out", str(out))
     result = subprocess.run(

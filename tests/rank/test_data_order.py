@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converge_harness.rank.titan.common.data_order import (
+from converge_harness.rank.data_order import (
     Corpus,
     SampleStream,
     open_corpus,

@@ -5,7 +5,8 @@ import itertools
 import pytest
 import torch
 
-from converge_harness.rank.recorder.flat_shard import FlatShard, FlatShardError
+from converge_harness.rank.recorder.fetched_shard import FetchedShardError
+from converge_harness.rank.recorder.flat_shard import FlatShard
 from converge_harness.rank.recorder.placement import HeldRun, held
 from converge_harness.rank.recorder.sketch import WIDTH, Sketcher, hashed_parts
 
@@ -44,9 +45,9 @@ def test_a_run_knows_its_entries_of_the_whole(shape):
 
 
 def test_what_is_fetched_is_what_the_run_says():
-    with pytest.raises(FlatShardError, match="are not in shape"):
+    with pytest.raises(FetchedShardError, match="are not in shape"):
         FlatShard((3, 4), 4, 13, lambda: torch.zeros(9))
-    with pytest.raises(FlatShardError, match="now has 2 entries"):
+    with pytest.raises(FetchedShardError, match="now has 2 entries"):
         FlatShard((3, 4), 4, 7, lambda: torch.zeros(2)).local()
 
 

@@ -41,7 +41,7 @@ def test_a_resume_in_mid_epoch_keeps_every_shuffle_on_any_degree(orders, algorit
 
 def test_samples_are_those_of_our_own_loader(orders):
     """Unshuffled, the dataset is the corpus cut as ours is."""
-    from converge_harness.rank.titan.common.data_order import open_corpus
+    from converge_harness.rank.data_order import open_corpus
 
     corpus = open_corpus(orders.data)
     (first,), _ = orders.steps(1, 1, shuffle=False, num_canonical_nodes=1)

@@ -14,7 +14,9 @@
     sketch.py            signed sums of a tensor's entries, shard by shard
     replicas.py          whether copies of a shard are bit-identical (bits.py), else which differ
     placement.py         which entries of a whole tensor a rank holds
-    flat_shard.py        a shard that is a run of the flattened tensor (FSDP 1, ZeRO)
+    fetched_shard.py     shards in buffers of a framework's own, fetched when they are looked at:
+                         flat_shard.py: a run of the flattened tensor (FSDP 1, ZeRO)
+                         block_shard.py: a block of it (Megatron-Core)
     names.py             canonical names of parameters
     world.py             collectives, which also work without a process group
     imported.py          files that a rank imported, besides the toolchain's packages and ours

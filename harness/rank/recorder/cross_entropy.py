@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
-from converge_harness.rank.recorder.flat_shard import FlatShard
+from converge_harness.rank.recorder.fetched_shard import FetchedShard
 
 IGNORE_INDEX = -100
 """The label of positions without a target, in torchtitan and in this project's loader."""
@@ -166,8 +166,8 @@ class CrossEntropySum:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor or flat shard; a plain tensor unchanged."""
-    if isinstance(tensor, FlatShard):
+    """This rank's part of a DTensor or fetched shard; a plain tensor unchanged."""
+    if isinstance(tensor, FetchedShard):
         return tensor.local()
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 

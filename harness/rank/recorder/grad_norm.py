@@ -28,15 +28,15 @@ from torch.distributed.tensor.placement_types import Placement
 
 from converge_harness.rank.recorder import world
 from converge_harness.rank.recorder.cross_entropy import local_part
-from converge_harness.rank.recorder.flat_shard import FlatShard
+from converge_harness.rank.recorder.fetched_shard import FetchedShard
 from converge_harness.rank.recorder.names import canonical
 
 _BLOCK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 24}
 """Entries converted to float64 at a time."""
 
 ShardKey = tuple[str, tuple[tuple[str, int], ...]]
-"""Canonical name; (mesh dimension, coordinate) for every dimension that shards it, or start and end
-of a run."""
+"""Canonical name; (mesh dimension, coordinate) for every dimension that shards it, or the place of
+a fetched shard."""
 
 
 @dataclass(slots=True)
@@ -132,8 +132,8 @@ def assign_shards(parameters: Sequence[tuple[str, torch.Tensor]]) -> GradNorm:
 
 def shard_key(name: str, tensor: torch.Tensor) -> ShardKey:
     """A key that is equal exactly on the ranks that hold the same shard of the same tensor."""
-    if isinstance(tensor, FlatShard) and not tensor.is_whole:
-        return name, (("start", tensor.start), ("stop", tensor.stop))
+    if isinstance(tensor, FetchedShard):
+        return name, tensor.place
     if not isinstance(tensor, DTensor):
         return name, ()
     mesh = tensor.device_mesh
@@ -182,8 +182,8 @@ def placement_problem(parameter: torch.Tensor, gradient: torch.Tensor) -> str:
         return f"gradient is an unreduced partial sum, placements {placements}"
     if placements != _placements(parameter):
         return f"gradient is placed {placements}, its parameter {_placements(parameter)}"
-    if _run(gradient) != _run(parameter):
-        return f"gradient is entries {_run(gradient)}, its parameter {_run(parameter)}"
+    if _place(gradient) != _place(parameter):
+        return f"gradient is entries {_place(gradient)}, its parameter {_place(parameter)}"
     return ""
 
 
@@ -191,8 +191,8 @@ def _placements(tensor: torch.Tensor) -> tuple[Placement, ...]:
     return tuple(tensor.placements) if isinstance(tensor, DTensor) else ()
 
 
-def _run(tensor: torch.Tensor | FlatShard) -> tuple[int, int] | None:
-    return (tensor.start, tensor.stop) if isinstance(tensor, FlatShard) else None
+def _place(tensor: torch.Tensor | FetchedShard) -> tuple[tuple[str, int], ...] | None:
+    return tensor.place if isinstance(tensor, FetchedShard) else None
 
 
 @contextmanager

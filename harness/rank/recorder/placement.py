@@ -18,6 +18,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from converge_harness.rank.recorder.block_shard import BlockShard
+from converge_harness.rank.recorder.fetched_shard import FetchedShard
 from converge_harness.rank.recorder.flat_shard import FlatShard
 
 Runs = tuple[range, ...]
@@ -127,14 +129,16 @@ class HeldRun:
                 yield part, Held((rows, columns), runs)
 
 
-def held(tensor: torch.Tensor | FlatShard) -> Held | HeldRun:
-    """The entries that this rank holds: all of a plain tensor, a DTensor's shard, or a run.
+def held(tensor: torch.Tensor | FetchedShard) -> Held | HeldRun:
+    """The entries that this rank holds: all of a plain tensor, or those of a shard.
 
     Raises PlacementError for partial sums and when placements and shard disagree.
     """
     whole = tuple(tensor.shape)
     if isinstance(tensor, FlatShard):
         return HeldRun(whole, tensor.start, tensor.stop)
+    if isinstance(tensor, BlockShard):
+        return Held(whole, tensor.runs)
     if not isinstance(tensor, DTensor):
         return Held(whole, tuple((range(size),) for size in whole))
     coordinate = tensor.device_mesh.get_coordinate()
@@ -161,7 +165,7 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
 
     Wrappers around a single tensor, such as Float8's weights for FSDP's all-gather, are removed.
     """
-    if isinstance(tensor, FlatShard):
+    if isinstance(tensor, FetchedShard):
         return tensor.local()
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     if isinstance(local, AsyncCollectiveTensor):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from converge_harness.rank.recorder import world
-from converge_harness.rank.recorder.flat_shard import FlatShard
+from converge_harness.rank.recorder.fetched_shard import FetchedShard
 from converge_harness.rank.recorder.grad_norm import SquareSums, placement_problem
 from converge_harness.rank.recorder.placement import local_shard
 from converge_harness.rank.recorder.rows import Rows
@@ -116,7 +116,7 @@ def _everyones_names(mine: Iterable[str]) -> tuple[str, ...]:
 
 
 def _shaped_like(parameter: torch.Tensor, value: Any) -> bool:
-    return isinstance(value, torch.Tensor | FlatShard) and value.shape == parameter.shape
+    return isinstance(value, torch.Tensor | FetchedShard) and value.shape == parameter.shape
 
 
 def _numbers(counters: Sequence[tuple[int, int, Any]]) -> list[float]:

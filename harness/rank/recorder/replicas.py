@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from converge_harness.rank.recorder import world
 from converge_harness.rank.recorder.bits import bit_digests, mix_
-from converge_harness.rank.recorder.flat_shard import FlatShard
+from converge_harness.rank.recorder.fetched_shard import FetchedShard
 from converge_harness.rank.recorder.grad_norm import ShardKey, shard_key
 from converge_harness.rank.recorder.names import canonical
 from converge_harness.rank.recorder.post_step_state import states_of
@@ -157,7 +157,7 @@ class ReplicaCheck:
         state_of = states_of(self._view.optimizers)
         for place, copy in enumerate(self._parameters.mine):
             for name, value in state_of.get(id(copy.tensor), {}).items():
-                if isinstance(value, torch.Tensor | FlatShard):
+                if isinstance(value, torch.Tensor | FetchedShard):
                     yield place, str(name), value
                 elif isinstance(value, int | float):
                     yield place, str(name), torch.tensor(value, dtype=torch.float64)
@@ -273,7 +273,7 @@ def _copy_key(name: str, tensor: torch.Tensor) -> CopyKey:
     meaning within a parameter's keys, even if they have another for other parameters (experts are
     on another mesh). Plain tensors with different local shapes are manual shards, not copies.
     """
-    shape = () if isinstance(tensor, DTensor | FlatShard) else tuple(tensor.shape)
+    shape = () if isinstance(tensor, DTensor | FetchedShard) else tuple(tensor.shape)
     return shard_key(name, tensor), shape
 
 

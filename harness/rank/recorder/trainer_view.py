@@ -39,8 +39,8 @@ class TrainerView:
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of torch and torchtitan, for the header of metrics.jsonl."""
     parameters: Sequence[tuple[str, Any]] | None = None
-    """Trainable parameters, or flat shards, of this rank by canonical name; None: those of the
-    model parts. They are the keys of the states in ``optimizers``."""
+    """Trainable parameters, or fetched shards, of this rank by canonical name; None: those of
+    the model parts. They are the keys of the states in ``optimizers``."""
     copies: Sequence[tuple[str, Any]] | None = None
     """Tensors that may have copies on other ranks; None: all parameters of the model parts."""
     fused: Mapping[str, Fused] = field(default_factory=dict)

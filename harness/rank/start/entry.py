@@ -25,6 +25,7 @@ from converge_harness.run_folder.job import JobError, RankJob, read_job
 from converge_harness.run_folder.layout import GPU_OF_RANK
 
 DIALECTS = {
+    "megatron_0_16": "converge_harness.rank.megatron",
     "titan_main": "converge_harness.rank.titan.v0_3",
     "titan_0_3": "converge_harness.rank.titan.v0_3",
     "titan_0_2": "converge_harness.rank.titan.v0_2",

@@ -47,9 +47,8 @@ from converge_harness.trainers.command.settings import Command, RankLauncher, pl
 from converge_harness.trainers.command.table import CommandTable, read_command, set_problems
 from converge_harness.trainers.environment import Resources
 from converge_harness.trainers.table import TrainerOfFile
+from converge_harness.trainers.torchrun import AGENT_MODULE
 
-AGENT_MODULE = "converge_harness.rank.start.agent"
-"""torchrun's agent, which ends with converge."""
 LOOPBACK_TORCHRUN = Path(__file__).parents[2] / "rank" / "start" / "loopback.py"
 """torchrun with ports that only this machine can reach; does not need this package."""
 _DATA_TYPES = ("training.dtype", "training.mixed_precision_param")

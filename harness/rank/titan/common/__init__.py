@@ -8,7 +8,6 @@
     frozen_steps.py  forward and backward passes at the initial weights
     clipping.py      sees gradients before they are clipped, by whatever function
     pipelining.py    what torch's pipeline schedules do besides training
-    data_order.py    which sample is where: the data order, free of the dp degree
     documents.py     the corpus's documents for torchtitan's own text loader
     job_checks.py    names that torchtitan's config classes would take without a look
     cpu.py           what torchtitan assumes of a GPU and a CPU with gloo lacks

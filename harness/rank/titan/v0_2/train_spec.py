@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torchtitan.components.dataloader import BaseDataLoader
 
-from converge_harness.rank.titan.common.data_order import SampleStream, open_corpus
+from converge_harness.rank.data_order import SampleStream, open_corpus
 from converge_harness.run_folder.job import RankJob
 
 

@@ -1,7 +1,7 @@
 """Which of torchtitan's dataloaders reads the corpus, by the loader's name in the job.
 
 ``SampleLoader`` is ours: the project's data order
-(``converge_harness.rank.titan.common.data_order``).
+(``converge_harness.rank.data_order``).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from converge_harness.rank.data_order import SampleStream, open_corpus
 from converge_harness.rank.settings import KeyProblem, SettingError
-from converge_harness.rank.titan.common.data_order import SampleStream, open_corpus
 from converge_harness.rank.titan.common.documents import NAME, documents_of, register_documents
 from converge_harness.rank.titan.v0_3.series import SERIES, BaseDataLoader, as_batch, loader_sizes
 from converge_harness.rank.titan.v0_3.streaming_package import TOOLCHAIN, is_installed

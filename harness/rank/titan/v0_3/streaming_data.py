@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from converge_harness.rank.titan.common.data_order import Corpus, Sample, open_corpus, sample_of
+from converge_harness.rank.data_order import Corpus, Sample, open_corpus, sample_of
 from converge_harness.rank.titan.common.documents import NAME
 from converge_harness.rank.titan.v0_3.series import BaseDataLoader, as_batch, loader_sizes
 from converge_harness.rank.titan.v0_3.streaming_package import (

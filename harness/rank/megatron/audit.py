@@ -1,0 +1,149 @@
+"""What is really in force after the first step: ``in_force.json``, read from the live objects.
+
+The tensor-parallel degree is how many times the whole feed-forward width is that of a rank's
+weight; pipeline stages are told by the layers that ranks hold; the data-parallel degree is the size
+of the group over which DDP reduces, and it shards if the optimizer is the distributed one. Sequence
+parallelism is seen in the length of the sequence that a layer's norm gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from converge_harness.rank.megatron.config import INTERLEAVED
+from converge_harness.rank.megatron.parameters import CanonicalPart, Piece
+from converge_harness.rank.megatron.trainer import MegatronTrainer
+from converge_harness.rank.recorder import world
+from converge_harness.rank.recorder.names import names_by_type
+from converge_harness.rank.recorder.step_recorder import StepRecorder
+from converge_harness.run_folder import in_force
+
+_SEQUENCE_PARALLEL = "transformer.sequence_parallel"
+_SCHEDULES = {
+    "forward_backward_pipelining_without_interleaving": "1F1B",
+    "forward_backward_pipelining_with_interleaving": INTERLEAVED,
+}
+"""Of functions that run a step, the name of the schedule."""
+
+
+class FirstStepWatch:
+    """What this rank's modules and batches look like from now on."""
+
+    def __init__(self, trainer: MegatronTrainer, parts: Sequence[CanonicalPart]) -> None:
+        self.lengths: set[int] = set()
+        """Of the sequences that the norms of layers got."""
+        self.microbatches = 0
+        self._handles = [
+            layer.input_layernorm.register_forward_pre_hook(self._see)
+            for part in parts
+            for layer in part.layers.values()
+        ]
+        forward_step = trainer.forward_step
+
+        def counted(batches: Any, part: Any) -> Any:
+            self.microbatches += part is trainer.parts[0]
+            return forward_step(batches, part)
+
+        trainer.forward_step = counted  # type: ignore[method-assign]
+
+    def _see(self, _norm: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        self.lengths.add(int(given[0].shape[0]))
+
+    def stop(self) -> None:
+        """Leave the modules; microbatches go on being counted, which costs nothing."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def write_in_force(
+    folder: Path,
+    trainer: MegatronTrainer,
+    parts: Sequence[CanonicalPart],
+    pieces: Sequence[Piece],
+    first: FirstStepWatch,
+    recorder: StepRecorder,
+    injected: Sequence[str],
+) -> None:
+    """Gather what every rank sees and write ``in_force.json``. Collective over the world."""
+    first.stop()
+    everyone = world.everyones(_seen(trainer, parts, pieces, first, recorder, injected))
+    if recorder.is_writer:
+        in_force.write_in_force(folder, _merged(trainer, everyone))
+
+
+def _seen(
+    trainer: MegatronTrainer,
+    parts: Sequence[CanonicalPart],
+    pieces: Sequence[Piece],
+    first: FirstStepWatch,
+    recorder: StepRecorder,
+    injected: Sequence[str],
+) -> dict[str, Any]:
+    optimizers = trainer.optimizer.chained_optimizers
+    seq_len = recorder.positions // recorder.samples
+    return {
+        "tp": _tp_degree(parts),
+        "layers": sorted(int(number) for part in parts for number in part.layers),
+        "dp": trainer.parts[0].dp_group.size(),
+        "shards": any(isinstance(each, DistributedOptimizer) for each in optimizers),
+        "seq_len": seq_len,
+        "sequence_parallel": bool(first.lengths) and max(first.lengths) < seq_len,
+        "samples": recorder.samples if recorder.view.first_of_dp else 0,
+        "local_batch_size": recorder.samples // max(first.microbatches, 1),
+        "microbatches": first.microbatches,
+        "schedule": _SCHEDULES.get(get_forward_backward_func().__name__),
+        "dtypes": {
+            piece.name: str(piece.parameter.dtype).removeprefix("torch.") for piece in pieces
+        },
+        "injected": list(injected),
+    }
+
+
+def _tp_degree(parts: Sequence[CanonicalPart]) -> int:
+    for part in parts:
+        for layer in part.layers.values():
+            width = layer.config.ffn_hidden_size
+            return int(width // layer.mlp.linear_fc2.weight.shape[1])
+    return 1
+
+
+def _merged(trainer: MegatronTrainer, everyone: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def largest(key: str) -> int:
+        return max(int(seen[key]) for seen in everyone)
+
+    shards = any(seen["shards"] for seen in everyone)
+    stages = len({tuple(seen["layers"]) for seen in everyone})
+    schedule = next((seen["schedule"] for seen in everyone if seen["schedule"]), None)
+    config = {
+        **trainer.config.flat,
+        _SEQUENCE_PARALLEL: any(seen["sequence_parallel"] for seen in everyone),
+    }
+    return {
+        "world_size": world.size(),
+        "degrees": {
+            "dp_replicate": 1 if shards else largest("dp"),
+            "dp_shard": largest("dp") if shards else 1,
+            "tp": largest("tp"),
+            "cp": 1,
+            "pp": stages,
+            "ep": 1,
+        },
+        "seq_len": largest("seq_len"),
+        "local_batch_size": largest("local_batch_size"),
+        "global_batch_size": sum(seen["samples"] for seen in everyone),
+        "gradient_accumulation_steps": largest("microbatches"),
+        "pipeline_schedule": schedule,
+        "pipeline_microbatches": largest("microbatches") if schedule else None,
+        **in_force.param_dtypes(names_by_type(seen["dtypes"] for seen in everyone)),
+        "without_fixes": [],
+        "injected": "+".join(sorted({each for seen in everyone for each in seen["injected"]}))
+        or None,
+        "config": config,
+        "declared": list(trainer.config.declared),
+    }

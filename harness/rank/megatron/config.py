@@ -1,0 +1,343 @@
+"""A job as Megatron-Core's own dataclasses.
+
+The train config has a table for each, with the keys of the installed class::
+
+    [transformer]   TransformerConfig           [ddp]         DistributedDataParallelConfig
+    [optimizer]     OptimizerConfig             [gpt]         arguments of GPTModel
+    [lr_scheduler]  OptimizerParamScheduler     [training]    sizes (``TrainingSizes``)
+
+Applied in this order (later wins): defaults of the class, the train config, what the harness
+implies, the experiment's ``set``. Then Megatron-Core's own checks run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from converge_harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
+from converge_harness.rank.titan.common.job_checks import (
+    loader_problems,
+    repeat_problems,
+    unknown_fixes,
+)
+from converge_harness.run_folder.job import Degrees, RankJob
+
+INTERLEAVED = "Interleaved1F1B"
+SCHEDULES = ("1F1B", INTERLEAVED)
+"""Megatron-Core's pipeline schedules, by the names that experiments use."""
+CHUNKS = 2
+"""Model chunks on a pipeline rank of the interleaved schedule, unless the train config has
+``transformer.virtual_pipeline_model_parallel_size``."""
+_CHUNKS_KEY = "transformer.virtual_pipeline_model_parallel_size"
+_ACTIVATION = "transformer.activation_func"
+_ACTIVATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
+    name: getattr(torch.nn.functional, name) for name in ("gelu", "silu", "relu")
+}
+"""What ``transformer.activation_func`` can name: a TOML file has no functions."""
+_DROPOUT = ("transformer.hidden_dropout", "transformer.attention_dropout")
+_NEED_A_GPU = (
+    *("transformer.bias_activation_fusion", "transformer.bias_dropout_fusion"),
+    *("transformer.masked_softmax_fusion", "transformer.persist_layer_norm"),
+    *("transformer.gradient_accumulation_fusion", "transformer.apply_rope_fusion"),
+    *("transformer.enable_cuda_graph", "transformer.external_cuda_graph"),
+    *("transformer.layernorm_zero_centered_gamma", "transformer.memory_efficient_layer_norm"),
+    "transformer.cpu_offloading",
+    *("optimizer.optimizer_cpu_offload", "ddp.average_in_collective", "ddp.nccl_ub"),
+)
+"""Switches of kernels, norms, graphs and collectives that a CPU with gloo does not have."""
+
+
+@dataclass
+class TrainingSizes:
+    """``[training]``: the sizes by which every trainer of converge calls them."""
+
+    local_batch_size: int = 1
+    """Samples of a microbatch: Megatron-LM's micro batch size."""
+    global_batch_size: int = -1
+    """-1: local batch x dp."""
+    seq_len: int = 128
+    steps: int = 1
+    dtype: str = "float32"
+    """``bfloat16`` is the technique bf16; a run in another precision, as a reference, says so."""
+    mixed_precision_param: str = "float32"
+    """The same: Megatron-Core computes in the type of its parameters, and updates float32."""
+
+
+@dataclass
+class Gpt:
+    """``[gpt]``: arguments of ``GPTModel`` that are in none of its configs."""
+
+    vocab_size: int = 512
+    position_embedding_type: str = "rope"
+    rotary_base: int = 10000
+    rotary_percent: float = 1.0
+    share_embeddings_and_output_weights: bool = False
+
+
+@dataclass
+class Schedule:
+    """``[lr_scheduler]``: arguments of ``OptimizerParamScheduler``; a step is an optimizer step."""
+
+    init_lr: float = 0.0
+    lr_warmup_steps: int = 0
+    lr_decay_steps: int | None = None
+    """None: the steps of the job."""
+    lr_decay_style: str = "cosine"
+
+
+@dataclass
+class MegatronTables:
+    """All tables of a job."""
+
+    transformer: TransformerConfig
+    ddp: DistributedDataParallelConfig
+    optimizer: OptimizerConfig
+    gpt: Gpt
+    lr_scheduler: Schedule
+    training: TrainingSizes
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronConfig:
+    """The config of a job."""
+
+    tables: MegatronTables
+    flat: Mapping[str, Any]
+    """Every value by dotted key, as JSON."""
+    declared: tuple[str, ...]
+    """Keys of ``flat`` that the job itself set: where the configs of two jobs may differ."""
+    degrees: Degrees
+    microbatches: int
+    """Of a step, on each data-parallel rank."""
+    data_folder: Path
+    """Folder of the corpus."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the parameters that the model computes with."""
+        found: torch.dtype = self.tables.transformer.params_dtype
+        return found
+
+
+def build_config(job: RankJob) -> MegatronConfig:
+    """Raises SettingError when Megatron-Core does not take what the job says."""
+    tables = MegatronTables(
+        _unchecked(TransformerConfig),
+        _unchecked(DistributedDataParallelConfig),
+        _unchecked(OptimizerConfig),
+        Gpt(),
+        Schedule(),
+        TrainingSizes(),
+    )
+    degrees = Degrees() if job.makes_seed_checkpoint else job.parallelism
+    problems = [
+        # This dialect repairs no upstream bug, so there is no fix that a job could leave out.
+        *unknown_fixes(job, known=()),
+        *repeat_problems(job),
+        *loader_problems(job, ("converge",)),
+        *_apply(tables, flatten(job.train_config.settings)),
+    ]
+    chunks = tables.transformer.virtual_pipeline_model_parallel_size
+    implied = {**_implied(job, degrees, chunks), "training.steps": job.steps}
+    for key, value in implied.items():
+        table, _, name = key.partition(".")
+        setattr(getattr(tables, table), name, value)
+    problems += _apply(tables, job.overrides.items())
+    problems += _name_function(tables)
+    _refuse(problems)
+    microbatches = _microbatches(tables.training, degrees)
+    _refuse([*_sizes_problems(tables, job, degrees, microbatches), *_value_problems(tables, job)])
+    if job.data_folder is None:
+        raise SettingError(KeyProblem("converge.data", "is missing, so there is nothing to read"))
+    flat = dict(_flat(tables))
+    _validate(tables)
+    return MegatronConfig(
+        tables, flat, tuple({**implied, **job.overrides}), degrees, microbatches, job.data_folder
+    )
+
+
+def _implied(job: RankJob, degrees: Degrees, chunks: int | None) -> dict[str, Any]:
+    """The settings that the harness decides for every job."""
+    dtype = torch.float32 if job.makes_seed_checkpoint else _dtype(job)
+    low = dtype is torch.bfloat16
+    interleaved = job.pipeline_schedule == INTERLEAVED and degrees.pp > 1
+    return {
+        "transformer.tensor_model_parallel_size": degrees.tp,
+        "transformer.pipeline_model_parallel_size": degrees.pp,
+        _CHUNKS_KEY: (chunks or CHUNKS) if interleaved else None,
+        "transformer.pipeline_dtype": dtype,
+        "transformer.params_dtype": dtype,
+        "transformer.bf16": low,
+        # Draws whole tensors: initial weights do not depend on the tensor-parallel degree.
+        "transformer.use_cpu_initialization": True,
+        "optimizer.params_dtype": dtype,
+        "optimizer.bf16": low,
+        "optimizer.use_distributed_optimizer": degrees.dp_shard > 1,
+        "ddp.use_distributed_optimizer": degrees.dp_shard > 1,
+        "training.dtype": _plain(dtype),
+        "training.mixed_precision_param": _plain(dtype),
+        **({"transformer.sequence_parallel": False} if job.makes_seed_checkpoint else {}),
+    }
+
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPE_KEYS = ("training.dtype", "training.mixed_precision_param")
+
+
+def _dtype(job: RankJob) -> torch.dtype:
+    """Raises SettingError for a type that converge does not train, and for two types."""
+    if "bf16" in job.techniques:
+        return torch.bfloat16
+    said = {**dict(flatten(job.train_config.settings)), **job.overrides}
+    named = [said[key] for key in _DTYPE_KEYS if key in said] or ["float32"]
+    for key, name in zip(_DTYPE_KEYS, named, strict=False):
+        if name not in _DTYPES:
+            raise SettingError(KeyProblem(key, f"{name!r} is not trained", tuple(_DTYPES)))
+    if len(set(named)) > 1:
+        message = (
+            f"{named[1]!r}, and parameters are {named[0]}: Megatron-Core computes in their type"
+        )
+        raise SettingError(KeyProblem(_DTYPE_KEYS[1], message))
+    return _DTYPES[named[0]]
+
+
+Config = TypeVar("Config")
+
+
+def _unchecked(kind: type[Config]) -> Config:
+    """An instance with the class's defaults, of which it may refuse some: ``__post_init__`` waits.
+
+    (A TransformerConfig without layers and heads cannot be made.)
+    """
+    made = kind.__new__(kind)
+    for field in fields(kind):  # type: ignore[arg-type]
+        if field.default_factory is not MISSING:
+            value = field.default_factory()
+        else:
+            value = None if field.default is MISSING else field.default
+        setattr(made, field.name, value)
+    return made
+
+
+def _apply(tables: MegatronTables, settings: Iterable[tuple[str, Any]]) -> Iterator[KeyProblem]:
+    for key, value in settings:
+        try:
+            apply_setting(tables, key, value)
+        except SettingError as error:
+            yield from error.problems
+
+
+def _name_function(tables: MegatronTables) -> Iterator[KeyProblem]:
+    named = tables.transformer.activation_func
+    if not isinstance(named, str):
+        return
+    if named in _ACTIVATIONS:
+        tables.transformer.activation_func = _ACTIVATIONS[named]
+    else:
+        yield KeyProblem(_ACTIVATION, f"no function {named!r}", tuple(map(repr, _ACTIVATIONS)))
+
+
+def _microbatches(sizes: TrainingSizes, degrees: Degrees) -> int:
+    dp = degrees.dp_replicate * degrees.dp_shard
+    if sizes.global_batch_size < 0:
+        sizes.global_batch_size = sizes.local_batch_size * dp
+    return sizes.global_batch_size // (sizes.local_batch_size * dp)
+
+
+def _sizes_problems(
+    tables: MegatronTables, job: RankJob, degrees: Degrees, microbatches: int
+) -> Iterator[KeyProblem]:
+    """Divisions that Megatron-Core checks while it builds a model, in some rank, or not at all."""
+    transformer, gpt = tables.transformer, tables.gpt
+    chunks = transformer.virtual_pipeline_model_parallel_size or 1
+    divisions = (
+        ("gpt.vocab_size", gpt.vocab_size, "tp", degrees.tp),
+        ("transformer.num_layers", transformer.num_layers, "pp x chunks", degrees.pp * chunks),
+        *(
+            (("training.seq_len", tables.training.seq_len, "tp", degrees.tp),)
+            if transformer.sequence_parallel
+            else ()
+        ),
+    )
+    for key, size, name, divisor in divisions:
+        if size % divisor:
+            yield KeyProblem(key, f"{size} is not a multiple of {name} {divisor}")
+    if job.makes_seed_checkpoint or degrees.pp == 1:
+        return
+    if job.pipeline_schedule not in SCHEDULES:
+        message = f"Megatron-Core has no schedule {job.pipeline_schedule!r}"
+        yield KeyProblem("pipeline_schedule", message, SCHEDULES)
+    if chunks > 1 and microbatches % degrees.pp:
+        message = f"{microbatches} microbatches are not a multiple of pp {degrees.pp}, as "
+        yield KeyProblem("training.local_batch_size", f"{message}{INTERLEAVED} needs")
+
+
+def _value_problems(tables: MegatronTables, job: RankJob) -> Iterator[KeyProblem]:
+    """Values that Megatron-Core takes, and that cannot be compared or run here."""
+    for key in _DROPOUT:
+        rate = _value(tables, key)
+        if rate:
+            yield KeyProblem(
+                key,
+                f"{rate} draws other random numbers in every layout, so no two can be compared: "
+                "set it to 0.0",
+            )
+    for key in _NEED_A_GPU if job.device == "cpu" else ():
+        if _value(tables, key):
+            yield KeyProblem(key, "needs a GPU, and this machine trains on its CPU: leave it out")
+    kind = tables.optimizer.optimizer
+    if kind != "adam":
+        yield KeyProblem("optimizer.optimizer", f"{kind!r} is not tested", ("'adam'",))
+
+
+def _value(tables: MegatronTables, key: str) -> Any:
+    table, _, name = key.partition(".")
+    return getattr(getattr(tables, table), name, None)
+
+
+def _validate(tables: MegatronTables) -> None:
+    """Run the checks that the classes make of themselves, which also fill in what they derive."""
+    for table in (tables.transformer, tables.ddp, tables.optimizer):
+        try:
+            getattr(table, "__post_init__", lambda: None)()
+        except (ValueError, AssertionError, NotImplementedError, ZeroDivisionError) as error:
+            name = type(table).__name__
+            problem = KeyProblem("", f"Megatron-Core's {name} refuses the config: {error}")
+            raise SettingError(problem) from error
+
+
+def _refuse(problems: Iterable[KeyProblem]) -> None:
+    found = tuple(problems)
+    if found:
+        raise SettingError(*found)
+
+
+def _flat(tables: MegatronTables) -> Iterator[tuple[str, Any]]:
+    for table in fields(tables):
+        values = getattr(tables, table.name)
+        for field in dataclasses.fields(values):
+            if not field.name.startswith("_"):
+                yield f"{table.name}.{field.name}", _plain(getattr(values, field.name))
+
+
+def _plain(value: Any) -> Any:
+    """As a JSON value: types and functions by name."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return getattr(value, "__name__", type(value).__name__)

@@ -1,0 +1,119 @@
+"""What Megatron-Core assumes of a GPU, and a CPU with gloo lacks.
+
+It asks ``torch.cuda`` for devices, streams and random states without asking whether there is a GPU.
+``prepare_torch`` answers with the CPU and must come before Megatron-Core is imported;
+``prepare_megatron`` replaces functions of its own afterwards. On a GPU none of this is used.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from converge_harness.rank.titan.common.cpu import (
+    multiplies_bf16_fast,
+    replace_products,
+    stay_forkable,
+)
+
+CPU = torch.device("cpu")
+_FACTORIES = ("arange", "empty", "full", "ones", "rand", "randn", "tensor", "zeros")
+_TYPED = ("FloatTensor", "LongTensor", "IntTensor", "HalfTensor", "BFloat16Tensor")
+
+
+@functools.cache
+def prepare_torch() -> None:
+    """Adapt torch, once per process; one thread, so that sums are the same everywhere."""
+    torch.set_num_threads(1)
+    stay_forkable()
+    # Its jit_fuser is torch.compile, which would compile small functions on every rank.
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    _answer_for_cuda()
+    _name_types_as_on_a_gpu()
+    _make_on_the_cpu()
+
+
+def _answer_for_cuda() -> None:
+    stream = types.SimpleNamespace(wait_stream=lambda _: None, synchronize=lambda: None)
+    answers: dict[str, Any] = {
+        "current_device": lambda: CPU,
+        "set_device": lambda _: None,
+        "device_count": lambda: 0,
+        "synchronize": lambda *_: None,
+        "current_stream": lambda *_: stream,
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": lambda state, *_: torch.set_rng_state(state),
+        "manual_seed": torch.manual_seed,
+        **{name: getattr(torch, name) for name in _TYPED},
+    }
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+    torch.Tensor.cuda = torch.nn.Module.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
+
+
+def _make_on_the_cpu() -> None:
+    """``device="cuda"`` of a new tensor means the CPU.
+
+    A ``TorchFunctionMode`` would reach all of torch, but not what a backward pass computes again.
+    """
+    for name in _FACTORIES:
+        setattr(torch, name, _on_the_cpu(getattr(torch, name)))
+
+
+def _on_the_cpu(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = CPU
+        return make(*args, **kwargs)
+
+    return made
+
+
+def _name_types_as_on_a_gpu() -> None:
+    """``clip_grads`` and the optimizers compare names of tensor types with ``torch.cuda.…``."""
+    name_of = torch.Tensor.type
+
+    def named(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        answer = name_of(self, *args, **kwargs)
+        if not isinstance(answer, str):
+            return answer
+        return f"torch.cuda.{answer.rpartition('.')[2]}"
+
+    torch.Tensor.type = named  # type: ignore[assignment, method-assign]
+
+
+@functools.cache
+def prepare_megatron() -> None:
+    """Replace functions of Megatron-Core that need a GPU or its libraries, once per process."""
+    from megatron.core.tensor_parallel import random
+    from megatron.core.transformer.torch_norm import WrappedTorchNorm
+
+    random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
+    random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    WrappedTorchNorm.__new__ = _norm
+
+
+def _norm(_cls: type, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> Any:
+    """A norm of torch, also under sequence parallelism, which Megatron-Core refuses.
+
+    It lacks nothing for it but the mark by which ``finalize_model_grads`` finds the weights whose
+    gradients have to be summed over tensor-parallel ranks. Those of Apex and Transformer Engine,
+    which need a GPU, set that mark.
+    """
+    kinds = {"LayerNorm": torch.nn.LayerNorm, "RMSNorm": torch.nn.RMSNorm}
+    norm = kinds[config.normalization](hidden_size, eps)
+    for parameter in norm.parameters():
+        parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+    return norm
+
+
+def multiply_bf16_by_float32_kernels(dtype: torch.dtype) -> None:
+    """Where bf16 is trained on a CPU without kernels for it (``titan.common.cpu``)."""
+    if dtype is torch.bfloat16 and not multiplies_bf16_fast():
+        replace_products()

@@ -1,0 +1,111 @@
+"""Process groups, model parts, DDP, optimizer and schedule: Megatron-Core's own, for a job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+from converge_harness.rank.megatron.config import MegatronConfig
+from converge_harness.run_folder.job import RankJob
+
+
+def start_ranks(job: RankJob, config: MegatronConfig) -> torch.device:
+    """Connect the ranks, and seed them. Returns this rank's device. Collective over the world."""
+    if job.device == "cpu":
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    else:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    transformer = config.tables.transformer
+    parallel_state.initialize_model_parallel(
+        transformer.tensor_model_parallel_size,
+        transformer.pipeline_model_parallel_size,
+        transformer.virtual_pipeline_model_parallel_size,
+    )
+    torch.manual_seed(job.seed)
+    model_parallel_cuda_manual_seed(job.seed)
+    torch.use_deterministic_algorithms(job.deterministic)
+    return device
+
+
+def build_model(config: MegatronConfig, device: torch.device) -> list[GPTModel]:
+    """The model chunks of this rank's pipeline stage; one, unless the schedule interleaves."""
+    transformer = config.tables.transformer
+    # The config's function ends every forward-backward pass: it reduces gradients.
+    transformer.finalize_model_grads_func = finalize_model_grads
+    chunks = transformer.virtual_pipeline_model_parallel_size
+    return [_chunk(config, stage).to(device) for stage in (range(chunks) if chunks else (None,))]
+
+
+def _chunk(config: MegatronConfig, stage: int | None) -> GPTModel:
+    transformer, gpt = config.tables.transformer, config.tables.gpt
+    model = GPTModel(
+        transformer,
+        get_gpt_layer_local_spec(
+            qk_layernorm=transformer.qk_layernorm, normalization=transformer.normalization
+        ),
+        vocab_size=gpt.vocab_size,
+        max_sequence_length=config.tables.training.seq_len,
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
+        share_embeddings_and_output_weights=gpt.share_embeddings_and_output_weights,
+        position_embedding_type=gpt.position_embedding_type,
+        rotary_base=gpt.rotary_base,
+        rotary_percent=gpt.rotary_percent,
+        vp_stage=stage,
+    )
+    return model.to(config.dtype)
+
+
+def wrap_model(config: MegatronConfig, chunks: Sequence[GPTModel]) -> list[DistributedDataParallel]:
+    """The chunks in Megatron-Core's DDP, which puts parameters and gradients into its buffers."""
+    return [
+        DistributedDataParallel(
+            config.tables.transformer,
+            # It fills in a bucket size.
+            replace(config.tables.ddp),
+            chunk,
+            disable_bucketing=number > 0,
+        )
+        for number, chunk in enumerate(chunks)
+    ]
+
+
+def build_optimizer(config: MegatronConfig, parts: Sequence[DistributedDataParallel]) -> Any:
+    """A ``ChainedOptimizer`` of the parts' parameters. Collective over the world."""
+    return get_megatron_optimizer(config.tables.optimizer, list(parts))
+
+
+def build_schedule(config: MegatronConfig, optimizer: Any) -> OptimizerParamScheduler:
+    """The learning rate's schedule, counted in optimizer steps; weight decay stays as it is."""
+    given, optimizer_config = config.tables.lr_scheduler, config.tables.optimizer
+    # It refuses a warm-up that does not end, as in the one step of a reference.
+    steps = max(config.tables.training.steps, given.lr_warmup_steps + 1)
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=given.init_lr,
+        max_lr=optimizer_config.lr,
+        min_lr=optimizer_config.min_lr or 0.0,
+        lr_warmup_steps=given.lr_warmup_steps,
+        lr_decay_steps=given.lr_decay_steps or steps,
+        lr_decay_style=given.lr_decay_style,
+        start_wd=optimizer_config.weight_decay,
+        end_wd=optimizer_config.weight_decay,
+        wd_incr_steps=steps,
+        wd_incr_style="constant",
+        use_checkpoint_opt_param_scheduler=False,
+    )

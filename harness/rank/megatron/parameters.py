@@ -1,0 +1,264 @@
+"""This rank's parameters: canonical names, and which entries of the whole tensors it holds.
+
+Names and whole tensors do not depend on the layout. Layers are numbered through all pipeline
+stages, from 0. A tied output layer of the last stage has the name of the embedding, of which it is
+a copy.
+
+Which entries a rank holds stands in attributes that Megatron-Core's layers set: of a parameter
+with ``tensor_model_parallel``, dimension ``partition_dim`` is divided by the tensor-parallel ranks,
+in ``partition_stride`` pieces (a gated ``linear_fc1`` has two: each rank has rows of both
+matrices). All others are held whole.
+
+Two weights are several matrices in one: ``linear_qkv`` has for each query group its queries, keys
+and values (``Attention.get_query_key_value_tensors``), a gated ``linear_fc1`` the gate before the
+other matrix (``MLP.forward``). They have a row for each matrix, and are stored so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+from converge_harness.rank.recorder.block_shard import BlockShard
+from converge_harness.rank.recorder.placement import Held, HeldRun, Runs
+from converge_harness.rank.recorder.rows import Fused
+
+_EMBEDDING = "embedding.word_embeddings.weight"
+_OUTPUT = "output_layer.weight"
+
+
+class CanonicalPart(torch.nn.Module):
+    """The modules of a ``GPTModel`` by canonical names; never called itself."""
+
+    def __init__(self, gpt: Any) -> None:
+        super().__init__()
+        if gpt.pre_process:
+            self.embedding = gpt.embedding
+        layers = {str(layer.layer_number - 1): layer for layer in gpt.decoder.layers}
+        self.layers = torch.nn.ModuleDict(layers)
+        if gpt.decoder.final_layernorm is not None:
+            self.final_layernorm = gpt.decoder.final_layernorm
+        if gpt.post_process:
+            self.output_layer = gpt.output_layer
+
+    def parameters_by_name(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        for name, parameter in self.named_parameters():
+            tied = name == _OUTPUT and getattr(parameter, "shared_embedding", False)
+            yield (_EMBEDDING if tied else name), parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Where a rank's part of a parameter belongs."""
+
+    name: str
+    parameter: torch.nn.Parameter
+    held: Held
+
+
+def pieces_of(parts: Sequence[CanonicalPart]) -> tuple[Piece, ...]:
+    """Every trainable parameter of this rank."""
+    return tuple(
+        Piece(name, parameter, _held(parameter))
+        for part in parts
+        for name, parameter in part.parameters_by_name()
+        if parameter.requires_grad
+    )
+
+
+def _held(parameter: torch.nn.Parameter) -> Held:
+    local = tuple(parameter.shape)
+    ranks = parallel_state.get_tensor_model_parallel_world_size()
+    whole = list(local)
+    runs: list[Runs] = [(range(size),) for size in local]
+    if ranks > 1 and getattr(parameter, "tensor_model_parallel", False):
+        dim, pieces = parameter.partition_dim, parameter.partition_stride  # type: ignore[attr-defined]
+        whole[dim] *= ranks
+        runs[dim] = _divided(
+            whole[dim], pieces, ranks, parallel_state.get_tensor_model_parallel_rank()
+        )
+    return Held(tuple(whole), tuple(runs))
+
+
+def _divided(size: int, pieces: int, ranks: int, rank: int) -> Runs:
+    """Coordinates of a rank along a dimension of which each of some pieces is divided by ranks."""
+    piece = size // pieces
+    part = piece // ranks
+    starts = (number * piece + rank * part for number in range(pieces))
+    return tuple(range(start, start + part) for start in starts)
+
+
+def fused_of(parts: Sequence[CanonicalPart]) -> dict[str, Fused]:
+    """The parameters of this rank that are several matrices, by canonical name."""
+    found: dict[str, Fused] = {}
+    for part in parts:
+        for number, layer in part.layers.items():
+            found |= _fused_attention(f"layers.{number}.self_attention", layer.self_attention)
+            if layer.config.gated_linear_unit:
+                found |= _fused_gate(f"layers.{number}.mlp", layer.mlp)
+    return found
+
+
+def _fused_attention(prefix: str, attention: Any) -> dict[str, Fused]:
+    config = attention.config
+    queries = config.num_attention_heads // config.num_query_groups
+    pattern = (0,) * queries + (1, 2)
+    return {
+        f"{prefix}.linear_qkv.{kind}": Fused(
+            tuple(f"{prefix}.linear_{each}.{kind}" for each in "qkv"), config.kv_channels, pattern
+        )
+        for kind, _ in attention.linear_qkv.named_parameters()
+    }
+
+
+def _fused_gate(prefix: str, mlp: Any) -> dict[str, Fused]:
+    return {
+        f"{prefix}.linear_fc1.{kind}": Fused(
+            tuple(f"{prefix}.linear_{each}.{kind}" for each in ("gate", "up")),
+            mlp.config.ffn_hidden_size,
+            (0, 1),
+        )
+        for kind, _ in mlp.linear_fc1.named_parameters()
+    }
+
+
+def weights_of(pieces: Sequence[Piece]) -> list[tuple[str, BlockShard]]:
+    """The values that the model computes with, before there is an optimizer."""
+    return [(piece.name, _weight(piece)) for piece in pieces]
+
+
+def _weight(piece: Piece) -> BlockShard:
+    return BlockShard(piece.held.whole, piece.held.runs, lambda: piece.parameter.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What of the parameters the recorder looks at."""
+
+    shards: tuple[tuple[str, BlockShard], ...]
+    """Entries whose reduced gradient and optimizer states are on this rank, in float32 if the
+    optimizer keeps them so."""
+    copies: tuple[tuple[str, BlockShard], ...]
+    """What other ranks may have copies of."""
+
+
+def trained_by(optimizer: Any, pieces: Sequence[Piece]) -> Trained:
+    """What an optimizer of ``get_megatron_optimizer`` updates on this rank.
+
+    Without the distributed optimizer that is every parameter. With it each data-parallel rank has
+    a run of the flattened parameter, which is up to three blocks. Gradients are read where DDP
+    reduces them to, ``main_grad``, of which the reduce-scatter of the distributed optimizer leaves
+    the rank's own run valid; once the optimizer has taken them, from where it clips them.
+
+    With ``overlap_param_gather`` other ranks' runs of the weights are the old ones between the
+    steps, so they are no copies.
+    """
+    found: list[tuple[str, BlockShard]] = []
+    distributed = False
+    for each in optimizer.chained_optimizers:
+        if isinstance(each, DistributedOptimizer):
+            distributed = True
+            found += _own_runs(each, pieces)
+        else:
+            found += [(piece.name, _updated(each, piece)) for piece in pieces]
+    copies = [(piece.name, _weight(piece)) for piece in pieces] if distributed else found
+    if optimizer.config.overlap_param_gather:
+        copies = []
+    return Trained(tuple(found), tuple(copies))
+
+
+def _updated(optimizer: Any, piece: Piece) -> BlockShard:
+    parameter: Any = piece.parameter
+    # In bf16 the optimizer updates a copy in float32.
+    main = getattr(parameter, "main_param", parameter)
+    return BlockShard(
+        piece.held.whole,
+        piece.held.runs,
+        lambda: main.data,
+        lambda: parameter.main_grad if main.grad is None else main.grad,
+        lambda: optimizer.optimizer.state.get(main, {}),
+    )
+
+
+def _own_runs(
+    optimizer: DistributedOptimizer, pieces: Sequence[Piece]
+) -> list[tuple[str, BlockShard]]:
+    known: Mapping[Any, Piece] = {piece.parameter: piece for piece in pieces}
+    groups = (
+        *zip(optimizer.model_fp32_groups, optimizer.shard_fp32_groups, strict=True),
+        *zip(optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups, strict=True),
+    )
+    found: list[tuple[str, BlockShard]] = []
+    for parameters, mains in groups:
+        for parameter, main in zip(parameters, mains, strict=True):
+            run = optimizer._get_model_param_range_map(parameter)["param"]
+            blocks = _blocks(optimizer, known[parameter], main, run.start, run.end)
+            found += [(known[parameter].name, block) for block in blocks]
+    return found
+
+
+def _blocks(
+    optimizer: DistributedOptimizer, piece: Piece, main: torch.Tensor, start: int, stop: int
+) -> Iterator[BlockShard]:
+    """Entries ``start`` to ``stop`` of a flattened parameter, as blocks of the whole tensor."""
+    parameter: Any = piece.parameter
+    rows, columns = _as_matrix(tuple(parameter.shape))
+
+    def gradient() -> torch.Tensor:
+        taken = main.grad
+        return parameter.main_grad.view(-1)[start:stop] if taken is None else taken
+
+    for part, block in HeldRun((rows, columns), start, stop).matrices(rows, columns):
+        runs = [
+            _chosen(held, chosen[0])
+            for held, chosen in zip(piece.held.runs, block.runs, strict=False)
+        ]
+        yield BlockShard(
+            piece.held.whole,
+            runs,
+            _cut(lambda: main.data, part),
+            _cut(gradient, part),
+            _states(lambda: optimizer.optimizer.state.get(main, {}), stop - start, part),
+        )
+
+
+def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    """A parameter's shape as rows and columns; Megatron's dense layers have no others."""
+    rows, *others = shape
+    return rows, (others[0] if others else 1)
+
+
+def _chosen(held: Runs, chosen: range) -> Runs:
+    """The coordinates at some positions of those that are held, along one dimension."""
+    found, first = [], 0
+    for run in held:
+        part = run[max(0, chosen.start - first) : max(0, chosen.stop - first)]
+        if len(part):
+            found.append(part)
+        first += len(run)
+    return tuple(found)
+
+
+def _cut(fetch: Callable[[], torch.Tensor], part: slice) -> Callable[[], torch.Tensor]:
+    return lambda: fetch().view(-1)[part]
+
+
+def _states(
+    fetch: Callable[[], Mapping[str, Any]], entries: int, part: slice
+) -> Callable[[], Mapping[str, Any]]:
+    def cut() -> Mapping[str, Any]:
+        return {
+            name: value.view(-1)[part] if _is_of_entries(value, entries) else value
+            for name, value in fetch().items()
+        }
+
+    return cut
+
+
+def _is_of_entries(value: Any, entries: int) -> bool:
+    return isinstance(value, torch.Tensor) and value.ndim > 0 and value.numel() == entries

@@ -1,0 +1,163 @@
+"""Megatron-Core's part of an experiment file: ``[trainer]``, train configs, and what is refused.
+
+A train config has a table for each dataclass of Megatron-Core, with that class's own keys, and one
+table of converge (docs/megatron.md)::
+
+    [converge.data]     # the project's synthetic corpus; required
+    [training]          # local_batch_size (of a microbatch), global_batch_size, seq_len, steps
+    [transformer]       # TransformerConfig
+    [gpt]               # arguments of GPTModel: vocab_size, position_embedding_type, …
+    [ddp]               # DistributedDataParallelConfig
+    [optimizer]         # OptimizerConfig
+    [lr_scheduler]      # OptimizerParamScheduler
+
+The toolchain checks the keys against the installed classes. Here is what no toolchain takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.model import SetSpec, Technique, TrainConfig
+from converge_harness.toml import Environment, Where, flatten
+from converge_harness.trainers.table import TrainerTable, plain_train_config
+
+DEFAULT_TOOLCHAIN = "megatron-core-0.16.1"
+OWNED = {
+    "transformer.tensor_model_parallel_size": "parallelism.tp",
+    "transformer.pipeline_model_parallel_size": "parallelism.pp",
+    "transformer.context_parallel_size": "parallelism.cp",
+    "transformer.expert_model_parallel_size": "parallelism.ep",
+    "transformer.bf16": 'techniques = ["bf16"]',
+    "optimizer.bf16": 'techniques = ["bf16"]',
+    "ddp.use_distributed_optimizer": "parallelism.dp_shard",
+    "optimizer.use_distributed_optimizer": "parallelism.dp_shard",
+}
+"""Train config keys for which the experiment file has its own key."""
+MODEL_KEYS = (
+    "gpt.",
+    *(
+        f"transformer.{name}"
+        for name in (
+            *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads"),
+            *("num_query_groups", "kv_channels", "gated_linear_unit", "add_bias_linear"),
+            *("add_qkv_bias", "qk_layernorm", "normalization", "init_method"),
+            *("embedding_init_method", "output_layer_init_method", "apply_query_key_layer_scaling"),
+        )
+    ),
+)
+"""Keys, or their beginnings, on which shapes and values of initial weights depend."""
+
+_ENGINE = "needs Transformer Engine, which the toolchain does not have"
+_OTHER_MODEL = "is another model than the dense GPT that converge builds of Megatron-Core's layers"
+_UNTESTED = "is not supported by converge's rank code for Megatron-Core"
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            *("transformer.fp8", "transformer.fp8_param", "transformer.fp4"),
+            *("transformer.use_te_rng_tracker", "transformer.use_te_activation_func"),
+            *("transformer.use_kitchen", "transformer.tp_comm_overlap"),
+            *("transformer.cuda_graph_impl", "transformer.fine_grained_activation_offloading"),
+            *("optimizer.use_precision_aware_optimizer", "ddp.fp8_param_gather"),
+        ),
+        _ENGINE,
+    ),
+    **dict.fromkeys(
+        (
+            *("transformer.num_moe_experts", "transformer.multi_latent_attention"),
+            *("transformer.mtp_num_layers", "transformer.attention_output_gate"),
+            *("transformer.experimental_attention_variant", "transformer.is_hybrid_model"),
+            *("transformer.heterogeneous_block_specs", "transformer.qk_l2_norm"),
+        ),
+        _OTHER_MODEL,
+    ),
+    **dict.fromkeys(
+        (
+            *("transformer.fp16", "optimizer.fp16", "ddp.use_megatron_fsdp"),
+            *("ddp.use_custom_fsdp", "ddp.num_distributed_optimizer_instances"),
+            *("transformer.pipeline_model_parallel_layout", "transformer.hybrid_context_parallel"),
+            "transformer.account_for_embedding_in_pipeline_split",
+            "transformer.account_for_loss_in_pipeline_split",
+            "optimizer.overlap_param_gather_with_optimizer_step",
+        ),
+        _UNTESTED,
+    ),
+}
+"""Train config keys that no job may set, and why."""
+
+
+class MegatronTable(TrainerTable):
+    """``kind = "megatron"``."""
+
+    toolchain: Environment = DEFAULT_TOOLCHAIN
+
+
+def megatron_train_config(tables: Mapping[str, Any], path: str, place: str) -> TrainConfig:
+    """Megatron-Core's own tables, and ours; raises ConfigError for what no job may have.
+
+    Args:
+        tables: as TOML gave them.
+        path: name of the train config in messages.
+        place: what comes before a dotted key in messages.
+    """
+    config = plain_train_config(tables, path, place)
+    settings = dict(flatten(dict(config.settings)))
+    problems = [
+        Problem(
+            f"{place} {key}",
+            "is decided by the experiment file",
+            f"leave it out, and say it there: {OWNED[key]}",
+        )
+        for key in settings
+        if key in OWNED
+    ]
+    problems += refused(settings, lambda key: f"{place} {key}")
+    if config.data is None:
+        problems.append(
+            Problem(
+                f"{place} converge.data",
+                "is missing: converge trains Megatron-Core on its own corpus",
+                "add a table [converge.data], which may be empty",
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+def refused(settings: Mapping[str, Any], where: Where) -> Iterator[Problem]:
+    """Keys that no job may set to anything but off."""
+    for key, value in settings.items():
+        if key in REFUSED and value and value != "none":
+            yield Problem(where(key), REFUSED[key], "leave it out")
+
+
+def set_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
+    """What of a set Megatron-Core's adapter cannot do."""
+    degrees = spec.parallelism
+    if degrees.cp > 1:
+        yield Problem(
+            where("parallelism.cp"), f"context parallelism {_ENGINE}", "use tp or pp instead"
+        )
+    if degrees.ep > 1:
+        yield Problem(
+            where("parallelism.ep"),
+            "needs a model with experts, and converge builds a dense GPT of Megatron-Core's layers",
+        )
+    if degrees.dp_replicate > 1 and degrees.dp_shard > 1:
+        yield Problem(
+            where("parallelism"),
+            "several instances of the distributed optimizer are not supported by converge's rank "
+            "code for Megatron-Core",
+            "name dp_replicate (the plain optimizer) or dp_shard (the distributed one)",
+        )
+    for technique in spec.technique_names:
+        if technique != Technique.BF16:
+            yield Problem(
+                where("techniques"), f"Megatron-Core has no technique {technique!r}", "use bf16"
+            )
+    for key in ("cp_rotation", "spmd_backend"):
+        if getattr(spec, key):
+            yield Problem(where(key), "is for torchtitan only", "leave it out")

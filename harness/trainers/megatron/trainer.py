@@ -1,0 +1,138 @@
+"""Megatron-Core as a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from converge_harness.errors import Problem, ToolchainError
+from converge_harness.model import (
+    Capabilities,
+    Job,
+    Repeat,
+    SetSpec,
+    Surroundings,
+    Technique,
+    Toolchain,
+    TrainConfig,
+    TrainerSpec,
+)
+from converge_harness.toml import Where
+from converge_harness.toolchains.find import assume_environment, build_hint, find_environment
+from converge_harness.trainers.megatron.table import (
+    DEFAULT_TOOLCHAIN,
+    MODEL_KEYS,
+    OWNED,
+    MegatronTable,
+    megatron_train_config,
+    refused,
+    set_problems,
+)
+from converge_harness.trainers.table import TrainerOfFile, environment_of
+from converge_harness.trainers.torchrun import TorchrunTrainer
+
+DISTRIBUTION = "megatron-core"
+SERIES = "0.16."
+"""The releases that the dialect drives."""
+DIALECT = "megatron_0_16"
+MEGATRON = TrainerSpec(
+    "megatron",
+    Capabilities(
+        probed=True,
+        all_signals=True,
+        audits_config=True,
+        counts_tokens=True,
+        shares_initial_weights=True,
+        techniques=True,
+        references=True,
+        frozen_steps=True,
+        checks_config=True,
+        warm_start=True,
+        repeatable_argv=True,
+    ),
+    defaults=MappingProxyType(
+        {"training.dtype": "float32", "training.mixed_precision_param": "float32"}
+    ),
+)
+
+
+class Megatron(TorchrunTrainer):
+    """Megatron-Core's GPT under torchrun."""
+
+    kind = "megatron"
+    table = MegatronTable
+    own_words = OWNED
+    model_keys = MODEL_KEYS
+
+    def of_file(
+        self, table: MegatronTable, where: Where, folders: Sequence[Path], problems: list[Problem]
+    ) -> TrainerOfFile:
+        toolchain = environment_of(table.toolchain, where, folders, problems)
+        return TrainerOfFile(trainer=MEGATRON, toolchain=toolchain)
+
+    def train_config(self, tables: Mapping[str, Any], path: str, place: str) -> TrainConfig:
+        return megatron_train_config(tables, path, place)
+
+    def override_problems(self, overrides: Mapping[str, Any], where: Where) -> Iterable[Problem]:
+        return refused(overrides, lambda key: where(f"set.{key}"))
+
+    def set_problems(
+        self,
+        table: MegatronTable,
+        spec: SetSpec,
+        own: Mapping[str, Any],
+        where: Where,
+        whole: Where,
+    ) -> Iterable[Problem]:
+        return set_problems(spec, where)
+
+    def unmakeable(
+        self, repeat: Repeat, trainer: TrainerSpec, controls: Sequence[SetSpec]
+    ) -> tuple[str, str]:
+        """All repeats are possible: its batches come from converge's own loader."""
+        return "", ""
+
+    def identity(self, spec: SetSpec, surroundings: Surroundings) -> Mapping[str, Any]:
+        return {"trainer": self.kind}
+
+    def describe(self, spec: SetSpec) -> str:
+        return "Megatron-Core"
+
+    def find_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
+        """The toolchain, if it has a Megatron-Core of the series that the dialect drives."""
+        found = find_environment(name, root, DIALECT)
+        version = self.release(found)
+        if version is None:
+            raise ToolchainError(f"{found.python} has no {DISTRIBUTION}; {build_hint(name)}")
+        if not version.startswith(SERIES):
+            raise ToolchainError(
+                f"{found.python} has {DISTRIBUTION} {version}; converge's rank code is written for "
+                f"{SERIES}x: name toolchain = {DEFAULT_TOOLCHAIN!r}"
+            )
+        return found
+
+    def assume_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
+        found = assume_environment(name, root, DIALECT)
+        return self.find_toolchain(name, root, trainer) if found.versions else found
+
+    def release(self, toolchain: Toolchain) -> str | None:
+        return toolchain.versions.get(DISTRIBUTION)
+
+    def toolchain_for(self, config: TrainConfig | None = None) -> str:
+        return DEFAULT_TOOLCHAIN
+
+    def is_offline(self, job: Job) -> bool:
+        return True
+
+    def spec_of(self, job: Mapping[str, Any]) -> TrainerSpec:
+        return MEGATRON
+
+    def data_types(self, job: Mapping[str, Any], ran: Mapping[str, Any]) -> set[str]:
+        """bfloat16 if it is named or in force."""
+        named = {"bfloat16"} if Technique.BF16 in (job.get("techniques") or ()) else set()
+        return named | {str(ran.get("param_dtype"))}
+
+
+TRAINER = Megatron()

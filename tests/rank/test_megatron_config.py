@@ -1,0 +1,103 @@
+"""A job as Megatron-Core's dataclasses, and what of it is refused."""
+
+import pytest
+from megatron_models import NEEDED, job_of, prepared_megatron
+
+if not prepared_megatron():
+    pytest.skip(NEEDED, allow_module_level=True)
+import torch
+
+from converge_harness.rank import megatron
+from converge_harness.rank.megatron.config import build_config
+from converge_harness.rank.settings import SettingError
+
+
+def problem_of(folder, degrees=None, **more):
+    (problem,) = megatron.check(job_of(folder, degrees, **more))
+    return problem
+
+
+def test_degrees_and_settings_reach_megatrons_own_classes(tmp_path):
+    degrees = {"tp": 2, "pp": 2, "dp_shard": 2}
+    overrides = {"transformer.sequence_parallel": True, "training.local_batch_size": 1}
+    job = job_of(tmp_path, degrees, overrides=overrides, pipeline_schedule="1F1B")
+    config = build_config(job)
+    transformer = config.tables.transformer
+    assert (transformer.tensor_model_parallel_size, transformer.pipeline_model_parallel_size) == (
+        2,
+        2,
+    )
+    assert transformer.sequence_parallel
+    assert config.tables.ddp.use_distributed_optimizer
+    assert config.tables.optimizer.use_distributed_optimizer
+    assert config.microbatches == 2
+    assert transformer.num_query_groups == 2
+    assert transformer.activation_func is torch.nn.functional.silu
+    assert config.flat["transformer.activation_func"] == "silu"
+    assert set(overrides) <= set(config.declared)
+
+
+def test_the_seed_checkpoint_is_of_one_rank_whatever_its_users_are(tmp_path):
+    job = job_of(tmp_path, role="seed checkpoint", techniques=("bf16",))
+    config = build_config(job)
+    assert config.dtype is torch.float32
+    assert config.tables.transformer.tensor_model_parallel_size == 1
+
+
+def test_bf16_is_named_by_the_technique_or_by_the_data_type(tmp_path):
+    named = build_config(job_of(tmp_path, techniques=("bf16",)))
+    types = {"training.dtype": "bfloat16", "training.mixed_precision_param": "bfloat16"}
+    written = build_config(job_of(tmp_path, overrides=types))
+    assert named.dtype is written.dtype is torch.bfloat16
+    assert named.tables.optimizer.bf16
+    assert written.tables.optimizer.bf16
+    mixed = {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"}
+    with pytest.raises(SettingError, match="Megatron-Core computes in their type"):
+        build_config(job_of(tmp_path, overrides=mixed))
+
+
+def test_a_key_that_no_class_has_is_refused_with_the_nearest(tmp_path):
+    found = problem_of(tmp_path, overrides={"transformer.sequence_paralel": True})
+    assert (found.key, found.valid[0]) == (
+        "transformer.sequence_paralel",
+        "transformer.sequence_parallel",
+    )
+    found = problem_of(tmp_path, overrides={"transformer.hidden_size": "big"})
+    assert "takes int, not 'big'" in found.message
+    found = problem_of(tmp_path, overrides={"transformer.activation_func": "swish"})
+    assert "'silu'" in found.valid
+
+
+@pytest.mark.parametrize(
+    ("degrees", "more", "key", "says"),
+    [
+        ({"tp": 3}, {}, "gpt.vocab_size", "32 is not a multiple of tp 3"),
+        ({"pp": 3}, {"pipeline_schedule": "1F1B"}, "transformer.num_layers", "pp x chunks 3"),
+        ({"pp": 2}, {"pipeline_schedule": "GPipe"}, "pipeline_schedule", "no schedule 'GPipe'"),
+        (
+            {"pp": 2},
+            {
+                "pipeline_schedule": "Interleaved1F1B",
+                "overrides": {"training.global_batch_size": 6},
+            },
+            "training.local_batch_size",
+            "3 microbatches are not a multiple of pp 2",
+        ),
+        ({}, {"overrides": {"transformer.hidden_dropout": 0.1}}, "transformer.hidden_dropout", "0"),
+        (
+            {},
+            {"overrides": {"transformer.masked_softmax_fusion": True}},
+            "transformer.masked_softmax_fusion",
+            "needs a GPU",
+        ),
+        ({}, {"overrides": {"optimizer.optimizer": "sgd"}}, "optimizer.optimizer", "not tested"),
+        ({}, {"overrides": {"transformer.sequence_parallel": True}}, "", "refuses the config"),
+    ],
+)
+def test_what_cannot_run_is_refused_by_its_key(tmp_path, degrees, more, key, says):
+    if degrees == {"tp": 3}:
+        more = {"overrides": {"transformer.num_attention_heads": 6, **more}}
+        more["overrides"] |= {"transformer.num_query_groups": 3}
+    found = problem_of(tmp_path, degrees, **more)
+    assert found.key == key
+    assert says in found.message

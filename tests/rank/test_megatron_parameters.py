@@ -1,0 +1,161 @@
+"""Names and entries of Megatron-Core's parameters, whatever the layout: by real ranks over gloo."""
+
+import pytest
+from gloo_ranks import run_on_ranks
+from megatron_models import NEEDED, job_of, prepared_megatron
+
+if not prepared_megatron():
+    pytest.skip(NEEDED, allow_module_level=True)
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from megatron.core import parallel_state
+
+from converge_harness.rank.megatron.config import build_config
+from converge_harness.rank.megatron.model import build_model, build_optimizer, wrap_model
+from converge_harness.rank.megatron.parameters import (
+    CanonicalPart,
+    fused_of,
+    pieces_of,
+    trained_by,
+    weights_of,
+)
+from converge_harness.rank.megatron.seed_checkpoint import load_weights, save_weights
+from converge_harness.rank.settings import SettingError
+
+CPU = torch.device("cpu")
+
+
+def started(job):
+    """The model of a job on this rank: config, chunks, parts."""
+    config = build_config(job)
+    transformer = config.tables.transformer
+    parallel_state.initialize_model_parallel(
+        transformer.tensor_model_parallel_size,
+        transformer.pipeline_model_parallel_size,
+        transformer.virtual_pipeline_model_parallel_size,
+    )
+    torch.manual_seed(job.seed + dist.get_rank())  # nothing may depend on it
+    chunks = build_model(config, CPU)
+    return config, chunks, tuple(map(CanonicalPart, chunks))
+
+
+def whole(shards):
+    """Everyone's entries as whole tensors by name: every entry once, or alike wherever it is."""
+    mine = [(name, tuple(shard.shape), shard.runs, shard.local().clone()) for name, shard in shards]
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    found = {}
+    for name, shape, runs, value in (each for some in everyone for each in some):
+        tensor = found.setdefault(name, torch.full(shape, torch.nan))
+        index = torch.meshgrid(
+            *(torch.tensor([at for run in some for at in run]) for some in runs), indexing="ij"
+        )
+        before = tensor[index]
+        assert bool((before.isnan() | (before == value)).all()), name
+        tensor[index] = value
+    assert not any(bool(tensor.isnan().any()) for tensor in found.values())
+    return found
+
+
+def save_seed(folder, tied):
+    _, _, parts = started(job_of(folder, role="seed checkpoint", overrides=tied))
+    pieces = pieces_of(parts)
+    save_weights(folder / "seed", pieces, fused_of(parts))
+    torch.save(dict(whole(weights_of(pieces))), folder / "whole.pt")
+
+
+def load_seed(folder, degrees, more):
+    _, _, parts = started(job_of(folder, degrees, **more))
+    pieces = pieces_of(parts)
+    load_weights(folder / "seed", pieces, fused_of(parts))
+    found, wanted = whole(weights_of(pieces)), torch.load(folder / "whole.pt")
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+TIED = {"gpt.share_embeddings_and_output_weights": True}
+INTERLEAVED = {"pipeline_schedule": "Interleaved1F1B"}
+
+
+@pytest.mark.parametrize(
+    ("degrees", "more"),
+    [
+        ({"tp": 2}, {}),
+        ({"pp": 2}, {"pipeline_schedule": "1F1B"}),
+        ({"pp": 2}, INTERLEAVED),
+        ({"pp": 2}, {"pipeline_schedule": "1F1B", "overrides": TIED}),
+        ({"tp": 2, "pp": 2}, {"pipeline_schedule": "1F1B"}),
+    ],
+    ids=["tp2", "pp2", "interleaved", "tied_pp2", "tp2_pp2"],
+)
+def test_every_layout_gets_the_weights_that_one_rank_drew(tmp_path, degrees, more):
+    tied = more.get("overrides", {})
+    run_on_ranks(save_seed, 1, tmp_path, tied)
+    run_on_ranks(load_seed, degrees.get("tp", 1) * degrees.get("pp", 1), tmp_path, degrees, more)
+
+
+def matrices_of_seed(folder):
+    _, _, parts = started(job_of(folder, role="seed checkpoint"))
+    save_weights(folder / "seed", pieces_of(parts), fused_of(parts))
+    prefix = "layers.3.self_attention.linear_"
+    shapes = {"q": (16, 16), "k": (8, 16), "v": (8, 16)}
+    state = {f"{prefix}{name}.weight": torch.empty(shape) for name, shape in shapes.items()}
+    state |= {f"layers.3.mlp.linear_{name}.weight": torch.empty(24, 16) for name in ("gate", "up")}
+    dcp.load(state, checkpoint_id=folder / "seed", no_dist=True)
+    layer = parts[0].layers["3"]
+    fused, gated = layer.self_attention.linear_qkv.weight, layer.mlp.linear_fc1.weight
+    # Two query groups, each of two heads of 4, then its key and its value.
+    first, second = fused.detach().split(16)
+    assert torch.equal(state[f"{prefix}q.weight"], torch.cat([first[:8], second[:8]]))
+    assert torch.equal(state[f"{prefix}k.weight"], torch.cat([first[8:12], second[8:12]]))
+    assert torch.equal(state[f"{prefix}v.weight"], torch.cat([first[12:], second[12:]]))
+    assert torch.equal(state["layers.3.mlp.linear_gate.weight"], gated.detach()[:24])
+    assert torch.equal(state["layers.3.mlp.linear_up.weight"], gated.detach()[24:])
+
+
+def test_the_seed_checkpoint_has_each_matrix_of_fused_weights(tmp_path):
+    run_on_ranks(matrices_of_seed, 1, tmp_path)
+
+
+def load_of_another_model(folder):
+    _, _, parts = started(job_of(folder, overrides={"transformer.ffn_hidden_size": 32}))
+    with pytest.raises(SettingError, match=r"linear_gate.weight of shape \(24, 16\)"):
+        load_weights(folder / "seed", pieces_of(parts), fused_of(parts))
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    run_on_ranks(save_seed, 1, tmp_path, {})
+    run_on_ranks(load_of_another_model, 1, tmp_path)
+
+
+def distributed_optimizer(folder, degrees):
+    config, chunks, parts = started(job_of(folder, degrees))
+    pieces = pieces_of(parts)
+    load_weights(folder / "seed", pieces, fused_of(parts))
+    weights = whole(weights_of(pieces))
+    wrapped = wrap_model(config, chunks)
+    optimizer = build_optimizer(config, wrapped)
+    trained = trained_by(optimizer, pieces)
+    # The runs of all data-parallel ranks are the whole, and none has all of it.
+    runs = whole(trained.shards)
+    assert runs.keys() == weights.keys()
+    assert all(torch.equal(runs[name], weights[name]) for name in weights)
+    held = sum(piece.parameter.numel() for piece in pieces)
+    assert 0 < sum(shard.entries for _, shard in trained.shards) < held
+    # Gradients are those that the optimizer reads, and states are of the same entries.
+    for _, shard in trained.shards:
+        shard.grad.local().copy_(shard.local())
+    optimizer.step()
+    for name, shard in trained.shards:
+        kept = shard.kept()
+        assert float(kept["step"]) == 1
+        clipped, moment = shard.grad.local(), kept["exp_avg"].local()
+        torch.testing.assert_close(moment, 0.1 * clipped, msg=name)
+
+
+@pytest.mark.parametrize("degrees", [{"dp_shard": 2}, {"dp_shard": 2, "tp": 2}])
+def test_the_runs_of_the_distributed_optimizer_are_the_whole(tmp_path, degrees):
+    run_on_ranks(save_seed, 1, tmp_path, {})
+    ranks = degrees["dp_shard"] * degrees.get("tp", 1)
+    run_on_ranks(distributed_optimizer, ranks, tmp_path, degrees)

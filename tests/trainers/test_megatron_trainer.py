@@ -1,0 +1,139 @@
+"""Megatron-Core's part of an experiment file: what is refused before any toolchain is asked."""
+
+import pytest
+
+from converge_harness.errors import ConfigError, ToolchainError
+from converge_harness.experiment import load_experiment
+from converge_harness.model import Surroundings, Toolchain
+from converge_harness.plan.identity import seed_identity
+from converge_harness.trainers import assume_toolchain, find_toolchain
+from converge_harness.trainers.megatron.trainer import MEGATRON
+
+CONFIG = """
+[converge.data]
+[training]
+local_batch_size = 4
+global_batch_size = 8
+seq_len = 16
+steps = 4
+[transformer]
+num_layers = 4
+"""
+EXPERIMENT = """schema = 1
+[trainer]
+kind = "megatron"
+train_config = "tiny.toml"
+[control]
+name = "dp2"
+parallelism = { dp_replicate = 2 }
+[[test]]
+name = "changed"
+"""
+
+
+def load(folder, test, config=CONFIG):
+    (folder / "tiny.toml").write_text(config)
+    (folder / "x.toml").write_text(EXPERIMENT + test)
+    return load_experiment(folder / "x.toml")
+
+
+def problems(folder, test, config=CONFIG):
+    with pytest.raises(ConfigError) as caught:
+        load(folder, test, config)
+    return str(caught.value)
+
+
+def install(root, name, **versions):
+    """A toolchain as pip leaves it."""
+    python = root / name / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("")
+    python.chmod(0o755)
+    for distribution, version in versions.items():
+        folder = (
+            root / name / "lib/python3.11/site-packages" / f"{distribution}-{version}.dist-info"
+        )
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        )
+
+
+def test_a_set_has_its_degrees_settings_and_techniques(tmp_path):
+    experiment = load(
+        tmp_path,
+        'parallelism = { tp = 2 }\ntechniques = ["bf16"]\n'
+        "set = { transformer.sequence_parallel = true }",
+    )
+    (test,) = experiment.tests
+    assert test.toolchain == "megatron-core-0.16.1"
+    assert test.overrides == {"transformer.sequence_parallel": True}
+    assert test.train_config.own_loader
+
+
+@pytest.mark.parametrize(
+    ("test", "says"),
+    [
+        ("parallelism = { cp = 2 }", "context parallelism needs Transformer Engine"),
+        ("parallelism = { ep = 2, dp_shard = 2 }", "parallelism.ep of 'changed': needs a model"),
+        ("parallelism = { dp_replicate = 2, dp_shard = 2 }", "several instances of the"),
+        ('parallelism = { tp = 2 }\ntechniques = ["float8"]', "has no technique 'float8'"),
+        (
+            'parallelism = { tp = 2 }\nset = { transformer.fp8 = "hybrid" }',
+            "set.transformer.fp8 of 'changed': needs Transformer Engine",
+        ),
+        (
+            "parallelism = { tp = 2 }\nset = { transformer.num_moe_experts = 4 }",
+            "is another model than the dense GPT",
+        ),
+        (
+            "parallelism = { tp = 2 }\nset = { ddp.use_distributed_optimizer = true }",
+            "parallelism.dp_shard",
+        ),
+    ],
+)
+def test_what_it_cannot_do_is_refused_by_name(tmp_path, test, says):
+    assert says in problems(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (CONFIG.replace("[converge.data]", ""), "converge.data: is missing"),
+        (CONFIG + "tensor_model_parallel_size = 2", "say it there: parallelism.tp"),
+        (CONFIG + "multi_latent_attention = true", "is another model than the dense GPT"),
+    ],
+)
+def test_a_train_config_is_refused_with_the_key(tmp_path, config, says):
+    assert says in problems(tmp_path, "parallelism = { tp = 2 }", config)
+
+
+def test_what_is_switched_off_is_not_refused(tmp_path):
+    off = 'ddp.use_megatron_fsdp = false, transformer.cuda_graph_impl = "none"'
+    load(tmp_path, f"parallelism = {{ tp = 2 }}\nset = {{ {off} }}")
+
+
+def test_only_what_makes_the_model_makes_other_initial_weights(tmp_path):
+    surroundings = Surroundings(hardware="cpu", rank_code="r", data={}, injected={}, sources={})
+    toolchain = Toolchain("megatron-core-0.16.1", tmp_path / "python", "megatron_0_16", {})
+
+    def seed(settings):
+        experiment = load(tmp_path, f"parallelism = {{ tp = 2 }}\nset = {{ {settings} }}")
+        return seed_identity(experiment.tests[0], toolchain, 1, surroundings)
+
+    same = seed("training.local_batch_size = 2")
+    assert seed("transformer.sequence_parallel = true") == same
+    assert seed("gpt.share_embeddings_and_output_weights = true") != same
+    assert seed("transformer.embedding_init_method_std = 1.0") != same
+
+
+def test_a_toolchain_without_a_fitting_megatron_is_refused(tmp_path):
+    install(tmp_path, "none", torch="2.13.0")
+    install(tmp_path, "old", torch="2.13.0", megatron_core="0.12.0")
+    install(tmp_path, "good", torch="2.13.0", megatron_core="0.16.1")
+    with pytest.raises(ToolchainError, match="has no megatron-core"):
+        find_toolchain("none", tmp_path, MEGATRON)
+    with pytest.raises(ToolchainError, match=r"megatron-core 0.12.0; .* written for 0.16.x"):
+        find_toolchain("old", tmp_path, MEGATRON)
+    assert find_toolchain("good", tmp_path, MEGATRON).dialect == "megatron_0_16"
+    assert assume_toolchain("megatron-core-0.16.1", tmp_path, MEGATRON).versions == {}
