@@ -29,6 +29,7 @@ from converge_harness.rank.recorder.names import canonical, names_by_type
 from converge_harness.rank.recorder.placement import local_shard
 from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.recorder.trainer_view import TrainerView, rate_of
+from converge_harness.rank.repeats import round_otherwise
 from converge_harness.run_folder import in_force
 
 BEFORE_CLIPPING = "before clipping"
@@ -68,6 +69,9 @@ class ProbedLoop:
         shown = activations and not _is_compiled_whole(model, self._wrapped)
         self._recorder = StepRecorder(self._view(place, shows_modules=shown), self._job)
         self._undo: list[Callable[[], None]] = []
+        if self._job.repeat == "rounding":
+            seed = self._job.repeat_seed
+            self._undo += round_otherwise(self._wrapped.modules, seed, place.dp_rank)
         self._hooks = hooks
         self._forward = ForwardWatch(model) if hooks else None
         self._first = FirstStep()

@@ -29,7 +29,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -80,29 +80,53 @@ ONE_IN = 6
 """One entry in this many is moved (see above)."""
 
 
-def round_in_repeat(repeat: str | None, model_parts: Sequence[torch.nn.Module], seed: int) -> None:
+def round_in_repeat(
+    repeat: str | None, model_parts: Sequence[torch.nn.Module], repeat_seed: int, dp_rank: int
+) -> None:
     """Round low-precision results otherwise: of all modules, or (``ulp``) of experts alone.
 
-    Ranks that hold copies of an activation have to move it alike: give them the same seed. Float8
-    layers get other scales in a rounding repeat, by a patch of torchao.
+    Float8 layers get other scales in a rounding repeat, by a patch of torchao.
     """
-    if repeat not in ("ulp", "rounding"):
-        return
-    move = move_operator(seed)
-    for part in model_parts:
-        for name, module in _rounding(part):
-            if repeat == "rounding":
-                _move_results(module, move, LOW)
-            elif "expert" in name:  # it may cast what it computed in bfloat16 to float32
+    seed = _seed_of(repeat_seed, dp_rank)
+    if repeat == "rounding":
+        round_otherwise(model_parts, repeat_seed, dp_rank)
+        if importlib.util.find_spec("torchao") is not None:
+            _scale_otherwise(_Factors(seed))
+    elif repeat == "ulp":
+        move = move_operator(seed)
+        for name, module in _rounding(model_parts):
+            if "expert" in name:  # it may cast what it computed in bfloat16 to float32
                 _move_results(module, move, (*LOW, torch.float32))
-    if repeat == "ulp":
         _round_grouped_products(move)
-    elif importlib.util.find_spec("torchao") is not None:
-        _scale_otherwise(_Factors(seed))
 
 
-def _move_results(module: torch.nn.Module, move: Any, dtypes: Collection[torch.dtype]) -> None:
-    module.register_forward_hook(lambda _module, _given, result: _moved(result, move, dtypes))
+def round_otherwise(
+    model_parts: Sequence[torch.nn.Module], repeat_seed: int, dp_rank: int
+) -> list[Callable[[], None]]:
+    """Move the results of all modules that are in low precision; returns what undoes it."""
+    move = move_operator(_seed_of(repeat_seed, dp_rank))
+    return [_move_results(module, move, LOW) for _, module in _rounding(model_parts)]
+
+
+def _seed_of(repeat_seed: int, dp_rank: int) -> int:
+    """Data-parallel ranks have different activations; all others hold copies, or parts.
+
+    Copies have to be moved alike, so their ranks have the same seed.
+    """
+    return repeat_seed * 2**16 + dp_rank
+
+
+def _move_results(
+    module: torch.nn.Module, move: Any, dtypes: Collection[torch.dtype]
+) -> Callable[[], None]:
+    is_block = next(module.children(), None) is not None
+
+    def hook(_module: torch.nn.Module, _given: Any, result: Any) -> Any:
+        if is_block and type(result) is tuple:  # blocks may return more than the residual stream
+            return (_moved(result[0], move, dtypes), *result[1:])
+        return _moved(result, move, dtypes)
+
+    return module.register_forward_hook(hook).remove
 
 
 def _round_grouped_products(move: Any) -> None:
@@ -165,12 +189,24 @@ def moved(values: torch.Tensor, key: int) -> torch.Tensor:
     return result
 
 
-def _rounding(part: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Names and modules that compute something themselves, and blocks, which add residuals."""
-    for name, module in part.named_modules():
-        leaf = next(module.children(), None) is None
-        if leaf or hasattr(module, "feed_forward"):
-            yield name, module
+def _rounding(parts: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Names and modules that compute something themselves, and blocks, which add residuals.
+
+    Blocks are torchtitan's, and the elements of lists of modules, as most models have them.
+    """
+    for part in parts:
+        listed = {
+            element
+            for each in part.modules()
+            if isinstance(each, torch.nn.ModuleList | torch.nn.Sequential)
+            for element in each
+            # It returns what its last module did.
+            if not isinstance(element, torch.nn.Sequential)
+        }
+        for name, module in part.named_modules():
+            leaf = next(module.children(), None) is None
+            if leaf or module in listed or hasattr(module, "feed_forward"):
+                yield name, module
 
 
 def _moved(result: Any, move: Any, dtypes: Collection[torch.dtype] = LOW) -> Any:

@@ -245,6 +245,9 @@ class Trainer(ABC):
             return f"{why}samples of a batch", hint
         if repeat.kind is RepeatKind.ULP and not trainer.can.probed:
             return "is not possible: only the probe can move initial weights", "use rerun"
+        if repeat.kind is RepeatKind.ROUNDING and not trainer.can.rounds_otherwise:
+            why = f"is not possible: this {self.kind} trainer cannot round results otherwise"
+            return why, "use rerun and ulp repeats" if trainer.can.probed else "use rerun"
         return "", ""
 
     def takes_seed(self, trainer: TrainerSpec) -> bool:

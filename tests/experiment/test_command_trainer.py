@@ -276,6 +276,13 @@ def test_a_command_of_a_wrong_type_is_not_missing_too(load):
         ),
         (
             {
+                "top": 'repeats = ["rounding"]',
+                "trainer": 'probe = false\ncurves = "{output}/x"',
+            },
+            "'rounding' is not possible: this command trainer cannot round results otherwise",
+        ),
+        (
+            {
                 "trainer": 'probe = false\ncurves = "{output}/x"',
                 "sets": SETS + "[probe]\ncadence = 4",
             },

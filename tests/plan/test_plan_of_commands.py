@@ -89,6 +89,15 @@ def test_there_is_no_seed_checkpoint_and_what_the_probe_can_repeat(planned):
     assert len({job.identity for job in plan.jobs}) == len(plan.jobs)
 
 
+def test_below_float32_the_probe_rounds_otherwise(planned):
+    """An ulp of a weight in float32 is lost in autocast's cast to bfloat16."""
+    low = CONFIG.replace("steps = 20", 'steps = 20, mixed_precision_param = "bfloat16"')
+    repeats = [job.name for job in planned(config=low).jobs if job.role is Role.REPEAT]
+    assert repeats == ["ddp2.rerun", "ddp2.rounding", "ddp2.rounding.2", "ddp2.rounding.3"]
+    plan = planned(config=low, trainer=CURVES)
+    assert [job.name for job in plan.jobs] == ["ddp2", "ddp2.rerun", "zero2"]
+
+
 def test_without_the_probe_there_is_a_rerun_and_no_sampled_step(planned):
     plan = planned(trainer=CURVES)
     assert [job.name for job in plan.jobs] == ["ddp2", "ddp2.rerun", "zero2"]

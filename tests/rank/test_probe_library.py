@@ -133,6 +133,30 @@ def test_an_ulp_repeat_starts_from_the_same_moved_weights_however_wrapped(tmp_pa
         assert np.allclose(found, at_start, rtol=1e-12, atol=1e-14), (wrap, early)
 
 
+@pytest.mark.parametrize("wrap", WRAP)
+def test_a_rounding_repeat_moves_low_precision_alone(tmp_path, wrap):
+    """As far as two roundings to bfloat16 are apart (2**-9), in every step."""
+    for dtype, moves in ((torch.bfloat16, True), (torch.float32, False)):
+        arguments = {"dtype": dtype}
+        kept = run(tmp_path / f"kept{moves}", wrap, arguments)
+        moved = run(tmp_path / f"moved{moves}", wrap, arguments, repeat="rounding")
+        start, found = sample_of(kept, 0), sample_of(moved, 0)
+        assert np.array_equal(found["parameters_sketch"], start["parameters_sketch"])
+        apart = distance(sample_of(kept, 1), sample_of(moved, 1), "gradients")
+        assert (1e-3 < apart < 5e-2) is moves, apart
+        assert (apart == 0) is not moves
+        later = largest_difference(kept, moved, "loss_recomputed")
+        assert (later > 0) is moves
+        again = run(tmp_path / f"again{moves}", wrap, arguments, repeat="rounding")
+        assert largest_difference(moved, again, "grad_norm") == 0
+
+
+def distance(control, test, kind):
+    """Of all sketches of a kind, over their size."""
+    one, other = (sample[f"{kind}_sketch"] for sample in (control, test))
+    return float(np.linalg.norm(one - other) / np.linalg.norm(one))
+
+
 def hybrid(model):
     """FSDP 1 within pairs of ranks, copies between the pairs."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))

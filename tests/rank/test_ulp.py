@@ -8,7 +8,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from converge_harness.rank.repeats import direction, move_by_one_ulp, move_operator, round_in_repeat
+from converge_harness.rank.repeats import (
+    direction,
+    move_by_one_ulp,
+    move_operator,
+    round_in_repeat,
+    round_otherwise,
+)
 
 SHAPE = (7, 5, 2)
 DTYPES = (torch.bfloat16, torch.float32)
@@ -93,7 +99,7 @@ def test_products_of_experts_are_rounded_otherwise_in_low_precision_alone(monkey
     rows = torch.randn(24, 32, generator=generator)
     weights = torch.randn(2, 32, 64, generator=generator)
     before = {dtype: grouped_product(rows.to(dtype), weights.to(dtype)) for dtype in DTYPES}
-    round_in_repeat("ulp", [], seed=1)
+    round_in_repeat("ulp", [], 1, 0)
     product, *gradients = grouped_product(rows.bfloat16(), weights.bfloat16())
     steps = product.view(torch.int16) - before[torch.bfloat16][0].view(torch.int16)
     assert steps.abs().max() == 1
@@ -112,13 +118,42 @@ def test_what_experts_cast_to_float32_is_moved_and_other_float32_is_not():
     """Those of GPT-OSS add a bias in bfloat16 and return float32."""
     layer = torch.nn.Module()
     layer.experts, layer.dense = torch.nn.Identity(), torch.nn.Identity()
-    round_in_repeat("ulp", [layer], seed=1)
+    round_in_repeat("ulp", [layer], 1, 0)
     values = weights()
     cast = values.bfloat16().float()
     share = float((layer.experts(cast) != cast).double().mean())
     assert 0.05 < share < 0.35
     assert torch.equal(layer.experts(values), values)
     assert torch.equal(layer.dense(cast), cast)
+
+
+class Residual(torch.nn.Module):
+    """A block that adds to its input, and returns more than the sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Identity()
+
+    def forward(self, values):
+        return values + self.inner(0 * values), values
+
+
+@pytest.mark.parametrize("listed", [torch.nn.ModuleList, torch.nn.Sequential])
+def test_sums_of_blocks_are_rounded_otherwise_too(listed):
+    """What the block's modules give is zero, and zeros stay."""
+    model = torch.nn.Module()
+    model.blocks = listed([Residual()]) if listed is torch.nn.ModuleList else listed(Residual())
+    model.single = Residual()
+    undo = round_otherwise([model], repeat_seed=1, dp_rank=0)
+    values = weights().bfloat16()
+    (block,) = model.blocks
+    summed, more = block(values)
+    assert 0.05 < float((summed != values).double().mean()) < 0.35
+    assert torch.equal(more, values)
+    assert torch.equal(model.single(values)[0], values)
+    for each in undo:
+        each()
+    assert torch.equal(block(values)[0], values)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

@@ -57,7 +57,8 @@ _DATA_TYPES = ("training.dtype", "training.mixed_precision_param")
 
 def trained_by(command: Command) -> TrainerSpec:
     """The trainer of sets that a command trains."""
-    return TrainerSpec("command", Capabilities(probed=command.probed), command)
+    probed = command.probed
+    return TrainerSpec("command", Capabilities(probed=probed, rounds_otherwise=probed), command)
 
 
 class CommandTrainer(Trainer):

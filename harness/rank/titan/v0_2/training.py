@@ -94,9 +94,7 @@ def _train(
     recorder = hooks.attach(trainer, job, after_first_step)
     if job.repeat == "ulp":
         move_loaded_weights(trainer, job.repeat_seed)
-    # Data-parallel ranks have different activations; all others hold copies, or parts.
-    seed = job.repeat_seed * 2**16 + recorder.view.dp_rank
-    round_in_repeat(job.repeat, trainer.model_parts, seed)
+    round_in_repeat(job.repeat, trainer.model_parts, job.repeat_seed, recorder.view.dp_rank)
     own.apply_to_trainer(trainer)
     if job.inject is not None:
         injected.append(call_injected(job.inject, trainer))

@@ -123,9 +123,7 @@ def _train(
     recorder = hooks.attach(
         trainer, job, lambda recorder: audit.write_in_force(trainer, config, recorder, happened)
     )
-    # Data-parallel ranks have different activations; all others hold copies, or parts.
-    seed = job.repeat_seed * 2**16 + recorder.view.dp_rank
-    round_in_repeat(job.repeat, trainer.model_parts, seed)
+    round_in_repeat(job.repeat, trainer.model_parts, job.repeat_seed, recorder.view.dp_rank)
     own.apply_to_trainer(trainer)
     if job.inject:
         injected.append(call_injected(job.inject, trainer))
