@@ -122,6 +122,18 @@ def test_every_mistake_that_one_rank_can_make_changes_the_gradient(rl, frozen):
         assert changed is (name not in right_here), name
 
 
+@torch.no_grad()
+def test_some_ratios_of_the_first_step_are_outside_of_the_clipping_range(rl, frozen):
+    """docs/rl.md says how many: with none, a wrong clipping would show nothing."""
+    settings, rollouts = frozen
+    batch = rl.policy.batch_of(rollouts[:16])
+    model = rl.policy.policy_of(settings["policy_seed"])
+    scores = model(batch.tokens, batch.positions) / settings["temperature"]
+    ratios = (rl.policy.log_probs(scores, batch.labels) - batch.old).exp()[batch.labels >= 0]
+    outside = (ratios - 1).abs() > rl.objective.CLIP
+    assert float(outside.float().mean()) == pytest.approx(0.08, abs=0.005)
+
+
 def test_old_log_probabilities_are_those_that_the_generator_records(rl, frozen, monkeypatch):
     _, rollouts = frozen
     monkeypatch.setattr(rl.make_rollouts, "GROUPS", 2)
