@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
-from objective import CLIP, Grpo, k3
+from objective import CLIP, Grpo, k3, over_ranks
 from policy import IGNORED, Batch
 from rollouts import PAD
 
@@ -55,9 +54,8 @@ class PaddingCounted(Grpo):
 
     def begin_step(self, batches: Sequence[Batch]) -> None:
         super().begin_step(batches)
-        counts = torch.stack([self._counted(each).sum() for each in batches]).sum()
-        dist.all_reduce(counts)
-        self.tokens = float(counts)
+        counts = torch.stack([self._counted(each).sum() for each in batches])
+        self.tokens = float(over_ranks(counts.sum()))
 
     def labels(self, batch: Batch) -> torch.Tensor:
         return torch.where(self._counted(batch) > 0, batch.labels.clamp(min=PAD), IGNORED)

@@ -36,6 +36,13 @@ def k3(found: torch.Tensor, ref: torch.Tensor) -> torch.Tensor:
     return (ref - found).exp() - (ref - found) - 1
 
 
+def over_ranks(values: torch.Tensor) -> torch.Tensor:
+    """The sum over all ranks. Collective."""
+    if dist.is_initialized():
+        dist.all_reduce(values)
+    return values
+
+
 class Grpo:
     """The right objective; each class in ``mistakes.py`` replaces a method of it.
 
@@ -59,8 +66,7 @@ class Grpo:
         self.own_tokens = sum(float(each.counted.sum()) for each in batches)
         own_sequences = sum(len(each.tokens) for each in batches)
         whole = torch.tensor((self.own_tokens, own_sequences))
-        dist.all_reduce(whole)
-        self.tokens, self.sequences = whole.tolist()
+        self.tokens, self.sequences = over_ranks(whole).tolist()
 
     def positions(self, batch: Batch) -> torch.Tensor:
         """The place of each token, for the model's position embeddings."""
