@@ -28,7 +28,9 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
         heads = (
-            each(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            each(x)
+            .unflatten(-1, (-1, WIDTH // HEADS))
+            .transpose(1, 2)  # under TP some of the heads
             for each in (self.wq, self.wk, self.wv)
         )
         mixed = functional.scaled_dot_product_attention(

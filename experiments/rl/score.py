@@ -4,21 +4,33 @@ python score.py --rollouts rollouts.jsonl --sha256 DIGEST --out scores
 
 Each layout becomes a file of lines ``token,nll``: the number of a response token, counted over all
 rollouts, and its negative log-probability in nats. Weights and tokens are the same in all of them.
+Under torchrun with several ranks, one layout is scored: the policy split over them.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from mistakes import CoarseScores, NoPositions, NoTemperature
 from objective import Grpo
-from policy import HEADS, Policy, batch_of, log_probs, policy_of
+from policy import HEADS, LAYERS, Policy, batch_of, log_probs, policy_of
 from rollouts import Rollout, load_rollouts
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 Scores = Iterator[list[float]]
 """Log-probabilities of each rollout's response, in nats."""
@@ -141,6 +153,30 @@ def layouts(
     }
 
 
+def split(policy: Policy) -> Policy:
+    """The policy under tensor parallelism over all ranks: heads, features, the vocabulary."""
+    plan: dict[str, ParallelStyle] = {"output": ColwiseParallel(output_layouts=Replicate())}
+    for number in range(LAYERS):
+        layer = f"layers.{number}"
+        for name in ("attention.wq", "attention.wk", "attention.wv", "feed_forward.0"):
+            plan[f"{layer}.{name}"] = ColwiseParallel()
+        for name in ("attention.wo", "feed_forward.2"):
+            plan[f"{layer}.{name}"] = RowwiseParallel()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    return parallelize_module(policy, mesh, plan)
+
+
+def write(path: Path, rollouts: Sequence[Rollout], scores: Iterable[list[float]]) -> None:
+    """A curve with a line per token; tokens that were not scored have none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    starts = itertools.accumulate((len(each.response) for each in rollouts), initial=1)
+    with path.open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(("token", "nll"))
+        for start, row in zip(starts, scores, strict=False):  # one start more than rollouts
+            lines.writerows((token, -value) for token, value in enumerate(row, start))
+
+
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -150,16 +186,17 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     settings, rollouts = load_rollouts(options.rollouts, options.sha256)
-    starts = [0]
-    for each in rollouts:
-        starts.append(starts[-1] + len(each.response))
-    options.out.mkdir(parents=True, exist_ok=True)
-    for name, score in layouts(policy_of(settings["policy_seed"]), settings, rollouts).items():
-        with (options.out / f"{name}.csv").open("w", newline="") as file:
-            lines = csv.writer(file)
-            lines.writerow(("token", "nll"))
-            for start, row in zip(starts[:-1], score(), strict=True):
-                lines.writerows((start + place, -value) for place, value in enumerate(row, 1))
+    policy = policy_of(settings["policy_seed"])
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        dist.init_process_group("gloo")
+        scorer = Scorer(split(policy), rollouts, Grpo("token", settings, rollouts))
+        scores = list(scorer.in_batches(8))
+        if dist.get_rank() == 0:
+            write(options.out / "right_tensor_parallel.csv", rollouts, scores)
+        dist.destroy_process_group()
+        return
+    for name, score in layouts(policy, settings, rollouts).items():
+        write(options.out / f"{name}.csv", rollouts, score())
 
 
 if __name__ == "__main__":

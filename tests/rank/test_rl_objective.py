@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gloo_ranks import run_on_ranks
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "rl"
 MODULES = ("rollouts", "policy", "objective", "mistakes", "score", "make_rollouts")
@@ -157,3 +158,26 @@ def test_layouts_of_the_same_tokens_have_the_same_scores(rl, frozen):
         else:
             alike = torch.allclose(scores, control, rtol=0, atol=1e-5)
             assert alike is not name.startswith("wrong_"), name
+
+
+@torch.no_grad()
+def test_a_policy_that_is_split_over_ranks_has_the_same_scores(rl, frozen):
+    run_on_ranks(scored_in_parts, 2, rl, frozen)
+
+
+def scored_in_parts(rl, frozen):
+    settings, rollouts = frozen[0], frozen[1][:8]
+    whole, parts = (rl.policy.policy_of(settings["policy_seed"]) for _ in range(2))
+    objective = rl.objective.Grpo("token", settings, rollouts)
+    with torch.no_grad():
+        split = rl.score.split(parts)
+        ours, theirs = (
+            [
+                value
+                for row in rl.score.Scorer(model, rollouts, objective).in_batches(8)
+                for value in row
+            ]
+            for model in (split, whole)
+        )
+    assert split.layers[0].attention.wq.weight.to_local().shape == (16, 32)
+    assert ours == pytest.approx(theirs, abs=1e-5)
