@@ -57,11 +57,16 @@ def scored(policy: Policy, rollout: Rollout) -> list[float]:
     return rounded(found.tolist())
 
 
+def policies(dice: torch.Generator) -> tuple[Policy, Policy]:
+    """The policy that samples, and the one that KL pulls to."""
+    initial = policy_of(SEED)
+    return moved(initial, dice, 0.05), moved(initial, dice, 0.15)
+
+
 def rollouts() -> list[Rollout]:
     """All rollouts, the groups in order."""
     dice = torch.Generator().manual_seed(SEED)
-    initial = policy_of(SEED)
-    behind, reference = moved(initial, dice, 0.05), moved(initial, dice, 0.15)
+    behind, reference = policies(dice)
     made = []
     for group in range(GROUPS):
         length = int(torch.randint(2, 8, (), generator=dice))
