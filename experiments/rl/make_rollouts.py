@@ -3,7 +3,8 @@
 python make_rollouts.py > rollouts.jsonl
 
 The policies that sampled and that KL pulls to are the initial policy with some noise on its
-weights, so that the first update is off-policy and some ratios are clipped.
+weights, so that the first update is off-policy and some ratios are clipped. The last digits depend
+on hardware and on the number of threads, so what counts is the file, not this script.
 """
 
 from __future__ import annotations
