@@ -89,7 +89,7 @@ def _named_files(experiment: Path) -> Iterator[tuple[str, Path]]:
             name = text.partition(":")[0]
             if name.isidentifier():
                 name = f"{name}.py"
-            if name in seen or not name.endswith((".py", ".toml")):
+            if name in seen or not name.endswith((".py", ".toml", ".jsonl")):
                 continue
             seen.add(name)
             path = next((place / name for place in places if (place / name).is_file()), None)

@@ -63,3 +63,12 @@ def test_a_module_that_a_train_config_names_comes_too(tmp_path):
 def test_a_folder_is_not_replaced_by_an_example(tmp_path):
     with pytest.raises(ConfigError, match="is there already"):
         write_example("smoke", tmp_path, force=True)
+
+
+def test_the_data_that_an_experiment_names_come_too(tmp_path):
+    write_example("rl", tmp_path / "rl.toml")
+    modules = {"grpo", "mistakes", "objective", "policy", "rollouts"}
+    wanted = {f"{name}.py" for name in modules} | {"rollouts.jsonl"}
+    assert {path.name for path in (tmp_path / "rl").iterdir()} == wanted
+    frozen = (ROOT / "experiments" / "rl" / "rollouts.jsonl").read_bytes()
+    assert (tmp_path / "rl" / "rollouts.jsonl").read_bytes() == frozen

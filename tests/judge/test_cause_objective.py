@@ -52,6 +52,18 @@ def test_a_loss_divided_by_another_count_is_another_objective(factor):
     verdict = verdict_of(changed(gradients_alone, lambda _, x: factor * x, "loss"))
     assert verdict.cause_class is CauseClass.OBJECTIVE
     assert "the trainer's loss and all" in verdict.cause
+    assert "divided by another count" in verdict.cause
+    assert "how the loss is normalised" in verdict.look_at
+
+
+def test_a_loss_that_is_negated_has_the_other_sign():
+    test = changed(broken(gradient=scaled(-1.0)), lambda _, x: -x, "loss")
+    verdict = verdict_of(test)
+    assert verdict.cause_class is CauseClass.OBJECTIVE
+    assert "are -1 times the control's" in verdict.cause
+    assert "the loss has the other sign" in verdict.cause
+    assert "divided by another count" not in verdict.cause
+    assert "where the loss is negated" in verdict.look_at
 
 
 def test_an_objective_that_the_control_has_too_is_no_wrong_metric():

@@ -354,6 +354,11 @@ _LOOK_AT = (
     "how the loss is normalised: by which count of tokens (padding, ignored labels), microbatches "
     "and ranks it is divided, and how often"
 )
+_DIVIDED = "the loss is divided by another count, or weighted"
+_TURNED = "the loss has the other sign, so training raises what the control lowers"
+_WHERE_TURNED = (
+    "where the loss is negated (an objective to be maximised, a gain, a reward), and how often"
+)
 
 
 @signature(
@@ -384,8 +389,10 @@ def scaled_objective(context: Context) -> Cause | None:
     sentence = (
         f"the objective is scaled: the trainer's loss and all {len(scaled.members)} gradients are "
         f"{ratio_words(loss, 0)} times the control's at step {step}{equals}, while the cross "
-        "entropy of the same logits agrees: the loss is divided by another count, or weighted"
+        f"entropy of the same logits agrees: {_TURNED if scaled.factor < 0 else _DIVIDED}"
     )
+    if scaled.factor < 0:
+        return Cause(sentence, CauseClass.OBJECTIVE, _WHERE_TURNED)
     look_at = f"{named.where}; {_LOOK_AT}" if named.where else _LOOK_AT
     return Cause(sentence, CauseClass.OBJECTIVE, look_at)
 
