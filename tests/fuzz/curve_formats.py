@@ -231,6 +231,32 @@ def _read_console(content):
     )
 
 
+def _write_megatron_console(folder, rows):
+    lines = ["using world size: 8, data-parallel size: 2"]
+    for step, values in rows:
+        loss, norm = (math.nan if values.get(each) is None else values[each] for each in CURVES)
+        printed = f" lm loss: {loss:.6E} |" if loss >= 0 else ""
+        lines.append(
+            f" [2026-11-01 10:00:{step % 60:02}.250000] iteration {step:8d}/{1000:8d} |"
+            f" consumed samples: {step * 8:12d} | global batch size: {8:5d} |{printed}"
+            f" loss scale: 1.0 | grad norm: {norm:.3f} | number of skipped iterations: {0:3d} |"
+            f" number of nan iterations: {0:3d} |"
+        )
+    return _saved(folder / "megatron.log", "\n".join(lines) + "\n")
+
+
+def _read_megatron_console(content):
+    line = re.compile(r"iteration +(\d+)/ *\d+ *\|(.*)number of nan iterations: +(\d+) *\|")
+    found = line.findall(_text(content))
+    rows = []
+    for step, middle, nans in found:
+        cells = dict(cell.split(": ", 1) for cell in middle.split("|") if ": " in cell)
+        values = {name.strip(): value for name, value in cells.items()}
+        loss = "nan" if int(nans) else values.get("lm loss", "nan")
+        rows.append((step, {"loss": float(loss), "grad_norm": float(values["grad norm"])}))
+    return _rows(rows)
+
+
 def _write_loss_text(folder, rows):
     lines = ["# step loss grad_norm"]
     for step, values in rows:
@@ -326,6 +352,9 @@ ALL = {
         5,
     ),
     "console": Format(_write_console, _lenient(_read_console), CURVES, 4),
+    "megatron_console": Format(
+        _write_megatron_console, _lenient(_read_megatron_console), CURVES, 3
+    ),
     "loss_text": Format(_write_loss_text, _lenient(_read_loss_text), CURVES),
     "tensorboard": Format(_write_tensorboard, None),
     "wandb": Format(_write_wandb, None),

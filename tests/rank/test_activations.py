@@ -51,24 +51,25 @@ class Model(nn.Module):
 TOKENS = torch.randint(10, (4, 7), generator=torch.Generator().manual_seed(1))
 
 
-def view_of(*parts, tp_rank=0):
+def view_of(*parts, tp_rank=0, tp_group=None, pieces=()):
     return TrainerView(
         model_parts=parts,
         dp_rank=0,
         first_of_dp=True,
         has_last_stage=True,
         tp_rank=tp_rank,
-        tp_group=None,
+        tp_group=tp_group,
         vocab_size=10,
         device=torch.device("cpu"),
         optimizers=(),
         learning_rate=lambda: 0.1,
+        pieces=dict(pieces),
     )
 
 
-def recorded(folder, *parts, steps, tp_rank=0, frozen=0):
+def recorded(folder, *parts, steps, frozen=0, **more):
     """The file's rows by name after the steps: batches x columns, forward and backward."""
-    samples = ActivationSamples(view_of(*parts, tp_rank=tp_rank), frozen, folder)
+    samples = ActivationSamples(view_of(*parts, **more), frozen, folder)
     for step in steps:
         samples.begin()
         step(samples)
@@ -391,6 +392,44 @@ def parts_of_rows(folder):
 
 def test_parts_of_rows_are_counted_from_where_they_begin(tmp_path):
     run_on_ranks(parts_of_rows, 2, tmp_path)
+
+
+class Gated(nn.Module):
+    """What each rank holds of two matrices' columns: its half of the first, then of the second."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Identity()
+
+    def forward(self, x):
+        first, second = (each.chunk(2, dim=1)[dist.get_rank()] for each in x.chunk(2, dim=1))
+        return self.fc1(torch.cat([first, second], dim=1))
+
+
+def pieces_of_rows(folder):
+    group = dist.group.WORLD
+    rows = torch.arange(24.0).view(3, 8).requires_grad_()
+    whole = nn.Sequential(nn.Identity())
+    samples = ActivationSamples(view_of(whole), 0, None)
+    samples.begin()
+    whole(rows)
+    expected = samples._forward["0", "out.0"].numpy()[WHOLE]
+    for pieces, fits in (({"fc1": 2}, True), ({}, False)):
+        part = Gated()
+        found = recorded(
+            own(folder),
+            part,
+            steps=[lambda _, part=part: part(rows)],
+            tp_rank=dist.get_rank(),
+            tp_group=group,
+            pieces=pieces,
+        )
+        sums = found["fc1", "out.0"][1][0, SHIFTED]
+        assert bool(np.allclose(sums, expected, rtol=1e-9)) == fits
+
+
+def test_a_gated_layer_has_parts_of_both_its_matrices(tmp_path):
+    run_on_ranks(pieces_of_rows, 2, tmp_path)
 
 
 class Wrapper(nn.Module):

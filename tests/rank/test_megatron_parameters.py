@@ -58,8 +58,8 @@ def whole(shards):
     return found
 
 
-def save_seed(folder, tied):
-    _, _, parts = started(job_of(folder, role="seed checkpoint", overrides=tied))
+def save_seed(folder, overrides):
+    _, _, parts = started(job_of(folder, role="seed checkpoint", overrides=overrides))
     pieces = pieces_of(parts)
     save_weights(folder / "seed", pieces, fused_of(parts))
     torch.save(dict(whole(weights_of(pieces))), folder / "whole.pt")
@@ -75,6 +75,7 @@ def load_seed(folder, degrees, more):
 
 
 TIED = {"gpt.share_embeddings_and_output_weights": True}
+SINKS = {"transformer.softmax_type": "learnable"}
 INTERLEAVED = {"pipeline_schedule": "Interleaved1F1B"}
 
 
@@ -82,16 +83,16 @@ INTERLEAVED = {"pipeline_schedule": "Interleaved1F1B"}
     ("degrees", "more"),
     [
         ({"tp": 2}, {}),
+        ({"tp": 2}, {"overrides": SINKS}),
         ({"pp": 2}, {"pipeline_schedule": "1F1B"}),
         ({"pp": 2}, INTERLEAVED),
         ({"pp": 2}, {"pipeline_schedule": "1F1B", "overrides": TIED}),
         ({"tp": 2, "pp": 2}, {"pipeline_schedule": "1F1B"}),
     ],
-    ids=["tp2", "pp2", "interleaved", "tied_pp2", "tp2_pp2"],
+    ids=["tp2", "sinks_tp2", "pp2", "interleaved", "tied_pp2", "tp2_pp2"],
 )
 def test_every_layout_gets_the_weights_that_one_rank_drew(tmp_path, degrees, more):
-    tied = more.get("overrides", {})
-    run_on_ranks(save_seed, 1, tmp_path, tied)
+    run_on_ranks(save_seed, 1, tmp_path, more.get("overrides", {}))
     run_on_ranks(load_seed, degrees.get("tp", 1) * degrees.get("pp", 1), tmp_path, degrees, more)
 
 

@@ -155,9 +155,9 @@ def test_a_run_without_any_metrics(tmp_path):
 
 
 def test_a_run_of_a_trainer_that_is_not_registered_is_refused(tmp_path):
-    (tmp_path / "job.json").write_text(json.dumps({**JOB, "trainer": "megatron"}))
+    (tmp_path / "job.json").write_text(json.dumps({**JOB, "trainer": "of_nobody"}))
     for read in (read_curves, read_run, read_spec):
-        with pytest.raises(EvidenceError, match=r"'megatron', which is not registered here"):
+        with pytest.raises(EvidenceError, match=r"'of_nobody', which is not registered here"):
             read(tmp_path)
 
 

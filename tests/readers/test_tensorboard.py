@@ -56,6 +56,17 @@ def test_a_tensorboard_folder_keeps_every_step(tmp_path):
     assert evidence.complete
 
 
+def test_megatron_lms_tags_of_iterations_are_read_and_those_of_samples_are_not(tmp_path):
+    tags = {"lm loss": [(1, 10.5), (2, 9.5)], "grad-norm": [(1, 3.0), (2, 2.5)]}
+    tags["learning-rate"] = [(1, 1e-3), (2, 2e-3)]
+    of_samples = {f"{tag} vs samples": [(32, 1.0), (64, 1.0)] for tag in tags}
+    evidence = read_curves(write_events(tmp_path, tags | of_samples))
+    assert evidence.steps.tolist() == [1, 2]
+    assert evidence.signals["loss"] == (10.5, 9.5)
+    assert evidence.signals["grad_norm"] == (3.0, 2.5)
+    assert evidence.signals["lr"].values.tolist() == pytest.approx([1e-3, 2e-3])
+
+
 def test_a_restart_that_replays_into_a_second_file(tmp_path):
     write_events(tmp_path, {"loss": [(1, 8.0), (2, 7.0), (3, 6.0)]}, suffix=".0")
     write_events(tmp_path, {"loss": [(2, 7.0), (3, 6.5), (4, 5.0)]}, suffix=".1")

@@ -123,6 +123,8 @@ def test_only_what_makes_the_model_makes_other_initial_weights(tmp_path):
 
     same = seed("training.local_batch_size = 2")
     assert seed("transformer.sequence_parallel = true") == same
+    assert seed("gpt.parallel_output = false") == same
+    assert seed('transformer.softmax_type = "learnable"') != same
     assert seed("gpt.share_embeddings_and_output_weights = true") != same
     assert seed("transformer.embedding_init_method_std = 1.0") != same
 

@@ -28,15 +28,15 @@ T = TypeVar("T")
 HELP = "judge finished runs, or curves from anywhere, against a control"
 DESCRIPTION = """\
 Judge finished run folders, or curves from anywhere, against a control, without training. Readable:
-our run folders, TensorBoard folders, JSONL, CSV, torchtitan's console logs, "step loss" texts,
-Hugging Face trainer_state.json, logs of MLPerf Training, Weights & Biases offline runs, Megatron-LM
-golden values. Curves are judged by the signals they hold; the report says which checks had no
-evidence. Limits come from repeats of the control (--repeat, --calibration). Without any, curves
-PASS within rounding, or within a --margin or --tolerance that you set, FAIL where they differ
-grossly, and are INCONCLUSIVE otherwise. A --tolerance applies to single steps; the mean loss is
-tested as well, within 0.1% or your --margin. Runs with several seeds (--seeds) are compared as two
-groups, by the mean loss of their second halves; a change that is meant to change numbers (--ask "no
-worse") is judged by its loss alone."""
+our run folders, TensorBoard folders, JSONL, CSV, console logs of torchtitan and Megatron-LM, "step
+loss" texts, Hugging Face trainer_state.json, logs of MLPerf Training, Weights & Biases offline
+runs, Megatron-LM golden values. Curves are judged by the signals they hold; the report says which
+checks had no evidence. Limits come from repeats of the control (--repeat, --calibration). Without
+any, curves PASS within rounding, or within a --margin or --tolerance that you set, FAIL where they
+differ grossly, and are INCONCLUSIVE otherwise. A --tolerance applies to single steps; the mean loss
+is tested as well, within 0.1% or your --margin. Runs with several seeds (--seeds) are compared as
+two groups, by the mean loss of their second halves; a change that is meant to change numbers (--ask
+"no worse") is judged by its loss alone."""
 EXAMPLES = """\
 examples:
   two runs of converge, by the repeats of the first:

@@ -82,6 +82,8 @@ class Gpt:
     rotary_base: int = 10000
     rotary_percent: float = 1.0
     share_embeddings_and_output_weights: bool = False
+    parallel_output: bool = True
+    """False: each tensor-parallel rank gathers the logits of the whole vocabulary."""
 
 
 @dataclass

@@ -65,8 +65,19 @@ def _view(
         parameters=trained.shards,
         copies=trained.copies,
         fused=fused_of(parts),
+        pieces=_pieces_of(parts),
         versions={"torch": torch.__version__, "megatron-core": megatron.core.__version__},
     )
+
+
+def _pieces_of(parts: tuple[CanonicalPart, ...]) -> dict[str, int]:
+    """Gated feed-forward layers: a rank has its part of the gate, then that of the other matrix."""
+    return {
+        f"layers.{number}.mlp.linear_fc1": 2
+        for part in parts
+        for number, layer in part.layers.items()
+        if layer.config.gated_linear_unit
+    }
 
 
 def _watch_batches(trainer: MegatronTrainer, recorder: StepRecorder) -> None:

@@ -62,6 +62,7 @@ def _chunk(config: MegatronConfig, stage: int | None) -> GPTModel:
         max_sequence_length=config.tables.training.seq_len,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
+        parallel_output=gpt.parallel_output,
         share_embeddings_and_output_weights=gpt.share_embeddings_and_output_weights,
         position_embedding_type=gpt.position_embedding_type,
         rotary_base=gpt.rotary_base,

@@ -7,7 +7,8 @@ a copy.
 Which entries a rank holds stands in attributes that Megatron-Core's layers set: of a parameter
 with ``tensor_model_parallel``, dimension ``partition_dim`` is divided by the tensor-parallel ranks,
 in ``partition_stride`` pieces (a gated ``linear_fc1`` has two: each rank has rows of both
-matrices). All others are held whole.
+matrices). All others are held whole, but one: an attention's ``softmax_offset`` has an entry for
+each head of the rank and no attribute that says so (Megatron-LM issue 7452, finding 8).
 
 Two weights are several matrices in one: ``linear_qkv`` has for each query group its queries, keys
 and values (``Attention.get_query_key_value_tensors``), a gated ``linear_fc1`` the gate before the
@@ -30,6 +31,8 @@ from converge_harness.rank.recorder.rows import Fused
 
 _EMBEDDING = "embedding.word_embeddings.weight"
 _OUTPUT = "output_layer.weight"
+_OF_HEADS = ".softmax_offset"
+"""The end of the name of parameters with an entry for each head, divided without being marked."""
 
 
 class CanonicalPart(torch.nn.Module):
@@ -64,20 +67,22 @@ class Piece:
 def pieces_of(parts: Sequence[CanonicalPart]) -> tuple[Piece, ...]:
     """Every trainable parameter of this rank."""
     return tuple(
-        Piece(name, parameter, _held(parameter))
+        Piece(name, parameter, _held(name, parameter))
         for part in parts
         for name, parameter in part.parameters_by_name()
         if parameter.requires_grad
     )
 
 
-def _held(parameter: torch.nn.Parameter) -> Held:
+def _held(name: str, parameter: torch.nn.Parameter) -> Held:
     local = tuple(parameter.shape)
     ranks = parallel_state.get_tensor_model_parallel_world_size()
     whole = list(local)
     runs: list[Runs] = [(range(size),) for size in local]
-    if ranks > 1 and getattr(parameter, "tensor_model_parallel", False):
-        dim, pieces = parameter.partition_dim, parameter.partition_stride  # type: ignore[attr-defined]
+    marked = getattr(parameter, "tensor_model_parallel", False)
+    if ranks > 1 and (marked or name.endswith(_OF_HEADS)):
+        dim = parameter.partition_dim if marked else 0  # type: ignore[attr-defined]
+        pieces = parameter.partition_stride if marked else 1  # type: ignore[attr-defined]
         whole[dim] *= ranks
         runs[dim] = _divided(
             whole[dim], pieces, ranks, parallel_state.get_tensor_model_parallel_rank()

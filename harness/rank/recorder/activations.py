@@ -10,7 +10,8 @@ are exchanged.
 
 How ranks share the last dimension is unknown where they hold plain tensors, so sums are projected
 twice: as if a rank's entries were the first ones of a whole row, and as if the tensor-parallel
-ranks held a row's parts in their order. Partial sums add up to the sums of the whole tensor. Which
+ranks held a row's parts in their order, or their parts of each of its pieces, if the trainer knows
+of some (``TrainerView.pieces``). Partial sums add up to the sums of the whole tensor. Which
 of these a tensor is, the judge finds by the control
 (``converge_harness.judge.compare.activations``). Nothing is gathered.
 
@@ -86,6 +87,7 @@ class ActivationSamples:
         self._parts = view.model_parts
         self._tp_rank = view.tp_rank
         self._tp_size = view.tp_group.size() if view.tp_group is not None else 1
+        self._pieces = view.pieces
         self._device = view.device
         self._folder = folder
         self.tokens: torch.Tensor | None = None
@@ -302,8 +304,10 @@ class ActivationSamples:
         columns = local.shape[-1]
         half = self._half(local, tokens)
         sums, some = _sums(local.reshape(-1, columns), half)
-        starts = (0, self._tp_rank * columns) if start is None else (start, start)
-        tables = [self._table(each, columns) for each in starts]
+        if start is None:
+            tables = [self._table(0, columns), self._divided(row, columns)]
+        else:
+            tables = [self._table(start, columns)] * 2
         head = [sums.new_tensor([each]) for each in (local.numel(), sums[2].sum(), some)]
         found = torch.cat([*head, *(one @ table for one in sums for table in tables)])
         into[row] = into[row] + found if row in into else found
@@ -355,6 +359,14 @@ class ActivationSamples:
         if tensor.is_complex():
             tensor = torch.view_as_real(tensor)
         return (tensor if tensor.dim() else tensor[None]), start, width
+
+    def _divided(self, row: Row, columns: int) -> torch.Tensor:
+        """Signs of this rank's columns, if the tensor-parallel ranks have a row's parts."""
+        module, tensor = row
+        pieces = self._pieces.get(module, 1) if tensor.startswith("out.") else 1
+        part = columns // pieces
+        starts = (part * (piece * self._tp_size + self._tp_rank) for piece in range(pieces))
+        return torch.cat([self._table(each, part) for each in starts])
 
     def _table(self, start: int, columns: int) -> torch.Tensor:
         """Signs of the entries of a row from ``start`` on: shape (columns, SIGNS), float64."""

@@ -45,6 +45,9 @@ class TrainerView:
     """Tensors that may have copies on other ranks; None: all parameters of the model parts."""
     fused: Mapping[str, Fused] = field(default_factory=dict)
     """Fused parameters on this rank, by canonical name."""
+    pieces: Mapping[str, int] = field(default_factory=dict)
+    """Modules whose results have several matrices' columns one after the other, each divided among
+    the tensor-parallel ranks, and how many."""
     shows_modules: bool = True
     """Whether modules may have hooks in the first batches; False: the whole model is compiled."""
     loss_is_local: bool = False

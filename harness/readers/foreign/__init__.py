@@ -11,6 +11,7 @@
     jsonl.py, csv_table.py, loss_text.py    a row per step
     in_memory.py       columns in memory
     console.py         torchtitan's console log
+    megatron_console.py    Megatron-LM's console log
     mllog.py           logs of MLPerf Training
     rcp_tables.py      MLPerf's tables of reference convergence points (not curves)
     names.py           the names of our signals in other tools

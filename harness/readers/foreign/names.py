@@ -50,6 +50,8 @@ NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "lr/group0",
             "learning_rate",
             "learning-rate",
+            "learning rate",
+            "learning-rate/learning-rate",
         ),
         "loss_recomputed": ("loss_recomputed",),
         "grad_norm_recomputed": ("grad_norm_recomputed",),

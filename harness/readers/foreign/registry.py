@@ -15,6 +15,7 @@ from converge_harness.readers.foreign import (
     golden_values,
     jsonl,
     loss_text,
+    megatron_console,
     mllog,
     tensorboard,
     trainer_state,
@@ -32,6 +33,7 @@ FORMATS: tuple[Format, ...] = (
     jsonl.FORMAT,
     mllog.FORMAT,
     console.FORMAT,
+    megatron_console.FORMAT,
     loss_text.FORMAT,
     csv_table.FORMAT,
 )

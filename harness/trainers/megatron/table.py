@@ -37,7 +37,9 @@ OWNED = {
 }
 """Train config keys for which the experiment file has its own key."""
 MODEL_KEYS = (
-    "gpt.",
+    "gpt.vocab_size",
+    "gpt.position_embedding_type",
+    "gpt.share_embeddings_and_output_weights",
     *(
         f"transformer.{name}"
         for name in (
@@ -45,6 +47,7 @@ MODEL_KEYS = (
             *("num_query_groups", "kv_channels", "gated_linear_unit", "add_bias_linear"),
             *("add_qkv_bias", "qk_layernorm", "normalization", "init_method"),
             *("embedding_init_method", "output_layer_init_method", "apply_query_key_layer_scaling"),
+            "softmax_type",
         )
     ),
 )
