@@ -1,18 +1,24 @@
 """A tiny GPT of Megatron-Core on the CPU, for tests of rank code."""
 
 import importlib.util
+import warnings
 from dataclasses import replace
 
 NEEDED = "needs toolchain megatron-core-0.16.1"
 
 
 def prepared_megatron():
-    """Prepare Megatron-Core for the CPU; whether it is there."""
+    """Prepare Megatron-Core for the CPU; whether it is there.
+
+    What third parties warn of while they are imported is theirs.
+    """
     if importlib.util.find_spec("megatron") is None:
         return False
     from converge_harness.rank import megatron
 
-    megatron.preload("cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        megatron.preload("cpu")
     return True
 
 

@@ -11,6 +11,9 @@ from converge_harness.rank import megatron
 from converge_harness.rank.megatron.config import build_config
 from converge_harness.rank.settings import SettingError
 
+# What Megatron-Core and torch warn of while it builds models and optimizers is theirs.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 
 def problem_of(folder, degrees=None, **more):
     (problem,) = megatron.check(job_of(folder, degrees, **more))

@@ -23,6 +23,9 @@ from converge_harness.rank.megatron.parameters import (
 from converge_harness.rank.megatron.seed_checkpoint import load_weights, save_weights
 from converge_harness.rank.settings import SettingError
 
+# What Megatron-Core and torch warn of while it builds models and optimizers is theirs.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 CPU = torch.device("cpu")
 
 
