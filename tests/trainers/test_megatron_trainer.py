@@ -31,15 +31,15 @@ name = "changed"
 """
 
 
-def load(folder, test, config=CONFIG):
+def load(folder, test, config=CONFIG, head=EXPERIMENT):
     (folder / "tiny.toml").write_text(config)
-    (folder / "x.toml").write_text(EXPERIMENT + test)
+    (folder / "x.toml").write_text(head + test)
     return load_experiment(folder / "x.toml")
 
 
-def problems(folder, test, config=CONFIG):
+def problems(folder, test, config=CONFIG, head=EXPERIMENT):
     with pytest.raises(ConfigError) as caught:
-        load(folder, test, config)
+        load(folder, test, config, head)
     return str(caught.value)
 
 
@@ -106,6 +106,13 @@ def test_what_it_cannot_do_is_refused_by_name(tmp_path, test, says):
 )
 def test_a_train_config_is_refused_with_the_key(tmp_path, config, says):
     assert says in problems(tmp_path, "parallelism = { tp = 2 }", config)
+
+
+def test_repeats_that_its_rank_code_cannot_make_are_refused(tmp_path):
+    head = EXPERIMENT.replace("schema = 1\n", 'schema = 1\nrepeats = ["permute", "rounding"]\n')
+    found = problems(tmp_path, "parallelism = { tp = 2 }", head=head)
+    assert "'rounding' is not possible: this megatron trainer cannot round results" in found
+    assert "permute" not in found
 
 
 def test_what_is_switched_off_is_not_refused(tmp_path):

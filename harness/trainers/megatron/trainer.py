@@ -12,6 +12,7 @@ from converge_harness.model import (
     Capabilities,
     Job,
     Repeat,
+    RepeatKind,
     SetSpec,
     Surroundings,
     Technique,
@@ -91,8 +92,10 @@ class Megatron(TorchrunTrainer):
     def unmakeable(
         self, repeat: Repeat, trainer: TrainerSpec, controls: Sequence[SetSpec]
     ) -> tuple[str, str]:
-        """All repeats are possible: its batches come from converge's own loader."""
-        return "", ""
+        """Its batches come from converge's own loader, which can distribute them otherwise."""
+        if repeat.kind is RepeatKind.PERMUTE:
+            return "", ""
+        return super().unmakeable(repeat, trainer, controls)
 
     def identity(self, spec: SetSpec, surroundings: Surroundings) -> Mapping[str, Any]:
         return {"trainer": self.kind}
