@@ -13,9 +13,13 @@ def folder(tmp_path_factory):
 
 
 def test_layouts_are_the_control_by_all_evidence(folder):
-    tests = run_some(folder, "megatron", "tp2_pp2_sp", "distributed_optimizer_tp2", "bf16_tp2_sp")
+    tests = run_some(
+        folder,
+        "megatron",
+        *("tp2_pp2_sp", "distributed_optimizer_tp2", "overlapped_tp2", "bf16_tp2_sp"),
+    )
     assert set(verdicts(tests).values()) == {"PASS"}
-    for name in ("tp2_pp2_sp", "distributed_optimizer_tp2"):
+    for name in ("tp2_pp2_sp", "distributed_optimizer_tp2", "overlapped_tp2"):
         outcomes = {check["name"]: check["outcome"] for check in tests[name]["checks"]}
         for check in (
             "same-data",

@@ -44,6 +44,8 @@ _ACTIVATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     name: getattr(torch.nn.functional, name) for name in ("gelu", "silu", "relu")
 }
 """What ``transformer.activation_func`` can name: a TOML file has no functions."""
+_FUNCTIONS = ("init_method", "output_layer_init_method", "embedding_init_method")
+"""Fields of ``TransformerConfig`` that are functions, and have no names."""
 _DROPOUT = ("transformer.hidden_dropout", "transformer.attention_dropout")
 _NEED_A_GPU = (
     *("transformer.bias_activation_fusion", "transformer.bias_dropout_fusion"),
@@ -201,10 +203,11 @@ def _dtype(job: RankJob) -> torch.dtype:
     if "bf16" in job.techniques:
         return torch.bfloat16
     said = {**dict(flatten(job.train_config.settings)), **job.overrides}
-    named = [said[key] for key in _DTYPE_KEYS if key in said] or ["float32"]
-    for key, name in zip(_DTYPE_KEYS, named, strict=False):
-        if name not in _DTYPES:
+    pairs = [(key, said[key]) for key in _DTYPE_KEYS if key in said]
+    for key, name in pairs:
+        if not isinstance(name, str) or name not in _DTYPES:
             raise SettingError(KeyProblem(key, f"{name!r} is not trained", tuple(_DTYPES)))
+    named = [name for _, name in pairs] or ["float32"]
     if len(set(named)) > 1:
         message = (
             f"{named[1]!r}, and parameters are {named[0]}: Megatron-Core computes in their type"
@@ -240,10 +243,13 @@ def _apply(tables: MegatronTables, settings: Iterable[tuple[str, Any]]) -> Itera
 
 
 def _name_function(tables: MegatronTables) -> Iterator[KeyProblem]:
+    for name in _FUNCTIONS:
+        if isinstance(getattr(tables.transformer, name), str | int | float):
+            yield KeyProblem(f"transformer.{name}", "is a function, which a file cannot name")
     named = tables.transformer.activation_func
-    if not isinstance(named, str):
+    if callable(named):
         return
-    if named in _ACTIVATIONS:
+    if isinstance(named, str) and named in _ACTIVATIONS:
         tables.transformer.activation_func = _ACTIVATIONS[named]
     else:
         yield KeyProblem(_ACTIVATION, f"no function {named!r}", tuple(map(repr, _ACTIVATIONS)))
@@ -286,6 +292,9 @@ def _sizes_problems(
 
 def _value_problems(tables: MegatronTables, job: RankJob) -> Iterator[KeyProblem]:
     """Values that Megatron-Core takes, and that cannot be compared or run here."""
+    if job.device != "cpu":
+        message = "trains on CPUs only so far: hide the GPUs, with CUDA_VISIBLE_DEVICES="
+        yield KeyProblem("trainer.kind", message)
     for key in _DROPOUT:
         rate = _value(tables, key)
         if rate:
@@ -294,7 +303,7 @@ def _value_problems(tables: MegatronTables, job: RankJob) -> Iterator[KeyProblem
                 f"{rate} draws other random numbers in every layout, so no two can be compared: "
                 "set it to 0.0",
             )
-    for key in _NEED_A_GPU if job.device == "cpu" else ():
+    for key in _NEED_A_GPU:
         if _value(tables, key):
             yield KeyProblem(key, "needs a GPU, and this machine trains on its CPU: leave it out")
     kind = tables.optimizer.optimizer

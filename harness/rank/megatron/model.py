@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,13 +22,8 @@ from converge_harness.run_folder.job import RankJob
 
 def start_ranks(job: RankJob, config: MegatronConfig) -> torch.device:
     """Connect the ranks, and seed them. Returns this rank's device. Collective over the world."""
-    if job.device == "cpu":
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
-    else:
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device)
+    device = torch.device("cpu")
+    dist.init_process_group("gloo")
     transformer = config.tables.transformer
     parallel_state.initialize_model_parallel(
         transformer.tensor_model_parallel_size,

@@ -160,20 +160,18 @@ def trained_by(optimizer: Any, pieces: Sequence[Piece]) -> Trained:
     reduces them to, ``main_grad``, of which the reduce-scatter of the distributed optimizer leaves
     the rank's own run valid; once the optimizer has taken them, from where it clips them.
 
-    With ``overlap_param_gather`` other ranks' runs of the weights are the old ones between the
-    steps, so they are no copies.
+    With ``ddp.overlap_param_gather`` other ranks' runs of the weights are the old ones between the
+    steps, so only a rank's own runs may have copies, on tensor-parallel ranks.
     """
     found: list[tuple[str, BlockShard]] = []
-    distributed = False
+    gathered = False
     for each in optimizer.chained_optimizers:
         if isinstance(each, DistributedOptimizer):
-            distributed = True
+            gathered = not each.ddp_config.overlap_param_gather
             found += _own_runs(each, pieces)
         else:
             found += [(piece.name, _updated(each, piece)) for piece in pieces]
-    copies = [(piece.name, _weight(piece)) for piece in pieces] if distributed else found
-    if optimizer.config.overlap_param_gather:
-        copies = []
+    copies = [(piece.name, _weight(piece)) for piece in pieces] if gathered else found
     return Trained(tuple(found), tuple(copies))
 
 

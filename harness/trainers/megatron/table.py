@@ -40,6 +40,7 @@ MODEL_KEYS = (
     "gpt.vocab_size",
     "gpt.position_embedding_type",
     "gpt.share_embeddings_and_output_weights",
+    "training.seq_len",  # of learned_absolute positions
     *(
         f"transformer.{name}"
         for name in (
@@ -81,6 +82,8 @@ REFUSED: Mapping[str, str] = {
             *("transformer.fp16", "optimizer.fp16", "ddp.use_megatron_fsdp"),
             *("ddp.use_custom_fsdp", "ddp.num_distributed_optimizer_instances"),
             *("transformer.pipeline_model_parallel_layout", "transformer.hybrid_context_parallel"),
+            "transformer.num_layers_in_first_pipeline_stage",
+            "transformer.num_layers_in_last_pipeline_stage",
             "transformer.account_for_embedding_in_pipeline_split",
             "transformer.account_for_loss_in_pipeline_split",
             "optimizer.overlap_param_gather_with_optimizer_step",
