@@ -13,6 +13,7 @@ Of the rest of ``harness`` it imports only the file formats (``converge_harness.
     dry_run/      builds and steps a job without its GPUs, on a fake process group
     faults.py     the faults of a job's script
     repeats.py    the perturbations of A/A repeats, no larger than rounding
+    silenced.py   methods that do nothing for a while, for frozen steps
     inject.py     calls a test set's ``inject`` function
     own_techniques.py  applies the experiment file's own techniques, and sees what they changed
     marks.py      whether a config, a model or a trainer was changed by a call

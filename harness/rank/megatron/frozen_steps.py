@@ -6,11 +6,11 @@ been none. Dropout is refused, so no random numbers are drawn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from converge_harness.rank.megatron.trainer import MegatronTrainer
 from converge_harness.rank.recorder.step_recorder import StepRecorder
+from converge_harness.rank.silenced import silenced
 
 
 def make_frozen_steps(trainer: MegatronTrainer, count: int, recorder: StepRecorder) -> None:
@@ -37,22 +37,10 @@ def _rewind(trainer: MegatronTrainer, consumed: int) -> None:
     trainer.batches = iter(trainer.stream)
 
 
-@contextmanager
-def _without_updates(trainer: MegatronTrainer) -> Iterator[None]:
+def _without_updates(trainer: MegatronTrainer) -> AbstractContextManager[None]:
     """No update of weights, optimizer states or learning rate, and nothing is logged."""
-    silenced = (
+    return silenced(
         *((each, "step_with_ready_grads", True) for each in trainer.optimizer.chained_optimizers),
         (trainer.schedule, "step", None),
         (trainer, "log", None),
     )
-    before = [(owner, name, vars(owner).get(name)) for owner, name, _ in silenced]
-    for owner, name, answer in silenced:
-        setattr(owner, name, lambda *_, answer=answer, **__: answer)
-    try:
-        yield
-    finally:
-        for owner, name, value in before:
-            if value is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)

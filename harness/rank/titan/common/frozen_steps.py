@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 
 from converge_harness.rank.recorder.placement import local_shard
 from converge_harness.rank.recorder.step_recorder import StepRecorder
+from converge_harness.rank.silenced import silenced
 from converge_harness.run_folder.job import RankJob
 
 
@@ -80,26 +81,14 @@ def _shards(trainer: Any) -> list[torch.Tensor]:
     return [local_shard(weight) for part in trainer.model_parts for weight in part.parameters()]
 
 
-@contextmanager
-def _without_updates(trainer: Any) -> Iterator[None]:
+def _without_updates(trainer: Any) -> AbstractContextManager[None]:
     """No update of weights, optimizer state or learning rate, and nothing is logged."""
-    silenced = (
+    return silenced(
         (trainer.optimizers, "step", None),
         (trainer.lr_schedulers, "step", None),
         (trainer.metrics_processor, "should_log", False),
         (trainer.metrics_processor, "log", None),
     )
-    before = [(owner, name, vars(owner).get(name)) for owner, name, _ in silenced]
-    for owner, name, answer in silenced:
-        setattr(owner, name, lambda *_, answer=answer, **__: answer)
-    try:
-        yield
-    finally:
-        for owner, name, value in before:
-            if value is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
 
 
 @contextmanager
