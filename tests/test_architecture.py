@@ -27,7 +27,7 @@ ALLOWED = {
     "plan": {"model", "errors", "trainers"},
     "guide": {"model", "errors", "plan", "trainers"},
     "corpus": {"model", "errors"},
-    "seal": {"run_folder", "model"},
+    "seal": {"run_folder", "model", "errors", "trainers"},
     "store": {"run_folder", "model", "errors", "seal"},
     "references": {"run_folder", "model", "errors", "store", "readers"},
     "trainers": {"run_folder", "model", "errors", "toml", "toolchains", "checkout"},
