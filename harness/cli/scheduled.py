@@ -1,9 +1,7 @@
 """What the commands for Slurm jobs share: their plan, and texts on jobs.
 
-They find an
-experiment's jobs from any shell, by the arguments that identify the plan: experiment,
-store and
-cluster.
+They find an experiment's jobs from any shell, by the arguments that identify the plan: experiment,
+store and cluster.
 """
 
 from __future__ import annotations

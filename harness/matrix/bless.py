@@ -47,7 +47,7 @@ class Candidate:
     record: RunRecord
     control: Evidence
     learnt: StoredCalibration
-    """The tolerances learnt from its repeats."""
+    """The limits learnt from its repeats."""
     reference: RunRecord | None
     """Its run in float32, if its own precision is lower."""
 
