@@ -26,7 +26,7 @@ ALLOWED = {
     "surroundings": {"run_folder", "model", "errors", "trainers"},
     "plan": {"model", "errors", "trainers"},
     "guide": {"model", "errors", "plan", "trainers"},
-    "corpus": {"model", "errors"},
+    "corpus": {"run_folder", "model", "errors"},
     "seal": {"run_folder", "model", "errors", "trainers"},
     "store": {"run_folder", "model", "errors", "seal"},
     "references": {"run_folder", "model", "errors", "store", "readers"},
@@ -263,7 +263,9 @@ def written_names(path: Path) -> set[str]:
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_only_the_contract_names_the_files_of_a_run_folder(path):
-    assert not written_names(path)
+    # These two run before, or without, a Python that could import the contract.
+    alone = {"stub.py": "CONVERGE_PARENT", "process_guard.py": "CONVERGE_PARENT"}
+    assert written_names(path) <= {alone.get(path.name)}
 
 
 @pytest.mark.parametrize(
