@@ -53,7 +53,6 @@ def _attentions(trainer: Any) -> Iterator[Any]:
 def _heads(attention: Any) -> torch.Tensor:
     """A copy of the weight, shape (groups, queries of a group and its key and value, rows, …)."""
     config = attention.config
-    return (
-        attention.linear_qkv.weight.data.clone()
-        .unflatten(0, (config.num_query_groups, -1, config.kv_channels))
+    return attention.linear_qkv.weight.data.clone().unflatten(
+        0, (config.num_query_groups, -1, config.kv_channels)
     )

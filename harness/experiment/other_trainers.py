@@ -107,7 +107,7 @@ def trainer_table_problems(
             main.where_trainer(main.trainer.mapping_key),
             "names the parameters of another trainer's checkpoint, and controls start from their "
             "own",
-            f"put it under [{KEY}.NAME], and trainer = \"NAME\" into test sets",
+            f'put it under [{KEY}.NAME], and trainer = "NAME" into test sets',
         )
     for name, made in others.items():
         if name not in named:

@@ -29,7 +29,6 @@ from converge_harness.toml import (
     validate,
 )
 
-
 FOR_ALL_SETS = frozenset(
     {
         *("startup_timeout_s", "progress_timeout_s", "cpu_ranks"),

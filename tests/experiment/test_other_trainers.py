@@ -122,7 +122,11 @@ NAMED = 'trainer = "megatron"\n'
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        (NAMED, 'trainer = "megatrom"\n', "there is no [trainers.megatrom] (did you mean megatron"),
+        (
+            NAMED,
+            'trainer = "megatrom"\n',
+            "there is no [trainers.megatrom] (did you mean 'megatron'",
+        ),
         (
             WEIGHTS,
             "",

@@ -70,7 +70,8 @@ class TrainingSizes:
     seq_len: int = 128
     steps: int = 1
     reset_attention_mask: bool = False
-    """Whether a token attends to its own document only: Megatron-LM's ``--reset-attention-mask``."""
+    """Whether tokens attend to their own document only, as with Megatron-LM's option of that
+    name."""
     dtype: str = "float32"
     """``bfloat16`` is the technique bf16; a run in another precision, as a reference, says so."""
     mixed_precision_param: str = "float32"

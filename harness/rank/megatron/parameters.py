@@ -116,9 +116,7 @@ def fused_of(parts: Sequence[CanonicalPart]) -> dict[str, Fused]:
     found: dict[str, Fused] = {}
     for part in parts:
         for number, layer in part.layers.items():
-            found |= _fused_attention(
-                part, f"layers.{number}.self_attention", layer.self_attention
-            )
+            found |= _fused_attention(part, f"layers.{number}.self_attention", layer.self_attention)
             if layer.config.gated_linear_unit:
                 found |= _fused_gate(part, f"layers.{number}.mlp", layer.mlp)
     return found
