@@ -26,7 +26,7 @@ from converge_harness.errors import Problem, suggest
 from converge_harness.experiment.sets import SetBuilder
 from converge_harness.model import SetSpec
 from converge_harness.toml import Where
-from converge_harness.trainers import FOR_ALL_SETS, read_trainer
+from converge_harness.trainers import FOR_ALL_SETS, read_trainer, trainer_of
 
 KEY = "trainers"
 
@@ -113,13 +113,13 @@ def trainer_table_problems(
         if name not in named:
             hint = f'add trainer = "{name}" to the sets that it should train, or leave it out'
             yield Problem(made.where_trainer(""), "no test set names it", hint)
-    first: dict[str, str] = {}
+    first: dict[str, SetSpec] = {}
     for spec in specs:
-        kind = first.setdefault(spec.toolchain, spec.trainer.kind)
-        if kind != spec.trainer.kind:  # each looks for its own packages in its toolchain
+        other = first.setdefault(spec.toolchain, spec)
+        if trainer_of(other) is not trainer_of(spec):  # each looks for its own packages in it
             yield Problem(
                 main.where_file(""),
-                f"toolchain {spec.toolchain!r} is for {kind} and, in {spec.name!r}, for "
-                f"{spec.trainer.kind}",
+                f"toolchain {spec.toolchain!r} is for {other.trainer.kind} and, in {spec.name!r}, "
+                f"for {spec.trainer.kind}",
                 "name another toolchain for one of them",
             )
