@@ -40,9 +40,11 @@ FRAMEWORKS = {
         "tests/rank/test_upstream_scripts.py",
     ),
     "megatron-core-0.16.1": (
+        "tests/e2e/test_across_frameworks.py",
         "tests/e2e/test_megatron.py",
         "tests/rank/test_megatron_config.py",
         "tests/rank/test_megatron_parameters.py",
+        "tests/rank/test_megatron_weights.py",
     ),
 }
 """Tests of the toolchains of other frameworks than torchtitan: ``nox -s e2e``."""

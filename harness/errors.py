@@ -26,7 +26,7 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 
-MAX_LISTED = 20
+MAX_LISTED = 24
 """A message lists the valid words only if there are at most this many."""
 
 

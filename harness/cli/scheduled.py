@@ -46,11 +46,12 @@ def scheduled_plan(arguments: argparse.Namespace, *, whole: bool = False) -> Pla
     Raises ConfigError also where its launcher is not Slurm, or its trainer cannot run there.
     """
     plan = plan_of(arguments, whole=whole)
-    if not all(job.spec.trainer.can.several_nodes for job in plan.jobs):
+    other = next((job for job in plan.jobs if not job.spec.trainer.can.several_nodes), None)
+    if other is not None:
         raise ConfigError(
             Problem(
                 f"{arguments.experiment}: trainer.kind",
-                f"is {plan.jobs[0].spec.trainer.kind}, which trains on this machine only, and "
+                f"is {other.spec.trainer.kind}, which trains on this machine only, and "
                 f"`converge {arguments.command}` is for jobs of a scheduler",
                 f"on this machine: converge run {shlex.quote(str(arguments.experiment))}",
             )

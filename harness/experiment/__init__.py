@@ -35,6 +35,10 @@ An experiment file (``schema = 1``)::
     [trainer.set]                   # train config keys for all sets, dotted or quoted
     "training.steps" = 20
 
+    [trainers.megatron]             # another trainer for test sets, which starts from the control's
+    kind = "megatron"               # checkpoint: harness/experiment/other_trainers.py
+    weights = "to_megatron.toml"
+
     [technique.fused_norm]          # of one's own: harness/experiment/own_techniques.py
     what = "RMSNorm by our Triton kernel"
     apply = "my_features.py:use_fused_norm"
@@ -61,6 +65,7 @@ An experiment file (``schema = 1``)::
     tolerance = { loss = 1e-3, grad_norm = 1e-2 }   # relative; replaces the learnt envelope
     margin = 0.005                  # largest relative difference of the mean loss on long runs
     control = "float8"              # default: the [control]
+    trainer = "megatron"            # a [trainers.NAME]; default: [trainer]
     train_config = "…"              # default: its control's, as for toolchain
     inject = "path/to/file.py:function"
     without_fixes = ["act-grad"]    # fixes of the CPU shim to leave out
@@ -72,7 +77,7 @@ An experiment file (``schema = 1``)::
 
 Relative paths are resolved in the folder of the experiment file, in its parent, and in the current
 directory; the first match wins. A set's degrees and techniques are its own: a test inherits only
-its control's train config and toolchain, and ``[trainer.set]``.
+its control's train config and toolchain, unless it names a trainer, and ``[trainer.set]``.
 
 Places in messages are dotted keys with indices from 0, and the set's name if it has one:
 ``experiments/smoke.toml: test[2].parallelism.tp of 'fsdp2_tp2'``.
@@ -86,6 +91,7 @@ Places in messages are dotted keys with indices from 0, and the set's name if it
     space_time.py      ``kind = "space_time"``: sets of equal product
     recovery.py        the faults of a fault set
     own_techniques.py  ``[technique.NAME]``
+    other_trainers.py  ``[trainers.NAME]``
     cluster.py         ``[cluster]``, and the user's own cluster file
 """
 

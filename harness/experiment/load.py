@@ -14,6 +14,11 @@ from pydantic import Field
 from converge_harness.errors import MAX_LISTED, ConfigError, Problem, suggest
 from converge_harness.experiment import matrix, space_time
 from converge_harness.experiment.cluster import PlacedCluster, check_cluster, cluster_of
+from converge_harness.experiment.other_trainers import (
+    builder_of,
+    other_builders,
+    trainer_table_problems,
+)
 from converge_harness.experiment.own_techniques import read_own_techniques
 from converge_harness.experiment.sets import CHECKPOINT_EVERY, SetBuilder
 from converge_harness.experiment.tables import (
@@ -107,13 +112,20 @@ def load_experiment(
         techniques, builder.folders, _place(path, "technique"), problems, builder.overrides_of
     )
     problems += _unknown_techniques(path, data, builder)
-    control_specs, test_specs = _build(builder, controls, tests, _control_names(data))
+    others_by_name = other_builders(_tables_of(data, "trainers"), builder)
+    control_specs, test_specs = _build(
+        builder, others_by_name, controls, tests, _control_names(data)
+    )
     anchor_spec = _build_anchor(builder, anchor, control_specs)
     if top is not None:
         problems += _repeat_problems(_place(path), top, builder, control_specs)
-    problems += _trainer_problems(builder, launcher, data, _place(path))
+    for each in (builder, *others_by_name.values()):
+        problems += _trainer_problems(each, launcher, data, _place(path))
+    problems += _golden_problems(builder, data, _place(path))
     every_spec = (*control_specs, *test_specs, *([anchor_spec] if anchor_spec else []))
     problems += _unused_toolchain(_tables_of(data, "trainer"), builder, every_spec, _place(path))
+    named = [_trainer_named(table) for table, _ in tests]
+    problems += trainer_table_problems(builder, others_by_name, named, every_spec)
     _baseline_problems(data, _place(path), problems)
     problems += _seed_problems(data, _place(path), builder, test_specs)
     if top is not None and probe is not None:
@@ -348,6 +360,7 @@ def _folded(name: str) -> str:
 
 def _build(
     builder: SetBuilder,
+    others: Mapping[str, SetBuilder],
     controls: list[PlacedControl],
     tests: list[PlacedTest],
     known: list[str],
@@ -359,13 +372,22 @@ def _build(
         name = table.control if table.control is not None else next(iter(known), "")
         control = named.get(name)
         if control is not None:
-            spec = builder.build(table, table.name, where, control=control)
+            own = builder_of(_trainer_named(table), builder, others, where)
+            if own is None:
+                continue
+            other = own is not builder
+            spec = own.build(table, table.name, where, control=control, of_other_trainer=other)
             built += [spec] if spec else []
         elif name not in known and known:  # a file without any control has already been reported
             builder.problems.append(
                 Problem(where("control"), f"there is no control {name!r}", suggest(name, known))
             )
     return tuple(spec for spec in named.values() if spec), tuple(built)
+
+
+def _trainer_named(table: TestTable | ElasticTable) -> str | None:
+    """The ``[trainers.NAME]`` that trains a test set; None: ``[trainer]``."""
+    return table.trainer if isinstance(table, TestTable) else None
 
 
 def _build_anchor(
@@ -480,13 +502,6 @@ def _trainer_problems(
             f"is {launcher.value!r}, but {who} runs on this machine only",
             "leave it out, or --launcher local",
         )
-    if "baseline" in data and not trainer.can.goldens:
-        yield Problem(
-            where("baseline"),
-            f"is a golden: {who}'s control cannot be blessed, because not all files of its program "
-            "are known",
-            "leave it out: then the control is run",
-        )
     if CHECKPOINT_EVERY in data and Kind.FAULT not in trainer.can.kinds:
         yield Problem(
             where(CHECKPOINT_EVERY),
@@ -494,6 +509,21 @@ def _trainer_problems(
             "leave it out: an interrupted run starts over",
         )
     yield from builder.trainer.file_problems(trainer, data, where)
+
+
+def _golden_problems(
+    builder: SetBuilder, data: Mapping[str, object], where: Where
+) -> Iterator[Problem]:
+    """A golden in place of controls that cannot be blessed."""
+    trainer = builder.of_file.trainer
+    who = f"a {trainer.kind} trainer"
+    if "baseline" in data and not trainer.can.goldens:
+        yield Problem(
+            where("baseline"),
+            f"is a golden: {who}'s control cannot be blessed, because not all files of its program "
+            "are known",
+            "leave it out: then the control is run",
+        )
 
 
 def _unused_toolchain(

@@ -57,15 +57,17 @@ TECHNIQUES = (
 
 @dataclass
 class SetBuilder:
-    """Builds the sets of one file, and adds what is wrong to ``problems``."""
+    """Builds the sets that one trainer of a file trains, and adds what is wrong to ``problems``."""
 
     table: TrainerTable
-    """``[trainer]``."""
+    """``[trainer]``, or ``[trainers.NAME]``."""
     where_file: Where
     where_trainer: Where
     folders: tuple[Path, ...]
     """Where relative paths are resolved; the first match wins."""
     problems: list[Problem]
+    key: str = "trainer"
+    """Dotted key of the table."""
     cluster: PlacedCluster | None = None
     checkpoint_every: int | None = None
     """Steps between checkpoints from which interrupted runs continue; ``[cluster]`` has its own."""
@@ -103,22 +105,25 @@ class SetBuilder:
         where: Where,
         *,
         control: SetSpec | None = None,
+        of_other_trainer: bool = False,
     ) -> SetSpec | None:
         """The set; None if a problem prevents it.
 
-        A test set takes its train config and toolchain from its control unless it names its own.
+        A test set takes its train config and toolchain from its control unless it names its own, or
+        its control is ``of_other_trainer``.
         """
+        like = None if of_other_trainer else control
         own = self.overrides_of(table.overrides, where)
         techniques, own_techniques = self._techniques(table.techniques, own, where)
         # A key of a technique replaces the file's own for all sets.
         of_techniques = {k: v for each in own_techniques for k, v in each.overrides.items()}
         overrides = self.common | of_techniques | own
         inject = self._inject(table.inject, where)
-        train_config = self._train_config(table, where, control)
+        train_config = self._train_config(table, where, like)
         if train_config is None:
             return None
         parallelism = written_degrees(table.parallelism)
-        toolchain = control.toolchain if control else self.of_file.toolchain
+        toolchain = like.toolchain if like else self.of_file.toolchain
         if table.toolchain is not None:
             toolchain = environment_of(table.toolchain, where, self.folders, self.problems)
         spec = SetSpec(
@@ -130,7 +135,7 @@ class SetBuilder:
             own_techniques=own_techniques,
             pipeline_schedule=schedule_of(table.pipeline_schedule, parallelism),
             cp_rotation=table.cp_rotation,
-            spmd_backend=table.spmd_backend or self._backend(toolchain, control),
+            spmd_backend=table.spmd_backend or self._backend(toolchain, like),
             overrides=overrides,
             tolerances=dict(table.tolerance),
             margin=table.margin,
@@ -144,6 +149,7 @@ class SetBuilder:
             control=control.name if control else None,
             note=table.note,
             trainer=self.of_file.trainer,
+            starts_from_control=of_other_trainer,
         )
         refused = list(_refused(table, spec, where))
         self.problems += refused or self.trainer.set_problems(
@@ -219,7 +225,7 @@ class SetBuilder:
                 Problem(
                     where("train_config"),
                     "is missing",
-                    f"set trainer.train_config{tables} for all sets",
+                    f"set {self.key}.train_config{tables} for all sets",
                 )
             )
         return None

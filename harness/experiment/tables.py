@@ -225,6 +225,7 @@ class TestTable(SetTable):
     name: Name
     kind: KindWord = Kind.PARALLEL
     control: Name | None = None
+    trainer: Name | None = None
     ask: AskWord = Ask.SAME
     own_random_numbers: bool = False
     stop: StopWord | None = None
@@ -265,6 +266,7 @@ class FileTable(Table):
     probe: dict[str, Any] = Field(default={})
     stop: dict[str, Any] = Field(default={})
     trainer: dict[str, Any] = Field(default={})
+    trainers: dict[str, dict[str, Any]] = Field(default={})
     technique: dict[str, dict[str, Any]] = Field(default={})
     anchor: dict[str, Any] | None = None
     control: dict[str, Any]

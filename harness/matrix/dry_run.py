@@ -142,11 +142,12 @@ def device_of(plan: Plan) -> str:
 
 
 def _require_buildable(plan: Plan) -> None:
-    if not all(job.spec.trainer.can.dry_run for job in plan.jobs):
+    other = next((job for job in plan.jobs if not job.spec.trainer.can.dry_run), None)
+    if other is not None:
         raise ConfigError(
             Problem(
                 f"{plan.experiment.path}: trainer.kind",
-                f"is {plan.jobs[0].spec.trainer.kind!r}: a dry run can only "
+                f"is {other.spec.trainer.kind!r}: a dry run can only "
                 f"build {DEFAULT_TRAINER}'s models",
                 "leave --dry-run out",
             )

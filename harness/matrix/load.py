@@ -123,8 +123,9 @@ def plan_experiment(
     if slots is not None:
         experiment = replace(experiment, cpu_ranks=slots)
     surroundings = read_surroundings(experiment, corpus.digest, on_gpu=on_gpu)
-    trainer = experiment.controls[0].trainer  # one per file
-    toolchains = {name: find(name, trainer=trainer) for name in toolchain_names(experiment)}
+    toolchains = {
+        name: find(name, trainer=trainer) for name, trainer in _toolchains_of(experiment).items()
+    }
     stored = golden_of(experiment)
     if stored is None:
         return make_plan(experiment, toolchains, surroundings)
@@ -139,10 +140,14 @@ def toolchain_names(experiment: Experiment) -> tuple[str, ...]:
 
     A golden needs none.
     """
+    return tuple(_toolchains_of(experiment))
+
+
+def _toolchains_of(experiment: Experiment) -> dict[str, TrainerSpec]:
+    """By the name of a toolchain, the trainer that uses it: an experiment file has one for each."""
     anchors = (experiment.anchor,) if experiment.anchor else ()
     controls = experiment.controls if experiment.baseline is None else ()
-    specs = (*controls, *anchors, *experiment.tests)
-    return tuple(dict.fromkeys(spec.toolchain for spec in specs))
+    return {spec.toolchain: spec.trainer for spec in (*controls, *anchors, *experiment.tests)}
 
 
 # ------------------------------------------------------------------ goldens

@@ -406,6 +406,9 @@ class SetSpec:
     recovery: Recovery | None = None
     """For a fault set, and for any other whose interrupted run continues from a checkpoint."""
     trainer: TrainerSpec = TORCHTITAN
+    starts_from_control: bool = False
+    """Whether it starts from its control's seed checkpoint, which another trainer makes. Its
+    evidence then has that trainer's names."""
 
     @property
     def resumes(self) -> bool:

@@ -81,10 +81,19 @@ def make_plan(
             continue  # its mistakes are its control's, and reported there
         found = list(size_problems(experiment, spec))
         problems += found
+        if spec.starts_from_control and spec.control not in jobs:
+            continue  # the control's mistakes are reported
         if not found:
             toolchain = toolchains[spec.toolchain]
             spec = with_backend(spec, toolchain)  # noqa: PLW2901 - as it is run
-            jobs[spec.name] = _job(experiment, spec, role, toolchain, surroundings, references)
+            needs = (
+                jobs[spec.control or ""].needs
+                if spec.starts_from_control
+                else _needs(experiment, spec, toolchain, surroundings)
+            )
+            jobs[spec.name] = _job(
+                experiment, spec, role, toolchain, surroundings, references, needs
+            )
     ruling = apply_rules(
         [
             PlannedJob(
@@ -110,7 +119,7 @@ def make_plan(
     short = [jobs[spec.name] for spec, _ in references.extra]
     tests = [jobs[spec.name] for spec in experiment.tests]
     others = [
-        _by_other_seed(job, seed, surroundings)
+        _by_other_seed(job, seed, surroundings, jobs[_maker_of_weights(job)])
         for job in (*controls, *tests)
         if job.spec.kind in ONE_PASS
         for seed in experiment.other_seeds
@@ -156,14 +165,15 @@ def _job(
     toolchain: Toolchain,
     surroundings: Surroundings,
     references: References,
+    needs: str | None,
 ) -> Job:
+    """``needs`` is the identity of its seed-checkpoint job."""
     seed, steps = experiment.seed, size(spec, "steps")
     sampled = sample_steps(experiment.cadence, steps) if spec.trainer.can.probed else ()
     local = size(spec, "local_batch_size")
     if spec.segments:
         local = spec.segments[0].local_batch_size  # the set's degrees are also the first segment's
     written = positive(spec.setting(GLOBAL_BATCH))
-    needs = _needs(experiment, spec, toolchain, surroundings)
     # Only our own loader can be rewound to its first batch.
     frozen = experiment.frozen if spec.train_config.own_loader else 0
     frozen = frozen if spec.name in references.frozen_sets else 0
@@ -241,9 +251,17 @@ def _repeat(control: Job, repeat: Repeat, surroundings: Surroundings) -> Job:
     )
 
 
-def _by_other_seed(job: Job, seed: int, surroundings: Surroundings) -> Job:
-    """A control or test set with another seed; without frozen steps, which would add nothing."""
-    needs = seed_identity(job.spec, job.toolchain, seed, surroundings) if job.needs else None
+def _maker_of_weights(job: Job) -> str:
+    """Name of the job whose trainer makes the initial weights: its own, or its control's."""
+    return (job.spec.control if job.spec.starts_from_control else None) or job.name
+
+
+def _by_other_seed(job: Job, seed: int, surroundings: Surroundings, maker: Job) -> Job:
+    """A control or test set with another seed; without frozen steps, which would add nothing.
+
+    ``maker`` is the job whose trainer makes its initial weights.
+    """
+    needs = seed_identity(maker.spec, maker.toolchain, seed, surroundings) if job.needs else None
     return replace(
         job,
         name=other_seed_name(job.name, seed),

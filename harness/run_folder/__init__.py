@@ -10,6 +10,7 @@ identity. ``docs/architecture.md`` describes the files.
     documents.py    JSON files: the schema version and its upgrades, NaN and infinities
     shapes.py       types of values in JSON files
     job.py          job.json: the job, as ranks read it
+    weight_mapping.py  its part on names of parameters in another trainer's checkpoint
     metrics.py      metrics.jsonl: its lines, and how the file grows
     arrays.py       .npz files (tensors/, frozen.npz and state/): names of their arrays
     in_force.py     in_force.json: what really ran

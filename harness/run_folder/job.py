@@ -24,6 +24,11 @@ from converge_harness.run_folder.shapes import (
     TEXTS,
     Shape,
 )
+from converge_harness.run_folder.weight_mapping import (
+    WeightMapping,
+    WeightMappingDocument,
+    weight_mapping_of,
+)
 
 SEED_ROLE = "seed checkpoint"
 
@@ -146,6 +151,8 @@ class JobDocument(TypedDict, total=False):
     """Only if a user's program trains."""
     trainer: str
     """The trainer's kind, unless it is torchtitan or a user's program."""
+    weights: WeightMappingDocument
+    """Only if the seed checkpoint is another trainer's: its names for the parameters."""
 
 
 SHAPES: Mapping[str, Shape] = {
@@ -341,6 +348,8 @@ class RankJob:
     device: str = "cpu"
     is_probed: bool = True
     """False for a user's program that only writes a curve of its own."""
+    weights: WeightMapping | None = None
+    """Names of the parameters in the seed checkpoint, if that is another trainer's."""
 
     @property
     def resumes(self) -> bool:
@@ -499,4 +508,5 @@ def _job(raw: JobDocument) -> RankJob:
         faults=tuple(RankFault(**fault) for fault in raw.get("faults") or ()),
         elastic_nodes=bool(raw.get("elastic_nodes")),
         device=raw.get("device", "cpu"),
+        weights=weight_mapping_of(raw.get("weights")),
     )

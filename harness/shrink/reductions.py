@@ -53,6 +53,8 @@ def why_not(spec: SetSpec) -> str:
     """Why a test set cannot be shrunk, in a clause; empty if it can."""
     if spec.kind not in (Kind.PARALLEL, Kind.SPACE_TIME):
         return "is judged by its resumes, and only sets of one pass can be shrunk"
+    if spec.starts_from_control:
+        return "is trained by another trainer than its control, and only sets of one can be shrunk"
     if not spec.trainer.can.techniques:
         return f"is trained by a {spec.trainer.kind} trainer, which alone knows what it consists of"
     return ""

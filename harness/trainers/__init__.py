@@ -58,9 +58,16 @@ from converge_harness.trainers.registry import (
     trainer_of_document,
     trainer_of_kind,
 )
-from converge_harness.trainers.table import InlineTable, TrainerOfFile, TrainerTable, environment_of
+from converge_harness.trainers.table import (
+    FOR_ALL_SETS,
+    InlineTable,
+    TrainerOfFile,
+    TrainerTable,
+    environment_of,
+)
 
 __all__ = [
+    "FOR_ALL_SETS",
     "PATH_VARIABLE",
     "RANK_MODULE",
     "Call",

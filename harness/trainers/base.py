@@ -140,6 +140,10 @@ class Trainer(ABC):
     them with ``set`` would contradict what the plan computes from that key.
     """
 
+    mapping_key: ClassVar[str] = ""
+    """Key of its table that names the parameters of another trainer's checkpoint, so that sets can
+    start from that; empty: they cannot."""
+
     model_keys: ClassVar[tuple[str, ...]] = ("model.", "model_spec.")
     """Train config keys, or their beginnings, on which initial weights depend."""
 

@@ -29,9 +29,17 @@ from converge_harness.toml import (
     validate,
 )
 
+FOR_ALL_SETS = frozenset(
+    {
+        *("startup_timeout_s", "progress_timeout_s", "cpu_ranks"),
+        *("seed_checkpoint", "tokens_per_gpu_second", "deterministic"),
+    }
+)
+"""Keys that only ``[trainer]`` may have: they are for all sets of a file, whoever trains them."""
+
 
 class TrainerTable(Table):
-    """Keys of ``[trainer]`` for all trainers."""
+    """Keys of ``[trainer]``, or of ``[trainers.NAME]``, for all trainers."""
 
     kind: str = DEFAULT_TRAINER
     train_config: FilePath | None = None
@@ -64,6 +72,8 @@ class TrainerOfFile:
     tokens_per_gpu_second: float | None = None
     deterministic: bool = True
     """Whether all sets train with deterministic algorithms only."""
+    maps_weights: bool = False
+    """Whether it says what the seed checkpoint of another trainer calls its parameters."""
 
 
 def environment_of(

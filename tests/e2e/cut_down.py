@@ -24,13 +24,7 @@ def run_some(folder: Path, name: str, *only: str) -> dict[str, dict]:
 
     Runs of one folder share a store. Two repeats stand for the usual ones.
     """
-    text = (ROOT / "experiments" / f"{name}.toml").read_text()
-    repeats = ["rerun"] if "probe = false" in text else ["rerun", "ulp"]
-    text = re.sub(r"\bsteps = \d+", "steps = 6", text)
-    text = re.sub(r"\bcadence = \[.*\]", "cadence = [0, 1, 2, 5]", text)
-    text = text.replace("\n[trainer]\n", f"\nrepeats = {json.dumps(repeats)}\n\n[trainer]\n", 1)
-    experiment = folder / f"{name}.toml"
-    experiment.write_text(text)
+    experiment = _cut_down(folder, name)
     beside = (ROOT / "experiments" / "trainers", *(ROOT / "experiments").glob("*.py"))
     for named in beside:
         if not (folder / named.name).exists():
@@ -48,6 +42,20 @@ def run_some(folder: Path, name: str, *only: str) -> dict[str, dict]:
     )
     assert (out / "report.json").is_file(), result.stdout + result.stderr
     return {test["name"]: test for test in json.loads((out / "report.json").read_text())["tests"]}
+
+
+def _cut_down(folder: Path, name: str) -> Path:
+    """Write the experiment, and the one that it extends; returns its path."""
+    text = (ROOT / "experiments" / f"{name}.toml").read_text()
+    repeats = ["rerun"] if "probe = false" in text else ["rerun", "ulp"]
+    text = re.sub(r"\bsteps = \d+", "steps = 6", text)
+    text = re.sub(r"\bcadence = \[.*\]", "cadence = [0, 1, 2, 5]", text)
+    text = text.replace("\n[trainer]\n", f"\nrepeats = {json.dumps(repeats)}\n\n[trainer]\n", 1)
+    if extended := re.search(r'(?m)^extends = "(.*)\.toml"$', text):
+        _cut_down(folder, extended[1])
+    experiment = folder / f"{name}.toml"
+    experiment.write_text(text)
+    return experiment
 
 
 def verdicts(tests: dict[str, dict]) -> dict[str, str]:

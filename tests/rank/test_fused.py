@@ -1,5 +1,7 @@
 """Matrices that one parameter holds together are sampled as if each were a parameter."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -39,6 +41,22 @@ def test_rows_of_a_shard_are_shared_out_in_the_order_of_each_matrix():
         found = rows[places.flat_index(0, places.numel, "cpu")]
         assert torch.equal(found, mine[matrix.rows])
     assert sum(matrix.held.numel for matrix in matrices(FUSED, held)) == 9 * DIM
+
+
+def test_rows_of_another_order_are_those_of_the_matrix_in_its_own():
+    turned = replace(FUSED, orders={0: (1, 0)})
+    held = Held((ROWS, DIM), ((range(3, 10), range(20, 22)), (range(DIM),)))
+    mine = torch.cat([torch.arange(3, 10), torch.arange(20, 22)])
+    blocks = divided(torch.arange(ROWS))[0].reshape(-1, HEAD)
+    expected = blocks.flip(1).reshape(-1)
+    queries, keys, values = matrices(turned, held)
+    places, _ = queries.held.divided(1)
+    index = places.flat_index(0, places.numel, "cpu")
+    assert torch.equal(expected[index], mine[queries.rows])
+    assert torch.equal(index, index.sort().values)  # which sketches rely on
+    for matrix, alike in zip((keys, values), matrices(FUSED, held)[1:], strict=True):
+        assert matrix.held == alike.held
+        assert torch.equal(matrix.rows, alike.rows)
 
 
 class Weights(nn.Module):

@@ -69,6 +69,9 @@ class TrainingSizes:
     """-1: local batch x dp."""
     seq_len: int = 128
     steps: int = 1
+    reset_attention_mask: bool = False
+    """Whether tokens attend to their own document only, as with Megatron-LM's option of that
+    name."""
     dtype: str = "float32"
     """``bfloat16`` is the technique bf16; a run in another precision, as a reference, says so."""
     mixed_precision_param: str = "float32"
@@ -83,6 +86,9 @@ class Gpt:
     position_embedding_type: str = "rope"
     rotary_base: int = 10000
     rotary_percent: float = 1.0
+    rope_scaling: bool = False
+    """Whether low frequencies are divided, as in Llama 3.1."""
+    rope_scaling_factor: float = 8.0
     share_embeddings_and_output_weights: bool = False
     parallel_output: bool = True
     """False: each tensor-parallel rank gathers the logits of the whole vocabulary."""
@@ -306,6 +312,9 @@ def _value_problems(tables: MegatronTables, job: RankJob) -> Iterator[KeyProblem
     for key in _NEED_A_GPU:
         if _value(tables, key):
             yield KeyProblem(key, "needs a GPU, and this machine trains on its CPU: leave it out")
+    if job.weights is not None and tables.transformer.qk_layernorm:
+        message = "has weights in the order of a head's rows, which weights does not map"
+        yield KeyProblem("transformer.qk_layernorm", message)
     kind = tables.optimizer.optimizer
     if kind != "adam":
         yield KeyProblem("optimizer.optimizer", f"{kind!r} is not tested", ("'adam'",))

@@ -14,7 +14,12 @@ import torch
 from megatron.core import parallel_state
 
 from converge_harness.rank.data_order import Sample
-from converge_harness.rank.megatron.parameters import CanonicalPart, Trained, fused_of
+from converge_harness.rank.megatron.parameters import (
+    CanonicalPart,
+    Trained,
+    fused_of,
+    module_names,
+)
 from converge_harness.rank.megatron.trainer import MegatronTrainer
 from converge_harness.rank.recorder.cross_entropy import IGNORE_INDEX
 from converge_harness.rank.recorder.fetched_shard import FetchedStates
@@ -66,12 +71,16 @@ def _view(
         copies=trained.copies,
         fused=fused_of(parts),
         pieces=_pieces_of(parts),
+        module_names=module_names(parts),
         versions={"torch": torch.__version__, "megatron-core": megatron.core.__version__},
     )
 
 
 def _pieces_of(parts: tuple[CanonicalPart, ...]) -> dict[str, int]:
-    """Gated feed-forward layers: a rank has its part of the gate, then that of the other matrix."""
+    """Gated feed-forward layers: a rank has its part of the gate, then that of the other matrix.
+
+    No other trainer has such a module, so they have their own names.
+    """
     return {
         f"layers.{number}.mlp.linear_fc1": 2
         for part in parts

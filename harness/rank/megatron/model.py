@@ -61,6 +61,8 @@ def _chunk(config: MegatronConfig, stage: int | None) -> GPTModel:
         position_embedding_type=gpt.position_embedding_type,
         rotary_base=gpt.rotary_base,
         rotary_percent=gpt.rotary_percent,
+        rope_scaling=gpt.rope_scaling,
+        rope_scaling_factor=gpt.rope_scaling_factor,
         vp_stage=stage,
     )
     return model.to(config.dtype)

@@ -13,6 +13,10 @@ each head of the rank and no attribute that says so (Megatron-LM issue 7452, fin
 Two weights are several matrices in one: ``linear_qkv`` has for each query group its queries, keys
 and values (``Attention.get_query_key_value_tensors``), a gated ``linear_fc1`` the gate before the
 other matrix (``MLP.forward``). They have a row for each matrix, and are stored so.
+
+With a ``WeightMapping`` all of these have the names of another trainer's model. Where one of the
+two rotates neighbouring rows of queries and keys and the other those of two halves, rows have the
+other's order, too.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from converge_harness.rank.recorder.block_shard import BlockShard
 from converge_harness.rank.recorder.placement import Held, HeldRun, Runs
 from converge_harness.rank.recorder.rows import Fused
+from converge_harness.run_folder.weight_mapping import WeightMapping
 
 _EMBEDDING = "embedding.word_embeddings.weight"
 _OUTPUT = "output_layer.weight"
@@ -38,8 +43,12 @@ _OF_HEADS = ".softmax_offset"
 class CanonicalPart(torch.nn.Module):
     """The modules of a ``GPTModel`` by canonical names; never called itself."""
 
-    def __init__(self, gpt: Any) -> None:
+    def __init__(self, gpt: Any, mapping: WeightMapping | None = None) -> None:
         super().__init__()
+        self.mapping = mapping
+        is_rotary = gpt.position_embedding_type == "rope"
+        self.rotated = int(gpt.config.kv_channels * gpt.rotary_percent) if is_rotary else 0
+        """Rows of queries and keys that are rotated, of each head: the first ones."""
         if gpt.pre_process:
             self.embedding = gpt.embedding
         layers = {str(layer.layer_number - 1): layer for layer in gpt.decoder.layers}
@@ -52,7 +61,11 @@ class CanonicalPart(torch.nn.Module):
     def parameters_by_name(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         for name, parameter in self.named_parameters():
             tied = name == _OUTPUT and getattr(parameter, "shared_embedding", False)
-            yield (_EMBEDDING if tied else name), parameter
+            yield self.named(_EMBEDDING if tied else name), parameter
+
+    def named(self, name: str) -> str:
+        """The name of a parameter, or of a matrix in one: the other trainer's, if it has one."""
+        return (self.mapping and self.mapping.parameter(name)) or name
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,32 +116,62 @@ def fused_of(parts: Sequence[CanonicalPart]) -> dict[str, Fused]:
     found: dict[str, Fused] = {}
     for part in parts:
         for number, layer in part.layers.items():
-            found |= _fused_attention(f"layers.{number}.self_attention", layer.self_attention)
+            found |= _fused_attention(part, f"layers.{number}.self_attention", layer.self_attention)
             if layer.config.gated_linear_unit:
-                found |= _fused_gate(f"layers.{number}.mlp", layer.mlp)
+                found |= _fused_gate(part, f"layers.{number}.mlp", layer.mlp)
     return found
 
 
-def _fused_attention(prefix: str, attention: Any) -> dict[str, Fused]:
+def _fused_attention(part: CanonicalPart, prefix: str, attention: Any) -> dict[str, Fused]:
     config = attention.config
     queries = config.num_attention_heads // config.num_query_groups
     pattern = (0,) * queries + (1, 2)
+    order = _rotary_order(part, config)
     return {
         f"{prefix}.linear_qkv.{kind}": Fused(
-            tuple(f"{prefix}.linear_{each}.{kind}" for each in "qkv"), config.kv_channels, pattern
+            tuple(part.named(f"{prefix}.linear_{each}.{kind}") for each in "qkv"),
+            config.kv_channels,
+            pattern,
+            {0: order, 1: order} if order else {},
         )
         for kind, _ in attention.linear_qkv.named_parameters()
     }
 
 
-def _fused_gate(prefix: str, mlp: Any) -> dict[str, Fused]:
+def _rotary_order(part: CanonicalPart, config: Any) -> tuple[int, ...]:
+    """Where the other trainer has each row of a head's queries or keys; empty: at the same place.
+
+    Pair i of the rows that are rotated together is 2i and 2i + 1 where they are neighbours, else i
+    and i + half (``_rotate_half`` of Megatron-Core's ``rope_utils``).
+    """
+    mapping = part.mapping
+    if mapping is None or mapping.rotary_interleaved == config.rotary_interleaved:
+        return ()
+    pairs = part.rotated // 2
+    halves_of_pairs = (*range(0, 2 * pairs, 2), *range(1, 2 * pairs, 2))
+    pairs_of_halves = (each for pair in range(pairs) for each in (pair, pair + pairs))
+    rotated = halves_of_pairs if mapping.rotary_interleaved else tuple(pairs_of_halves)
+    return (*rotated, *range(len(rotated), config.kv_channels))
+
+
+def _fused_gate(part: CanonicalPart, prefix: str, mlp: Any) -> dict[str, Fused]:
     return {
         f"{prefix}.linear_fc1.{kind}": Fused(
-            tuple(f"{prefix}.linear_{each}.{kind}" for each in ("gate", "up")),
+            tuple(part.named(f"{prefix}.linear_{each}.{kind}") for each in ("gate", "up")),
             mlp.config.ffn_hidden_size,
             (0, 1),
         )
         for kind, _ in mlp.linear_fc1.named_parameters()
+    }
+
+
+def module_names(parts: Sequence[CanonicalPart]) -> dict[str, str]:
+    """The modules of this rank that another trainer has, too: its name, by canonical name."""
+    return {
+        name: other
+        for part in parts
+        for name, _ in part.named_modules()
+        if (other := part.mapping and part.mapping.module(name))
     }
 
 

@@ -2,23 +2,30 @@
 
 Megatron-Core draws the weights of each pipeline stage anew, so layouts of the same seed start from
 others. So one rank draws the whole model, and every rank of every job takes its entries of it.
-The file is a distributed checkpoint of torch.
+The file is a distributed checkpoint of torch. It may also be that of another trainer's model, of
+which a ``WeightMapping`` has the names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from converge_harness.rank.megatron.parameters import Piece
+from converge_harness.rank.recorder import world
 from converge_harness.rank.recorder.placement import Held
 from converge_harness.rank.recorder.rows import Fused, matrices
 from converge_harness.rank.settings import KeyProblem, SettingError
+from converge_harness.run_folder.weight_mapping import WeightMapping
+
+_KEY = "seed_checkpoint"
+_SHOWN = 3
+"""Misfits that a message names."""
 
 
 class _Entries(NamedTuple):
@@ -50,23 +57,31 @@ def save_weights(folder: Path, pieces: Sequence[Piece], fused: Mapping[str, Fuse
 
 
 @torch.no_grad()
-def load_weights(folder: Path, pieces: Sequence[Piece], fused: Mapping[str, Fused]) -> None:
+def load_weights(
+    folder: Path,
+    pieces: Sequence[Piece],
+    fused: Mapping[str, Fused],
+    mapping: WeightMapping | None = None,
+) -> None:
     """Fill every parameter of this rank with its entries of the stored tensors.
 
-    Raises SettingError when the checkpoint is of another model.
+    Collective over the world. ``mapping`` is that by whose names the pieces are called.
+
+    Raises SettingError, on all ranks, unless all parameters are in the checkpoint, in their shapes,
+    and all its weights are parameters.
     """
     wanted = [(piece, entries) for piece in pieces for entries in _entries(piece, fused)]
-    stored = FileSystemReader(folder).read_metadata().state_dict_metadata
-    shapes = {name: tuple(each.size) for name, each in stored.items() if hasattr(each, "size")}
-    for _, (name, held, _rows) in wanted:
-        if shapes.get(name) != held.whole:
-            raise SettingError(
-                KeyProblem(
-                    "seed_checkpoint",
-                    f"{folder} has {name} of shape {shapes.get(name)}, this model {held.whole}: "
-                    "it is of another model",
-                )
-            )
+    stored = _stored(folder)
+    of_model = {name: held.whole for _, (name, held, _rows) in wanted}
+    _refuse(
+        _misfits(
+            {name: shape for each in world.everyones(of_model) for name, shape in each.items()},
+            {name: tuple(each.size) for name, each in stored.items()},
+            mapping,
+        ),
+        folder,
+        mapping,
+    )
     state = {
         name: torch.empty(held.whole, dtype=stored[name].properties.dtype)
         for _, (name, held, _rows) in wanted
@@ -76,3 +91,43 @@ def load_weights(folder: Path, pieces: Sequence[Piece], fused: Mapping[str, Fuse
         mine = state[name].view(-1)[held.flat_index(0, held.numel, "cpu")].view(held.shape)
         value = piece.parameter.data
         value[slice(None) if rows is None else rows] = mine.to(value.device, value.dtype)
+
+
+def _stored(folder: Path) -> dict[str, Any]:
+    """What the checkpoint says of its tensors, by name.
+
+    Raises SettingError when this torch cannot read that.
+    """
+    try:
+        stored = FileSystemReader(folder).read_metadata().state_dict_metadata
+    except Exception as error:  # what another torch pickled may raise anything
+        message = (
+            f"torch {torch.__version__} cannot read {folder} ({error}): if a newer torch wrote it, "
+            "train its control in a toolchain of this torch"
+        )
+        raise SettingError(KeyProblem(_KEY, message)) from error
+    return {name: each for name, each in stored.items() if hasattr(each, "size")}
+
+
+_Shapes = Mapping[str, tuple[int, ...]]
+
+
+def _misfits(of_model: _Shapes, stored: _Shapes, mapping: WeightMapping | None) -> Iterator[str]:
+    """Clauses on parameters that the checkpoint lacks, and on weights that the model lacks."""
+    for name, shape in sorted(of_model.items()):
+        if name not in stored:
+            yield f"it lacks {name} of shape {shape}"
+        elif stored[name] != shape:
+            yield f"it has {name} of shape {stored[name]}, this model {shape}"
+    for name in sorted(stored.keys() - of_model.keys()):
+        if mapping is None or not mapping.is_beside(name):
+            yield f"it has {name} of shape {stored[name]}, which is no parameter of this model"
+
+
+def _refuse(misfits: Iterable[str], folder: Path, mapping: WeightMapping | None) -> None:
+    found = list(misfits)
+    if found:
+        shown = "; ".join(found[:_SHOWN])
+        more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        by = " by the names that weights maps" if mapping else ""
+        raise SettingError(KeyProblem(_KEY, f"{folder} is of another model{by}: {shown}{more}"))

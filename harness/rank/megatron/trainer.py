@@ -21,6 +21,23 @@ from converge_harness.rank.megatron.config import MegatronConfig
 from converge_harness.rank.recorder.cross_entropy import IGNORE_INDEX
 
 
+def mask_across_documents(positions: torch.Tensor) -> torch.Tensor:
+    """What no token attends to: later tokens, and those of other documents.
+
+    As Megatron-LM's ``--reset-attention-mask`` has it. Rotary positions need no reset: scores
+    depend on distances alone.
+
+    Args:
+        positions: shape (batch, sequence), the place of each token within its document.
+
+    Returns:
+        Shape (batch, 1, queries, keys), bool.
+    """
+    here = torch.arange(positions.shape[1])
+    begins = here - positions
+    return ((here[:, None] < here) | (begins[:, :, None] != begins[:, None]))[:, None]
+
+
 class MegatronTrainer:
     """One rank of a training run."""
 
@@ -88,7 +105,9 @@ class MegatronTrainer:
         counted = sample.labels != IGNORE_INDEX
         # The loss of what does not count is masked, so its label may be any.
         labels = sample.labels.where(counted, 0)
-        output = part(sample.inputs, positions, None, labels=labels)
+        resets = self.config.tables.training.reset_attention_mask
+        mask = mask_across_documents(sample.positions) if resets else None
+        output = part(sample.inputs, positions, mask, labels=labels)
         return output, partial(self.loss_function, counted)
 
     def loss_function(

@@ -45,7 +45,7 @@ def run(job: RankJob) -> None:
         multiply_bf16_by_float32_kernels(config.dtype)
     device = start_ranks(job, config)
     chunks = build_model(config, device)
-    parts = tuple(map(CanonicalPart, chunks))
+    parts = tuple(CanonicalPart(chunk, job.weights) for chunk in chunks)
     pieces, fused = pieces_of(parts), fused_of(parts)
     if job.makes_seed_checkpoint:
         save_weights(seed_checkpoint_of(job.run_folder), pieces, fused)
@@ -53,7 +53,7 @@ def run(job: RankJob) -> None:
         dist.destroy_process_group()
         return
     if job.seed_checkpoint:
-        load_weights(job.seed_checkpoint, pieces, fused)
+        load_weights(job.seed_checkpoint, pieces, fused, job.weights)
     if job.repeat == "ulp":
         move_tensors(weights_of(pieces), job.repeat_seed)
     wrapped = wrap_model(config, chunks)

@@ -88,6 +88,7 @@ class ActivationSamples:
         self._tp_rank = view.tp_rank
         self._tp_size = view.tp_group.size() if view.tp_group is not None else 1
         self._pieces = view.pieces
+        self._names = view.module_names
         self._device = view.device
         self._folder = folder
         self.tokens: torch.Tensor | None = None
@@ -112,7 +113,7 @@ class ActivationSamples:
             self._began = True
             for part in self._parts:
                 for name, module in _outermost(part):
-                    self._watch(name, module)
+                    self._watch(self._names.get(name, name), module)
 
     def end_batch(self) -> bool:
         """A batch is over; whether it was the last one. No collective happens here."""

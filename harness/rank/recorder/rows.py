@@ -9,7 +9,7 @@ and separate matrices comparable.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -127,6 +127,9 @@ class Fused:
     """Consecutive rows of one matrix."""
     pattern: tuple[int, ...]
     """Index into ``names`` of each block in a period."""
+    orders: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """By index into ``names``, for matrices whose rows have another order under that name: the
+    place of each row of a block in the block."""
 
     def of_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """Index into ``names`` of each row of the whole parameter."""
@@ -148,7 +151,7 @@ class Matrix:
     number: int
     """Index into ``Fused.names``."""
     rows: torch.Tensor
-    """Shape (rows,), int64: the matrix's rows in the shard."""
+    """Shape (rows,), int64: the matrix's rows in the shard, in the order of the matrix."""
     held: Held
     """Those rows, as entries of the matrix as a separate tensor."""
 
@@ -164,6 +167,11 @@ def matrices(fused: Fused, held: Held) -> Sequence[Matrix]:
         rows = torch.nonzero(belongs[here]).flatten()
         # Row r of the whole is row n of the matrix, where n of its rows come before.
         places = (belongs.cumsum(0) - 1)[here[rows]]
+        if number in fused.orders:
+            order = torch.tensor(fused.orders[number])
+            places = places - places % fused.block + order[places % fused.block]
+            ascending = places.argsort()
+            rows, places = rows[ascending], places[ascending]
         whole = (int(belongs.sum()), *held.whole[1:])
         found.append(Matrix(number, rows, Held(whole, (_runs(places), *held.runs[1:]))))
     return found

@@ -48,6 +48,8 @@ class TrainerView:
     pieces: Mapping[str, int] = field(default_factory=dict)
     """Modules whose results have several matrices' columns one after the other, each divided among
     the tensor-parallel ranks, and how many."""
+    module_names: Mapping[str, str] = field(default_factory=dict)
+    """By canonical name, what another trainer calls the module that computes the same."""
     shows_modules: bool = True
     """Whether modules may have hooks in the first batches; False: the whole model is compiled."""
     loss_is_local: bool = False

@@ -21,7 +21,7 @@ from typing import Any
 
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.model import SetSpec, Technique, TrainConfig
-from converge_harness.toml import Environment, Where, flatten
+from converge_harness.toml import Environment, FilePath, Where, flatten
 from converge_harness.trainers.table import TrainerTable, plain_train_config
 
 DEFAULT_TOOLCHAIN = "megatron-core-0.16.1"
@@ -98,6 +98,8 @@ class MegatronTable(TrainerTable):
     """``kind = "megatron"``."""
 
     toolchain: Environment = DEFAULT_TOOLCHAIN
+    weights: FilePath | None = None
+    """The file with the names of another trainer's checkpoint (``mapping.py``)."""
 
 
 def megatron_train_config(tables: Mapping[str, Any], path: str, place: str) -> TrainConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,8 +21,10 @@ from converge_harness.model import (
     TrainConfig,
     TrainerSpec,
 )
+from converge_harness.run_folder.weight_mapping import WeightMapping, WeightMappingDocument
 from converge_harness.toml import Where
 from converge_harness.toolchains.find import assume_environment, build_hint, find_environment
+from converge_harness.trainers.megatron.mapping import read_mapping
 from converge_harness.trainers.megatron.table import (
     DEFAULT_TOOLCHAIN,
     MODEL_KEYS,
@@ -66,12 +69,16 @@ class Megatron(TorchrunTrainer):
     table = MegatronTable
     own_words = OWNED
     model_keys = MODEL_KEYS
+    mapping_key = "weights"
 
     def of_file(
         self, table: MegatronTable, where: Where, folders: Sequence[Path], problems: list[Problem]
     ) -> TrainerOfFile:
         toolchain = environment_of(table.toolchain, where, folders, problems)
-        return TrainerOfFile(trainer=MEGATRON, toolchain=toolchain)
+        if table.weights is None:
+            return TrainerOfFile(MEGATRON, toolchain)
+        mapping = read_mapping(table.weights, folders, where, problems)
+        return TrainerOfFile(replace(MEGATRON, settings=mapping), toolchain, maps_weights=True)
 
     def train_config(self, tables: Mapping[str, Any], path: str, place: str) -> TrainConfig:
         return megatron_train_config(tables, path, place)
@@ -98,7 +105,7 @@ class Megatron(TorchrunTrainer):
         return super().unmakeable(repeat, trainer, controls)
 
     def identity(self, spec: SetSpec, surroundings: Surroundings) -> Mapping[str, Any]:
-        return {"trainer": self.kind}
+        return {"trainer": self.kind, **_weights(spec)}
 
     def describe(self, spec: SetSpec) -> str:
         return "Megatron-Core"
@@ -126,6 +133,20 @@ class Megatron(TorchrunTrainer):
     def toolchain_for(self, config: TrainConfig | None = None) -> str:
         return DEFAULT_TOOLCHAIN
 
+    def job_payload(
+        self,
+        job: Job,
+        folder: Path,
+        *,
+        data: Path | None,
+        seed_checkpoint: Path | None,
+        device: str,
+    ) -> dict[str, Any]:
+        payload = super().job_payload(
+            job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device
+        )
+        return {**payload, **_weights(job.spec)}
+
     def is_offline(self, job: Job) -> bool:
         return True
 
@@ -136,6 +157,12 @@ class Megatron(TorchrunTrainer):
         """bfloat16 if it is named or in force."""
         named = {"bfloat16"} if Technique.BF16 in (job.get("techniques") or ()) else set()
         return named | {str(ran.get("param_dtype"))}
+
+
+def _weights(spec: SetSpec) -> dict[str, WeightMappingDocument]:
+    """The names of another trainer's checkpoint, if a set starts from one."""
+    mapping: WeightMapping | None = spec.trainer.settings
+    return {"weights": mapping.document()} if mapping else {}
 
 
 TRAINER = Megatron()

@@ -1,0 +1,72 @@
+"""The file that maps Megatron-Core's parameters to the tensors of another trainer's checkpoint."""
+
+import pytest
+
+from converge_harness.trainers.megatron.mapping import read_mapping
+
+RIGHT = """
+rotary_interleaved = true
+beside = ["optimizer.*"]
+[parameters]
+"layers.*.mlp.linear_fc2.weight" = "layers.*.feed_forward.w2.weight"
+"final_layernorm.weight" = "norm.weight"
+[modules]
+"layers.*.mlp" = "layers.*.feed_forward"
+"""
+
+
+def read(folder, text, name="names.toml"):
+    """The mapping, and the problems without the folder."""
+    (folder / "names.toml").write_text(text)
+    problems = []
+    found = read_mapping(name, (folder,), lambda key: f"x.toml: trainers.m.{key}", problems)
+    return found, [str(each).replace(f"{folder}/", "") for each in problems]
+
+
+def test_a_mapping_is_read(tmp_path):
+    found, problems = read(tmp_path, RIGHT)
+    assert problems == []
+    assert found.rotary_interleaved
+    assert found.parameter("layers.1.mlp.linear_fc2.weight") == "layers.1.feed_forward.w2.weight"
+    assert found.module("layers.1.mlp") == "layers.1.feed_forward"
+    assert found.is_beside("optimizer.state")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("rotary_interleaved = true", "", "names.toml: rotary_interleaved: is missing"),
+        ("beside", "besides", "names.toml: besides: unknown key"),
+        (
+            '"norm.weight"',
+            '"norm.*"',
+            "names.toml: parameters.'final_layernorm.weight': is 'norm.*': both names have one *",
+        ),
+        (
+            '"norm.weight"',
+            "1",
+            "names.toml: parameters.final_layernorm.weight: must be a string, not 1",
+        ),
+        (
+            '"layers.*.feed_forward.w2.weight"',
+            '"norm.weight"',
+            "is 'norm.weight': both names have one *",
+        ),
+        (
+            '"final_layernorm.weight" = "norm.weight"',
+            '"a" = "norm.weight"\n"b" = "norm.weight"',
+            "parameters.'b': is 'norm.weight', and so is 'a'",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(tmp_path, old, new, says):
+    assert old in RIGHT
+    found, problems = read(tmp_path, RIGHT.replace(old, new))
+    assert found is None
+    assert says in problems[0]
+
+
+def test_a_file_that_is_not_there_is_named_where_it_was_asked_for(tmp_path):
+    found, (problem,) = read(tmp_path, RIGHT, "other.toml")
+    assert found is None
+    assert problem.startswith("x.toml: trainers.m.weights: there is no file 'other.toml'")
