@@ -35,7 +35,6 @@ from converge_harness.model import (
     Across,
     Cluster,
     Experiment,
-    Kind,
     Launcher,
     Repeat,
     SetSpec,
@@ -488,7 +487,7 @@ def _trainer_problems(
             "blessed, because not all files of its program are known",
             "leave it out: then the control is run",
         )
-    if CHECKPOINT_EVERY in data and Kind.FAULT not in trainer.can.kinds:
+    if CHECKPOINT_EVERY in data and not trainer.can.continues:
         yield Problem(
             where(CHECKPOINT_EVERY),
             f"is set, but {who} decides itself when it writes a checkpoint",
