@@ -29,6 +29,7 @@ from resume_examples import (
 )
 
 from converge_harness.model import (
+    Capabilities,
     CauseClass,
     Evidence,
     Fault,
@@ -45,6 +46,7 @@ from converge_harness.model import (
     Struck,
     SyntheticData,
     Tier,
+    TrainerSpec,
 )
 from converge_harness.report.view.tolerances import notes
 
@@ -103,6 +105,7 @@ def test_a_run_that_should_have_been_resumed_and_left_no_passes_is_invalid():
         assert outcomes(verdict)["data-resumed"] is Outcome.INVALID
 
 
+PROGRAM = TrainerSpec("command", Capabilities(probed=True))
 FAIL, INVALID = Outcome.FAIL, Outcome.INVALID
 LOST = state(8)
 EMPTY = {
@@ -156,7 +159,7 @@ ELASTIC_CASES = {
         "passes-continuous",
         with_pass(ELASTIC, 2, loaded_step=0, loaded=None),
         FAIL,
-        "pass 2 starts from the seed checkpoint although step 8 was saved",
+        "pass 2 starts from the initial weights although step 8 was saved",
     ),
     "a checkpoint of nowhere": (
         "passes-continuous",
@@ -656,6 +659,10 @@ def test_our_loader_has_to_count_its_samples():
     verdict = judged(silent, test_spec)
     assert verdict.judgement is Judgement.INVALID
     assert verdict.cause.startswith("no record of the samples consumed of pass 2")
+    # A program reads the same corpus by a loader of its own, of which nothing is known.
+    can = replace(test_spec.trainer.can, counts_tokens=False)
+    of_program = replace(test_spec, trainer=replace(test_spec.trainer, can=can))
+    assert judged(silent, of_program).judgement is Judgement.PASS
 
 
 def test_a_control_that_was_itself_resumed_shows_nothing():
@@ -886,6 +893,24 @@ def test_a_run_that_was_wrong_before_the_resume_is_not_called_lost_there():
         test = with_signals(test, **{signal: lambda step, x: 2 * x})
     verdict = judged(test, ELASTIC_SPEC)
     assert verdict.cause_class is CauseClass.GRADIENT_SCALE, verdict.cause
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("moments", "what the program writes into its checkpoint"),
+        ("checkpoint ignored", "which checkpoint the program loads: {resume_from}"),
+        ("no checkpoint", "calls probe.saved(step)"),
+        ("other data", "where the loader goes on after a load"),
+    ],
+)
+def test_a_program_is_looked_at_where_it_saves_and_loads(name, words):
+    cases = {**ELASTIC_CASES, "other data": ("", with_digests(ELASTIC, 2, NEW_DATA[:6]))}
+    verdict = judged(cases[name][1], replace(ELASTIC_SPEC, trainer=PROGRAM))
+    assert verdict.judgement is Judgement.FAIL
+    assert words in verdict.look_at
+    for of_torchtitan in ("exclude_from_loading", "checkpoint.interval", "load_step"):
+        assert of_torchtitan not in verdict.look_at
 
 
 ERROR = RankError(0, "AssertionError: dp_degree is inconsistent before and after checkpoint")
