@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from converge_harness.judge.causes.context import Context
 from converge_harness.judge.causes.parameter_names import fold, joined
-from converge_harness.judge.causes.resume import of_pass
 from converge_harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
 from converge_harness.judge.causes.updates import first_part
 from converge_harness.model import CauseClass, Disagreement, ReplicaSample
@@ -42,7 +41,6 @@ def replicas(context: Context) -> Cause | None:
     why, look_at = _why(first, kinds, agreed, context)
     seen = _seen(first, kinds)
     sentence = f"replicas differ: at step {first.step} {seen}: {why}{first_part(context)}"
-    sentence += of_pass(context, first.step)
     return Cause(sentence, CauseClass.REPLICAS, look_at)
 
 
