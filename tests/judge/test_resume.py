@@ -31,6 +31,7 @@ from resume_examples import (
 from converge_harness.model import (
     Capabilities,
     CauseClass,
+    Column,
     Evidence,
     Fault,
     FaultKind,
@@ -567,6 +568,19 @@ def test_nan_of_a_fault_is_no_difference_of_a_replay():
     assert answer(verdict, "recovers-in-time").measured == 2001.0 - 1008.5
     unstruck = judged(replace(test, struck=STRUCK), fault_spec())
     assert answer(unstruck, "replays-agree").outcome is FAIL
+
+
+@pytest.mark.parametrize(("again", "outcome"), [(1990.0, Outcome.PASS), (1970.0, FAIL)])
+def test_a_step_that_a_program_finishes_after_sigterm_is_no_recovery(again, outcome):
+    """Pass 1 gets SIGTERM after step 8, and trains step 9 for its last checkpoint."""
+    struck = Struck(0, "preempt", 8, again - 1.0, number=1)
+    late = 2001.0 - (again - 1.0)
+    passes = (a_pass(1, 0, 9, saves=[4, 8, 9]), a_pass(2, 9, STEPS, saves=[12, 16], ended=True))
+    times = {**passes[0].signals, "at": Column.of(np.append(np.arange(8.0), again - 0.9))}
+    test = resumed(replace(passes[0], signals=times), passes[1], struck=(struck,))
+    faults = (Fault(FaultKind.PREEMPT, 8),)
+    found = answer(judged(test, fault_spec(faults=faults, within_s=15.0)), "recovers-in-time")
+    assert (found.outcome, found.measured) == (outcome, late)
 
 
 def test_a_fault_that_broke_nothing_is_no_failure_to_recover():
