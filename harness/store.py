@@ -30,7 +30,6 @@ from converge_harness.run_folder.documents import (
     number,
     spell_not_finite,
     unique_keys,
-    upgraded,
 )
 from converge_harness.run_folder.layout import (
     CHECKPOINTS,
@@ -146,14 +145,16 @@ def read_json(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(value, dict):
         raise StoreError(f"{path}: holds a {type(value).__name__}, not a JSON object")
-    check_schema(path, value.get("schema"))
-    return upgraded(path.name, value)
+    return upgraded(path, path.name, value)
 
 
-def check_schema(path: Path, schema: object) -> None:
-    """Raise StoreError unless this converge can read files of that schema."""
+def upgraded(path: Path, name: str, value: dict[str, Any]) -> dict[str, Any]:
+    """What a file holds, in the current schema; ``name`` is the file's in ``UPGRADES``.
+
+    Raises StoreError unless this converge can read files of its schema.
+    """
     try:
-        documents.check_schema(schema)
+        return documents.upgraded(name, value)
     except documents.SchemaError as error:
         raise StoreError(f"{path}: {error}") from error
 

@@ -21,7 +21,6 @@ from converge_harness.experiment.tables import (
     TestTable,
 )
 from converge_harness.model import (
-    DEFAULT_TRAINER,
     LOCAL_BATCH,
     Ask,
     Kind,
@@ -318,13 +317,13 @@ def _refused(
         if getattr(table, key, None):
             yield Problem(
                 where(key),
-                f"is for {DEFAULT_TRAINER} only: all settings of {who} are in its config",
+                f"is not possible: all settings of {who} are in its config",
                 "put it into trainer.config, and set it by `set`",
             )
     if spec.own_random_numbers and not can.frozen_steps:
         yield Problem(
             where("own_random_numbers"),
-            f"needs frozen steps, which converge can make in {DEFAULT_TRAINER} only",
+            f"needs frozen steps, which {who} does not make",
             'leave it out; ask = "no worse" compares the loss alone',
         )
     kind = Kind(getattr(table, "kind", Kind.PARALLEL))

@@ -20,8 +20,9 @@ SCHEMA = 1
 """Schema of every file; a reader refuses newer ones."""
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 UPGRADES: Mapping[tuple[str, int], Upgrade] = {}
-"""By file name and schema, a function from the file's object to that of the next schema. Files that
-are not listed are the same in both."""
+"""By file name and schema, a function from the file's object to that of the next schema: of
+``metrics.jsonl`` each line, of an ``.npz`` its arrays by name, and for files of steps the name is
+without the step (``step.npz``). Files that are not listed are the same in both."""
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 

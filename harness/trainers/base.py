@@ -18,7 +18,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.model import (
-    DEFAULT_TRAINER,
     GLOBAL_BATCH,
     Fault,
     Job,
@@ -90,6 +89,8 @@ class Features:
 
     spmd_backends: tuple[str, ...] = ()
     """Sets can choose how it tracks sharding, by these names."""
+    default_spmd_backend: str | None = None
+    """The one that works on the toolchain's torch."""
     cp_backends: tuple[str, ...] = ()
     """Those of them that know context parallelism."""
     cp_rotations: bool = True
@@ -241,10 +242,10 @@ class Trainer(ABC):
         who = f"a {self.kind} trainer"
         if kind is Kind.SPACE_TIME:
             return (
-                f"{kind.value!r} needs {DEFAULT_TRAINER}: {who} cannot have its sets generated",
+                f"{kind.value!r} is not possible: {who} cannot have its sets generated",
                 "write each as a [[test]] with its degrees and training.local_batch_size",
             )
-        needs = f"{kind.value!r} needs {DEFAULT_TRAINER}'s checkpoints between its passes"
+        needs = f"{kind.value!r} needs checkpoints between its passes"
         return f"{needs}: {who} can only have kind 'parallel'", ""
 
     def completed(self, spec: SetSpec) -> SetSpec:

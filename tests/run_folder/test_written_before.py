@@ -152,6 +152,24 @@ def test_a_file_of_an_older_schema_is_brought_up_step_by_step(monkeypatch):
         upgraded(JOB, {"schema": 4})
 
 
+def test_metrics_and_arrays_of_an_older_schema_are_brought_up(monkeypatch):
+    def louder(line):
+        return {**line, "schema": 2} | ({"loss": 2 * line["loss"]} if "loss" in line else {})
+
+    def longer(arrays):
+        return {**arrays, "schema": 2, "parameters_norm": 3 * arrays["parameters_norm"]}
+
+    then = read_run(HERE / "fsdp2")
+    monkeypatch.setattr("converge_harness.run_folder.documents.SCHEMA", 2)
+    upgrades = {("metrics.jsonl", 1): louder, ("step.npz", 1): longer}
+    monkeypatch.setattr("converge_harness.run_folder.documents.UPGRADES", upgrades)
+    now = read_run(HERE / "fsdp2")
+    assert not now.problems
+    assert np.array_equal(now.signals["loss"].values, 2 * then.signals["loss"].values)
+    first, again = (run.samples[0].parameters for run in (then, now))
+    assert np.array_equal(again.norm, 3 * first.norm)
+
+
 def test_what_older_jobs_do_not_say_has_a_meaning():
     older = {"checkpoint_every": 2, "elastic_nodes": True}
     assert job.recovery_of(older) == {"faults": [], "checkpoint_every": 2, "nodes": [1, 2]}

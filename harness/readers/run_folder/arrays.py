@@ -48,7 +48,7 @@ from converge_harness.run_folder.layout import (
     STATE,
     TENSORS,
 )
-from converge_harness.store import check_schema, read_json
+from converge_harness.store import read_json, upgraded
 
 
 def read_samples(folder: Path) -> tuple[TensorSample, ...]:
@@ -277,8 +277,7 @@ def head_of(path: Path, arrays: Arrays, prefix: str) -> Head:
 
 
 def parameters_of(path: Path, arrays: Arrays) -> tuple[tuple[str, ...], Integers]:
-    """Names and sizes of the parameters of a file; its schema is checked."""
-    check_schema(path, count_of(path, arrays, "schema"))
+    """Names and sizes of the parameters of a file."""
     names = array_of(path, arrays, "names", np.str_, 1)
     if not len(names) or not (names[:-1] < names[1:]).all():
         fail(str(path), "names: not unique and sorted parameter names")
@@ -302,7 +301,7 @@ def states_of(path: Path, arrays: Arrays, count: int) -> States:
 
 
 def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The known arrays of a file; others are not read.
+    """The known arrays of a file, in the current schema; others are not read.
 
     Nothing is unpickled (that runs code) and nothing decompressed: our files store arrays
     uncompressed, so reading one takes no more memory than its size, whatever its headers claim.
@@ -324,7 +323,10 @@ def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
         raise
     except Exception as error:  # noqa: BLE001 - damaged bytes make zipfile and numpy raise anything
         fail(str(path), f"{key}: cannot be read: {str(error) or type(error).__name__}")
-    return arrays
+    name = re.sub(r"-\d+\.npz$", ".npz", path.name)  # of all steps alike
+    found = upgraded(path, name, {**arrays, "schema": count_of(path, arrays, "schema")})
+    del found["schema"]
+    return found
 
 
 def _array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> npt.NDArray[Any]:

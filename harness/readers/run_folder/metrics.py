@@ -20,7 +20,7 @@ from converge_harness.readers.lines import (
     step_numbers,
 )
 from converge_harness.readers.points import Points, Settled, settle
-from converge_harness.run_folder.layout import METRICS_FILES, METRICS_PART
+from converge_harness.run_folder.layout import METRICS, METRICS_FILES, METRICS_PART
 from converge_harness.run_folder.metrics import (
     BATCH_AGREES,
     BATCH_DIGEST,
@@ -35,7 +35,7 @@ from converge_harness.run_folder.metrics import (
     STEP,
 )
 from converge_harness.run_folder.shapes import is_count, is_counts, is_texts
-from converge_harness.store import check_schema
+from converge_harness.store import upgraded
 
 _Line = tuple[int, dict[str, Any]]
 """A line number and the line's object."""
@@ -128,15 +128,17 @@ def _by_kind(path: Path, text: str) -> tuple[dict[str, Any], dict[str, list[_Lin
         if not header:
             if kind != HEADER:
                 fail(place(line), f"kind is {kind!r}, but the first line must be the header")
-            check_schema(path, value.get("schema"))
-            header = value
+            schema = value.get("schema")
+            header = upgraded(path, METRICS, value)
         elif lines[END]:
             fail(place(line), "a line after the end line")
         elif not isinstance(kind, str) or kind not in lines:
             kinds = ", ".join(map(repr, KINDS[:-1]))
             fail(place(line), f"kind is {kind!r}, must be {kinds} or {KINDS[-1]!r}")
         else:
-            lines[kind].append((line, value))
+            found = upgraded(path, METRICS, {**value, "schema": schema})
+            del found["schema"]
+            lines[kind].append((line, found))
     return header, lines
 
 
