@@ -48,6 +48,8 @@ FRAMEWORKS = {
     ),
 }
 """Tests of the toolchains of other frameworks than torchtitan: ``nox -s e2e``."""
+UNHURRIED = ("tests/e2e/test_recoverable.py",)
+"""Tests of real runs in the default toolchain that no gate waits for either: ``nox -s e2e``."""
 OLDER_TORCH_TESTS = (
     "tests/rank/test_titan_0_3_config.py",
     "tests/rank/test_dry_run.py::test_bytes_are_those_of_a_real_run_on_every_pipeline_rank",
@@ -228,7 +230,8 @@ def tests(session: nox.Session) -> None:
     for name, python in pythons.items():
         command = (str(python), "-m", "pytest", *paths[name], *chosen, *TEST_BY_TEST)
         session.run(*command, external=True, env=env)
-    session.run(*light, "tests", *chosen, *FILE_BY_FILE, env=env)
+    left_out = [f"--ignore={path}" for path in UNHURRIED]
+    session.run(*light, "tests", *left_out, *chosen, *FILE_BY_FILE, env=env)
 
 
 @nox.session
@@ -337,8 +340,8 @@ def fuzz(session: nox.Session) -> None:
 def e2e(session: nox.Session) -> None:
     """What no gate waits for: ``nox -s e2e [-- PYTEST OPTIONS]``.
 
-    Real runs of other frameworks, each in its toolchain, and all tests of rank code on the older
-    torch.
+    Real runs of other frameworks, each in its toolchain, and of programs of one's own; all tests of
+    rank code on the older torch.
     """
     install_light(session, "test")
     older = (str(build_toolchain(session, OLDER_TOOLCHAIN)), "-m", "pytest", "tests/rank")
@@ -346,7 +349,8 @@ def e2e(session: nox.Session) -> None:
     if missing and "CONVERGE_NO_SKIPS" in os.environ:
         session.error("$CONVERGE_NO_SKIPS is set: not continuing without them")
     env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
-    runs = []
+    build_toolchain(session, DEFAULT_TOOLCHAIN)
+    runs = list(UNHURRIED)
     for name, files in FRAMEWORKS.items():
         of_ranks = [file for file in files if file.startswith("tests/rank/")]
         python = TOOLCHAIN_ROOT / name / "bin" / "python"

@@ -39,6 +39,7 @@ from converge_harness.run_folder.layout import (
     PASSES,
     RECORD,
     TORN,
+    seed_checkpoint_of,
 )
 from converge_harness.run_folder.records import RecordDocument
 from converge_harness.seal import changed_source, evidence_of, sources_of, stale
@@ -220,12 +221,14 @@ class Store:
     def finish_run(self, record: RunRecord, facts: Mapping[str, Any]) -> RunRecord:
         """Clean up, then write ``record.json`` last; return the record as written.
 
-        Removed are compiled kernels and, if a run in several passes has finished, the checkpoints
-        between the passes. ``facts`` are written beside the record: ``started`` (ISO 8601, UTC),
+        Removed are compiled kernels and, if the run has finished, its checkpoints, except for a
+        seed checkpoint. ``facts`` are written beside the record: ``started`` (ISO 8601, UTC),
         ``host``, ``versions``, ``job``. Raises StoreError as ``atomic_write`` does.
         """
         done_with = [COMPILED]
-        if record.status is RunStatus.FINISHED and (record.folder / PASSES).is_dir():
+        resumed = (record.folder / PASSES).is_dir()
+        is_seed = not resumed and seed_checkpoint_of(record.folder).exists()
+        if record.status is RunStatus.FINISHED and not is_seed:
             done_with += [CHECKPOINTS, TORN]
         for name in done_with:
             shutil.rmtree(record.folder / name, ignore_errors=True)

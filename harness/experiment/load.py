@@ -39,7 +39,6 @@ from converge_harness.model import (
     Across,
     Cluster,
     Experiment,
-    Kind,
     Launcher,
     Repeat,
     SetSpec,
@@ -502,7 +501,7 @@ def _trainer_problems(
             f"is {launcher.value!r}, but {who} runs on this machine only",
             "leave it out, or --launcher local",
         )
-    if CHECKPOINT_EVERY in data and Kind.FAULT not in trainer.can.kinds:
+    if CHECKPOINT_EVERY in data and not trainer.can.continues:
         yield Problem(
             where(CHECKPOINT_EVERY),
             f"is set, but {who} decides itself when it writes a checkpoint",

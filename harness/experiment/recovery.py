@@ -21,7 +21,8 @@ OF_A_RANK = frozenset(
     }
 )
 OF_A_CHECKPOINT = frozenset({FaultKind.CKPT_TORN, FaultKind.DISK_FULL})
-AFTER_THE_STEP = frozenset({FaultKind.PREEMPT, FaultKind.AGENT_LOSS, FaultKind.JOIN})
+OF_A_NODE = frozenset({FaultKind.AGENT_LOSS, FaultKind.JOIN})
+AFTER_THE_STEP = frozenset({FaultKind.PREEMPT, *OF_A_NODE})
 """Faults between steps: after the last step there is nothing left to interrupt."""
 KEYS = {
     "rank": OF_A_RANK,
@@ -96,6 +97,10 @@ def _fault(table: FaultTable) -> Fault:
 def _node_problems(recovery: Recovery, spec: SetSpec, where: Where) -> Iterator[Problem]:
     """Check that nodes have equally many ranks, and that dp_shard can shrink with the nodes."""
     fewest, most = recovery.nodes
+    if most > 1 and not spec.trainer.can.faults >= OF_A_NODE:
+        yield Problem(
+            where("nodes"), f"a {spec.trainer.kind} trainer runs on one node", "leave it out"
+        )
     degrees = spec.parallelism
     if fewest < most and degrees.dp_shard % most:
         yield Problem(
@@ -154,6 +159,12 @@ def _comes_after(checkpoint: int, fault: Fault) -> bool:
 
 def _fault_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wrong]:
     """Key, message and hint for everything that prevents one fault from being a test."""
+    can = spec.trainer.can.faults
+    if at.kind not in can:
+        makes = ", ".join(kind.value for kind in FaultKind if kind in can)
+        who = f"in runs of a {spec.trainer.kind} trainer"
+        yield _Wrong("kind", f"converge cannot make {at.kind.value} {who}", f"one of {makes}")
+        return
     for key, kinds in KEYS.items():
         if getattr(at.fault, key) is not None and at.kind not in kinds:
             valid = ", ".join(kind.value for kind in FaultKind if kind in kinds)
@@ -198,7 +209,7 @@ def _target_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wr
         yield _Wrong(
             "rank", f"there is no rank {rank}: {ranks} ranks{there}", f"from 0 to {ranks - 1}"
         )
-    if at.kind not in (FaultKind.AGENT_LOSS, FaultKind.JOIN):
+    if at.kind not in OF_A_NODE:
         return
     if fewest == most:
         yield _Wrong(

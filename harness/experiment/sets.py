@@ -151,7 +151,7 @@ class SetBuilder:
             trainer=self.of_file.trainer,
             starts_from_control=of_other_trainer,
         )
-        refused = list(_refused(table, spec, where))
+        refused = list(_refused(self.trainer, table, spec, where))
         self.problems += refused or self.trainer.set_problems(
             self.table, spec, own, where, self.where_trainer
         )
@@ -183,13 +183,15 @@ class SetBuilder:
         """The set with the attributes of its kind."""
         match table:
             case ElasticTable():
-                self.problems += self._pass_problems(spec, table, where)
                 segments = segments_of(table, spec, where, self.problems)
-                return replace(spec, kind=Kind.ELASTIC, segments=segments)
-            case FaultSetTable():
+                spec = replace(spec, kind=Kind.ELASTIC, segments=segments)
                 self.problems += self._pass_problems(spec, table, where)
+                return spec
+            case FaultSetTable():
                 recovery = recovery_of(table, spec, where, self.problems)
-                return replace(spec, kind=Kind.FAULT, recovery=recovery)
+                spec = replace(spec, kind=Kind.FAULT, recovery=recovery)
+                self.problems += self._pass_problems(spec, table, where)
+                return spec
             case GeneratedTable() if control is not None:
                 overrides = hold_global_batch(table, spec, control, where, self.problems)
                 spec = replace(spec, kind=Kind.SPACE_TIME, overrides=overrides)
@@ -199,9 +201,10 @@ class SetBuilder:
         """The set with checkpoints from which an interrupted run continues, if there are any."""
         here = self.checkpoint_every
         recovery = continuing(here, self.cluster, spec, self.where_file, self.problems)
+        spec = replace(spec, recovery=recovery)
         if recovery is not None:
             self.problems += self._pass_problems(spec, table, where)
-        return replace(spec, recovery=recovery)
+        return spec
 
     def _pass_problems(
         self, spec: SetSpec, table: SetTable | ElasticTable, where: Where
@@ -311,7 +314,9 @@ class SetBuilder:
         return f"{path}:{written.rpartition(':')[2]}" if path else None
 
 
-def _refused(table: SetTable | ElasticTable, spec: SetSpec, where: Where) -> Iterator[Problem]:
+def _refused(
+    trainer: Trainer, table: SetTable | ElasticTable, spec: SetSpec, where: Where
+) -> Iterator[Problem]:
     """Settings of a set that its trainer cannot do."""
     can, who = spec.trainer.can, f"a {spec.trainer.kind} trainer"
     for key in () if can.techniques else TECHNIQUES:
@@ -327,20 +332,10 @@ def _refused(table: SetTable | ElasticTable, spec: SetSpec, where: Where) -> Ite
             f"needs frozen steps, which {who} does not make",
             'leave it out; ask = "no worse" compares the loss alone',
         )
-    kind = getattr(table, "kind", Kind.PARALLEL)
-    if Kind(kind) in can.kinds:
-        return
-    if isinstance(table, GeneratedTable):
-        yield Problem(
-            where("kind"),
-            f"'space_time' is not possible: {who} can only have sets of kind 'parallel'",
-            "write each as a [[test]] with its degrees and training.local_batch_size",
-        )
-    else:
-        yield Problem(
-            where("kind"),
-            f"{kind!r} needs checkpoints between its passes: {who} can only have kind 'parallel'",
-        )
+    kind = Kind(getattr(table, "kind", Kind.PARALLEL))
+    if kind not in can.kinds:
+        why, hint = trainer.why_not(kind, spec.trainer)
+        yield Problem(where("kind"), why, hint)
 
 
 def _undrawable(spec: SetSpec, where: Where) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ from converge_harness.launch.next_call import calls_again
 from converge_harness.model import Job
 from converge_harness.run_folder.checkpoints import newest_whole
 from converge_harness.store import Store
-from converge_harness.trainers import comes_in_passes
+from converge_harness.trainers import comes_in_passes, trainer_of
 
 
 def continues_from(store: Store, job: Job, folder: Path, payload: Mapping[str, Any]) -> int | None:
@@ -24,6 +24,6 @@ def continues_from(store: Store, job: Job, folder: Path, payload: Mapping[str, A
     """
     if not comes_in_passes(job) or calls_again(job):
         return None
-    step = newest_whole(folder)
+    step = newest_whole(folder, trainer_of(job.spec).checkpoint_form(job))
     # Asked last: it reads all evidence.
     return step if step is not None and store.can_continue(folder, payload) else None

@@ -72,7 +72,7 @@ def _after_segment(job: Job, call: Call, outcome: CallOutcome) -> Decision:
         return Decision()
     if not outcome.checkpoint:
         return Decision(
-            problem=f"{name}: wrote no complete checkpoint/step-{until} for the next one"
+            problem=f"{name}: wrote no complete checkpoint of step {until} for the next one"
         )
     following = replace(call, number=call.number + 1, segment=index + 1)
     return Decision(following, f"segment {index + 2} of {len(segments)}")

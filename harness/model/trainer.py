@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from converge_harness.model.kinds import Kind
+from converge_harness.model.kinds import FaultKind, Kind
 
 DEFAULT_TRAINER = "torchtitan"
 """Default of ``[trainer] kind``."""
@@ -47,6 +47,10 @@ class Capabilities:
     """It can run forward and backward passes at the initial weights before training."""
     kinds: frozenset[Kind] = frozenset({Kind.PARALLEL})
     """Kinds of sets that it can run."""
+    faults: frozenset[FaultKind] = frozenset()
+    """Faults that can be made in its runs."""
+    continues: bool = False
+    """A run of any kind continues from its own checkpoints, written as often as the file says."""
     checks_config: bool = False
     """It can check a config before anything starts."""
     dry_run: bool = False
@@ -73,6 +77,8 @@ EVERYTHING = Capabilities(
     rounds_otherwise=True,
     frozen_steps=True,
     kinds=frozenset(Kind),
+    faults=frozenset(FaultKind),
+    continues=True,
     checks_config=True,
     dry_run=True,
     warm_start=True,

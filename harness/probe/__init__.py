@@ -8,6 +8,8 @@
     probe.batch(inputs, labels)                       # every microbatch
     probe.step(loss=loss, grad_norm=norm)             # at the end of every optimizer step
 
+Programs that are resumed also call ``probe.loaded(step)`` and ``probe.saved(step)``.
+
 See docs/probe.md. Without ``$CONVERGE_JOB`` every call returns at once, and imports neither the
 rank code nor torch.
 
@@ -22,6 +24,7 @@ rank code nor torch.
     coordinates.py   which part of the global batch a rank trains on
     watches.py       hooks: gradients before torch clips them; batches and losses of a loop
                      that cannot be edited
+    faults.py        the faults of a job's script
     leaving.py       lets gloo's threads finish before the interpreter exits
     errors.py        ProbeError
 """

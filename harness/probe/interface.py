@@ -86,6 +86,38 @@ class Probe:
             )
         )
 
+    def loaded(self, step: int) -> None:
+        """Say from where training goes on, before the first step, on every rank. Collective.
+
+        The restored parameters and optimizer states are recorded as they are now, so call it after
+        everything that loads or changes them. Needed in elastic and fault sets only: in any other
+        run there is nothing to load.
+
+        Args:
+            step: the last step that the loaded checkpoint has; 0 if there is none, and training
+            starts from its initial weights.
+
+        Raises ProbeError after a step has begun, when called twice, and for a step that this run
+        cannot have.
+        """
+        if self._loop is not None:
+            self._loop.loaded(step)
+
+    def saved(self, step: int) -> None:
+        """Say that the checkpoint of a step has been written, on every rank. Collective.
+
+        What is recorded are parameters and optimizer states as they are now, so call it right after
+        the checkpoint was written, before the next step. Ignored where nothing resumes.
+
+        Args:
+            step: the last step that the checkpoint has.
+
+        Raises ProbeError for another step than the one that ended last, and, on rank 0, if there is
+        no such checkpoint where ``[trainer.checkpoints]`` of the experiment says.
+        """
+        if self._loop is not None:
+            self._loop.saved(step)
+
     def batch(
         self,
         inputs: torch.Tensor,

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from converge_harness.probe.coordinates import Coordinates, coordinates
 from converge_harness.probe.errors import ProbeError
+from converge_harness.probe.faults import ScriptedFaults
 from converge_harness.probe.leaving import wait_at_exit
 from converge_harness.probe.recognising import recognised
 from converge_harness.probe.starting_weights import job_of, move_wrapped_weights
@@ -24,6 +25,7 @@ from converge_harness.probe.watches import ClippingWatch, ForwardWatch
 from converge_harness.probe.wrapping import Wrapped
 from converge_harness.rank.recorder import world
 from converge_harness.rank.recorder.activations import is_compiled
+from converge_harness.rank.recorder.checkpoint_state import Counters
 from converge_harness.rank.recorder.cross_entropy import IGNORE_INDEX
 from converge_harness.rank.recorder.names import canonical, names_by_type
 from converge_harness.rank.recorder.placement import local_shard
@@ -31,6 +33,8 @@ from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.recorder.trainer_view import TrainerView, rate_of
 from converge_harness.rank.repeats import round_otherwise
 from converge_harness.run_folder import in_force
+from converge_harness.run_folder.arrays import UNKNOWN
+from converge_harness.run_folder.checkpoints import write_manifest
 
 BEFORE_CLIPPING = "before clipping"
 AT_THE_STEP = "at the optimizer's step"
@@ -84,14 +88,47 @@ class ProbedLoop:
         self._stepped: set[int] = set()
         """With hooks: the optimizers that have made this step's update."""
         self._noted: tuple[Any, Any] = (None, None)
-        self._step = 1
-        self._under_way = True
+        self._step = 0
+        """The current step, or the last that ended; at first the one of the loaded checkpoint."""
+        self._first_step = 1
+        self._under_way = False
         self._closed = False
-        self._recorder.begin_step(1)
+        this_pass = self._recorder.this_pass
+        self._faults = (
+            None if this_pass is None else ScriptedFaults(self._job, world.rank(), this_pass.number)
+        )
+        """Only in a run of several passes; else None."""
+        self._placed = this_pass is None
+        """Whether it is known from which step training goes on."""
+        if self._placed:
+            self._begin()
         self._watch()
         wait_at_exit(model)
 
     # ---------------------------------------------------------------- calls of the loop
+
+    def loaded(self, step: int) -> None:
+        self._require_loadable(step)
+        if not self._job.resumes:
+            return
+        self._placed = True
+        self._step = step
+        self._first_step = step + 1
+        self._recorder.on_load(step, self._counters(step))
+        self._begin()
+
+    def saved(self, step: int) -> None:
+        if not self._job.resumes or step == self._job.steps:
+            return  # after the run's last step nothing goes on from it
+        if self._under_way or step != self._step:
+            now = f"in step {self._step}" if self._under_way else f"after step {self._step}"
+            raise ProbeError(
+                f"{self._job.name}: probe.saved({step}) {now}: call it right after the checkpoint "
+                "was written, with the number of the last step that the checkpoint has"
+            )
+        self._recorder.on_save(step, self._counters(step))
+        if world.rank() == 0:
+            self._leave_manifest(step)
 
     def batch(
         self, inputs: torch.Tensor, labels: torch.Tensor | None, mask: torch.Tensor | None
@@ -102,7 +139,7 @@ class ProbedLoop:
         self._begin()
         self._batches += 1
         self._recorder.on_batch(inputs, labels, mask)
-        if self._step == 1:
+        if self._step == self._first_step:
             self._first.add(inputs, labels)
 
     def logits(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
@@ -146,27 +183,32 @@ class ProbedLoop:
 
     def _begin(self) -> None:
         if not self._under_way:
+            if not self._placed:
+                raise ProbeError(
+                    f"{self._job.name} is resumed from checkpoints: call probe.loaded(step) before "
+                    "the first step, on every rank, with the last step of the checkpoint that was "
+                    "loaded, or 0"
+                )
+            if self._faults is not None:
+                self._faults.after_step(self._step)
             self._step += 1
             self._under_way = True
             self._recorder.begin_step(self._step)
 
     def _end(self, loss: Any, grad_norm: Any) -> None:
         if self._closed:
-            raise ProbeError(
-                f"{self._job.name}: step() was called after the job's {self._job.steps} steps: "
-                "the program must make as many optimizer steps as {steps} in its command says, and "
-                "call step() once for each"
-            )
+            raise ProbeError(f"{self._job.name}: step() was called after {self._all_steps()}")
         if not self._batches:
             raise ProbeError(
                 f"{self._job.name}: step() of step {self._step + (not self._under_way)} without "
                 "probe.batch(inputs, labels): call it for every microbatch, on every rank"
             )
         self._recorder.on_log(_number(loss), _number(grad_norm))
-        if self._step == 1 or self._step in self._job.sample_steps:
+        is_first = self._step == self._first_step
+        if is_first or self._step in self._job.sample_steps:
             require_same_parameters(self._wrapped, self._step)
         self._recorder.end_step()
-        if self._step == 1:
+        if is_first:
             self._write_in_force()
         self._batches = 0
         self._asked = False
@@ -177,9 +219,60 @@ class ProbedLoop:
             self._clipping.forget()
         if self._forward is not None:
             self._forward.forget()
-        if self._step == self._job.steps:
+        if self._step == self._job.last_step:
             self._recorder.close()
             self._stop()
+
+    def _all_steps(self) -> str:
+        """How many steps there should be, and what says so to the program."""
+        if self._job.segment is None:
+            return (
+                f"the job's {self._job.steps} steps: the program must make as many optimizer steps "
+                "as {steps} in its command says, and call step() once for each"
+            )
+        return (
+            f"step {self._job.last_step}, where segment {self._job.segment + 1} ends: the program "
+            "must stop after the step that {stop_at} in its command says"
+        )
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def _require_loadable(self, step: int) -> None:
+        """Raises ProbeError for a call of ``loaded`` that cannot be right."""
+        if self._job.resumes and self._placed:
+            raise ProbeError(
+                f"{self._job.name}: probe.loaded({step}) after training has begun: call it once, "
+                "before the first step"
+            )
+        last = self._job.last_step - 1 if self._job.resumes else 0
+        if not 0 <= step <= last:
+            ends = f"trains up to step {self._job.last_step}"
+            why = ends if self._job.resumes else "starts from its initial weights"
+            raise ProbeError(
+                f"{self._job.name}: probe.loaded({step}), but this start {why}: the program has "
+                "loaded another run's checkpoint, or counts steps otherwise"
+            )
+
+    def _counters(self, step: int) -> Counters:
+        """What is known of the program's own counters: it keeps its place in the data itself."""
+        return Counters(
+            lr=rate_of(self._wrapped.optimizers),
+            trainer_step=step,
+            tokens_seen=UNKNOWN,
+            samples_consumed=UNKNOWN,
+        )
+
+    def _leave_manifest(self, step: int) -> None:
+        """Once all ranks have written the checkpoint; on rank 0."""
+        form = self._job.checkpoints
+        checkpoint = form.path(self._job.run_folder, step)
+        if not form.is_finished(checkpoint):
+            missing = checkpoint if form.last_file is None else checkpoint / form.last_file
+            raise ProbeError(
+                f"{self._job.name}: probe.saved({step}), but there is no {missing}: write the "
+                "checkpoint before the call, where [trainer.checkpoints] of the experiment says"
+            )
+        write_manifest(checkpoint, step, self._recorder.folder, form)
 
     # ---------------------------------------------------------------- watching
 
@@ -226,6 +319,8 @@ class ProbedLoop:
         self._begin()
         self._gradients_at = where
         self._recorder.take_gradients()
+        if self._faults is not None:
+            self._faults.in_step(self._step)
 
     # ---------------------------------------------------------------- the model
 
@@ -258,7 +353,7 @@ class ProbedLoop:
             return
         settings = flattened(self._job.train_config.settings)
         in_force.write_in_force(
-            self._job.run_folder,
+            self._recorder.folder,
             {
                 "world_size": world.size(),
                 "degrees": dict(self._place.degrees),

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from converge_harness.probe.errors import ProbeError
 from converge_harness.probe.wrapping import Wrapped
 from converge_harness.rank.repeats import move_by_one_ulp, move_tensors
 from converge_harness.run_folder.job import JobError, RankJob, read_job
+from converge_harness.run_folder.layout import SEGMENT_VARIABLE
 
 _moved: set[str] = set()
 """Jobs whose initial weights this process moved before the model was wrapped."""
 
 
 def job_of(path: str) -> RankJob:
-    """The job in a file. Raises ProbeError if it cannot be read, or is not probed."""
+    """The job in a file; of an elastic set, in the segment that this call trains.
+
+    Raises ProbeError if it cannot be read, or is not probed.
+    """
+    segment = os.environ.get(SEGMENT_VARIABLE)
     try:
-        job = read_job(path)
+        job = read_job(path, None if segment is None else int(segment))
     except JobError as error:
         raise ProbeError(f"$CONVERGE_JOB: {error}") from error
     if not job.is_probed:

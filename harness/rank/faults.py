@@ -31,14 +31,15 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 
 from converge_harness.rank.titan.common.pipelining import stages
-from converge_harness.run_folder.documents import SCHEMA, write_json
-from converge_harness.run_folder.faults import HELD, over_file, struck_file
+from converge_harness.run_folder.faults import (
+    HELD,
+    hold_until,
+    over_file,
+    record_struck,
+    struck_file,
+)
 from converge_harness.run_folder.job import RankFault, RankJob
 from converge_harness.run_folder.layout import CHECKPOINT_METADATA, checkpoint_of
-
-HOLD_SECONDS = 120.0
-"""The longest time that the ranks wait for the harness."""
-_POLL_SECONDS = 0.05
 
 
 def install_faults(trainer: Any, job: RankJob, pass_number: int) -> None:
@@ -51,13 +52,12 @@ def install_faults(trainer: Any, job: RankJob, pass_number: int) -> None:
         if fault.kind in HELD:
             _hold_after(trainer, fault.step, over_file(job.run_folder, index))
             continue
-        struck = struck_file(job.run_folder, index)
         checkpoint = checkpoint_of(job.run_folder, fault.step)
-        if struck.exists():
+        if struck_file(job.run_folder, index).exists():
             if fault.kind == "disk_full" and dist.get_rank() == 0:
                 free_disk(checkpoint, fault.rank)
             continue
-        record = functools.partial(_record, struck, index, fault, pass_number)
+        record = functools.partial(record_struck, job.run_folder, index, fault, pass_number)
         _install(trainer, fault, checkpoint, record)
 
 
@@ -79,28 +79,6 @@ def _install(trainer: Any, fault: RankFault, checkpoint: Path, record: Callable[
             of_step[fault.kind](trainer, fault.step, record)
 
 
-def _record(path: Path, index: int, fault: RankFault, pass_number: int) -> None:
-    """Record that a fault happens now. The file is synced when this returns."""
-    path.parent.mkdir(exist_ok=True)
-    write_json(
-        path,
-        {
-            "schema": SCHEMA,
-            "index": index,
-            "kind": fault.kind,
-            "step": fault.step,
-            "at": time.time(),
-            "pass": pass_number,
-            "rank": fault.rank,
-            "torn": fault.kind in ("ckpt_torn", "disk_full"),
-        },
-    )
-    for written in (path, path.parent):
-        descriptor = os.open(written, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
-
-
 def _hold_after(trainer: Any, step: int, over: Path) -> None:
     """Wait for the harness once the step has ended and its checkpoint, if due, is complete."""
     save = (
@@ -111,9 +89,7 @@ def _hold_after(trainer: Any, step: int, over: Path) -> None:
     def save_and_hold(curr_step: int, last_step: bool = False) -> Any:  # noqa: FBT001, FBT002
         saved = save(curr_step, last_step=last_step)
         if curr_step == step:
-            deadline = time.monotonic() + HOLD_SECONDS
-            while not over.exists() and time.monotonic() < deadline:
-                time.sleep(_POLL_SECONDS)
+            hold_until(over)
         return saved
 
     trainer.checkpointer.save = save_and_hold

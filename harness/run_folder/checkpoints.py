@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are complete; sets torn ones aside before its ranks restart.
+"""Where a run's checkpoints are and which are complete; sets torn ones aside before ranks restart.
 
 torchtitan assumes that the newest checkpoint with ``.metadata`` is complete. A node that dies may
 leave one whose save had not returned, or whose shards never reached the disk. So ranks write a
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from converge_harness.run_folder.documents import SCHEMA, SchemaError, upgraded, write_json
@@ -23,11 +25,47 @@ from converge_harness.run_folder.layout import (
 )
 from converge_harness.run_folder.passes import pass_folders
 
-_STEP = re.compile(r"step-(\d+)")
+STEP = "{step}"
+"""In the name of a checkpoint, its step."""
 
 
 class TornCheckpointError(Exception):
     """A torn checkpoint cannot be set aside."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointForm:
+    """What a program's checkpoints look like; the defaults are those of our own ranks."""
+
+    name: str = f"step-{STEP}"
+    """Name of the file or folder of a step's checkpoint, in the run folder's ``checkpoint``."""
+    last_file: str | None = CHECKPOINT_METADATA
+    """The file of such a folder that is written last; None: nothing but the sizes of its files
+    tells a complete checkpoint from half of one.
+    """
+
+    def path(self, run_folder: Path, step: int) -> Path:
+        """The path of a step's checkpoint, which need not exist."""
+        return run_folder / CHECKPOINTS / self.name.replace(STEP, str(step))
+
+    def found(self, run_folder: Path) -> Iterator[tuple[int, Path]]:
+        """Step and path of every checkpoint that is there, complete or not, sorted by path."""
+        before, _, after = self.name.partition(STEP)
+        named = re.compile(rf"{re.escape(before)}(\d+){re.escape(after)}")
+        for path in sorted((run_folder / CHECKPOINTS).glob("*")):
+            match = named.fullmatch(path.name)
+            if match and path == self.path(run_folder, int(match[1])):
+                yield int(match[1]), path
+
+    def is_finished(self, checkpoint: Path) -> bool:
+        """Whether a checkpoint exists, with the file that is written last."""
+        if self.last_file is None:
+            return checkpoint.exists()
+        return (checkpoint / self.last_file).is_file()
+
+
+OUR_FORM = CheckpointForm()
+"""Of torchtitan, by torch.distributed.checkpoint."""
 
 
 def has_metadata(checkpoint: Path) -> bool:
@@ -35,28 +73,36 @@ def has_metadata(checkpoint: Path) -> bool:
     return (checkpoint / CHECKPOINT_METADATA).is_file()
 
 
-def write_manifest(checkpoint: Path, step: int, of_pass: Path) -> None:
+def write_manifest(
+    checkpoint: Path, step: int, of_pass: Path, form: CheckpointForm = OUR_FORM
+) -> None:
     """Write the sizes of a checkpoint's files, once its save has returned on all ranks.
 
-    Called on one rank, for the folder of its pass. A checkpoint without metadata gets no manifest.
+    Called on one rank, for the folder of its pass. An unfinished checkpoint gets no manifest.
     """
-    if not has_metadata(checkpoint):
+    if not form.is_finished(checkpoint):
         return
-    sizes = {path.name: path.stat().st_size for path in sorted(checkpoint.iterdir())}
+    files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
+    sizes = {str(path.relative_to(checkpoint)): path.stat().st_size for path in files}
+    if checkpoint.is_file():
+        sizes = {_ITSELF: checkpoint.stat().st_size}
     path = of_pass / STATE / manifest_name(step)
     path.parent.mkdir(exist_ok=True)
     write_json(path, {"schema": SCHEMA, "files": sizes})
 
 
-def set_torn_aside(run_folder: Path) -> tuple[int, ...]:
+_ITSELF = "."
+"""In a manifest, the name of a checkpoint that is one file."""
+
+
+def set_torn_aside(run_folder: Path, form: CheckpointForm = OUR_FORM) -> tuple[int, ...]:
     """Move a run's torn checkpoints to ``torn/``; return their steps. No process may be using them.
 
     Raises TornCheckpointError when one cannot be moved.
     """
     torn = []
-    for checkpoint in sorted((run_folder / CHECKPOINTS).glob("step-*")):
-        named = _STEP.fullmatch(checkpoint.name)
-        if named is None or is_whole(run_folder, checkpoint, int(named[1])):
+    for step, checkpoint in form.found(run_folder):
+        if is_whole(run_folder, step, form):
             continue
         try:
             (run_folder / TORN).mkdir(exist_ok=True)
@@ -65,32 +111,29 @@ def set_torn_aside(run_folder: Path) -> tuple[int, ...]:
             raise TornCheckpointError(
                 f"{checkpoint}: cannot set the torn checkpoint aside: {error}"
             ) from error
-        torn.append(int(named[1]))
+        torn.append(step)
     return tuple(torn)
 
 
-def newest_whole(run_folder: Path) -> int | None:
+def newest_whole(run_folder: Path, form: CheckpointForm = OUR_FORM) -> int | None:
     """Step of a run's newest complete checkpoint; None if there is none."""
-    found = (
-        (checkpoint, int(named[1]))
-        for checkpoint in (run_folder / CHECKPOINTS).glob("step-*")
-        if (named := _STEP.fullmatch(checkpoint.name))
-    )
-    return max((step for path, step in found if is_whole(run_folder, path, step)), default=None)
+    found = (step for step, _ in form.found(run_folder) if is_whole(run_folder, step, form))
+    return max(found, default=None)
 
 
-def is_whole(run_folder: Path, checkpoint: Path, step: int) -> bool:
-    """Whether a checkpoint is complete, as far as file sizes show.
+def is_whole(run_folder: Path, step: int, form: CheckpointForm = OUR_FORM) -> bool:
+    """Whether the checkpoint of a step is complete, as far as file sizes show.
 
-    It has metadata, and its files have the sizes in the manifest of the last pass that saved its
+    It is finished, and its files have the sizes in the manifest of the last pass that saved its
     step.
     """
+    checkpoint = form.path(run_folder, step)
     sizes = _sizes(run_folder, step)
-    if sizes is None or not has_metadata(checkpoint):
+    if sizes is None or not form.is_finished(checkpoint):
         return False
     try:
         return all((checkpoint / name).stat().st_size >= size for name, size in sizes.items())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

@@ -7,9 +7,13 @@ whenever its step is replayed. A fault that the harness causes also has
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from converge_harness.run_folder.documents import SCHEMA, write_json
+from converge_harness.run_folder.job import RankFault
 from converge_harness.run_folder.layout import FAULTS
 from converge_harness.run_folder.shapes import COUNT, FLAG, TEXT, TIME, Shape
 
@@ -50,3 +54,38 @@ def struck_files(run_folder: Path) -> dict[int, Path]:
         if path.stem.isdecimal()
     }
     return dict(sorted(found.items()))
+
+
+HOLD_SECONDS = 120.0
+"""The longest time that the ranks wait for a fault that the harness causes."""
+POLL_SECONDS = 0.05
+
+
+def hold_until(over: Path, or_else: Callable[[], bool] = lambda: False) -> None:
+    """Wait in a rank for a fault of the harness, until its file exists or ``or_else`` is true."""
+    deadline = time.monotonic() + HOLD_SECONDS
+    while not (over.exists() or or_else()) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+
+
+def record_struck(run_folder: Path, index: int, fault: RankFault, pass_number: int) -> None:
+    """Record that a fault of the ranks happens now. The file is synced when this returns."""
+    path = struck_file(run_folder, index)
+    path.parent.mkdir(exist_ok=True)
+    write_json(
+        path,
+        {
+            "schema": SCHEMA,
+            "index": index,
+            "kind": fault.kind,
+            "step": fault.step,
+            "at": time.time(),
+            "pass": pass_number,
+            "rank": fault.rank,
+            "torn": fault.kind in ("ckpt_torn", "disk_full"),
+        },
+    )
+    for written in (path, path.parent):
+        descriptor = os.open(written, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)

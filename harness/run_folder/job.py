@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
+from converge_harness.run_folder.checkpoints import OUR_FORM, CheckpointForm
 from converge_harness.run_folder.documents import SCHEMA, SchemaError, upgraded
 from converge_harness.run_folder.layout import JOB
 from converge_harness.run_folder.shapes import (
@@ -97,6 +98,13 @@ class RecoveryDocument(TypedDict, total=False):
     nodes: list[int]
 
 
+class CheckpointsDocument(TypedDict):
+    """What the checkpoints of a user's program look like (``CheckpointForm``)."""
+
+    name: str
+    last_file: str | None
+
+
 class CommandDocument(TypedDict, total=False):
     """How a user's program is called, with placeholders filled in."""
 
@@ -107,6 +115,8 @@ class CommandDocument(TypedDict, total=False):
     columns: dict[str, str]
     environment: dict[str, str]
     folder: str
+    checkpoints: CheckpointsDocument
+    """Only in jobs of several passes."""
 
 
 class JobDocument(TypedDict, total=False):
@@ -184,6 +194,7 @@ SHAPES: Mapping[str, Shape] = {
     "command.columns": OBJECT,
     "command.environment": OBJECT,
     "command.folder": TEXT,
+    "command.checkpoints": OBJECT,
 }
 """Types of the values that the harness reads."""
 
@@ -191,6 +202,12 @@ SHAPES: Mapping[str, Shape] = {
 def is_probed(job: JobDocument) -> bool:
     """False for a user's program that only writes a curve of its own."""
     return (job.get("command") or {}).get("probed") is not False
+
+
+def checkpoint_form_of(job: JobDocument) -> CheckpointForm:
+    """What the checkpoints of the job's program look like; those of our ranks if it names none."""
+    written = (job.get("command") or {}).get("checkpoints")
+    return OUR_FORM if written is None else CheckpointForm(**written)
 
 
 def recovery_of(job: JobDocument) -> RecoveryDocument | None:
@@ -345,6 +362,8 @@ class RankJob:
     """The faults of the script, in the order of their steps."""
     elastic_nodes: bool = False
     """Whether nodes may leave and join: dp_shard then follows from the world size."""
+    checkpoints: CheckpointForm = OUR_FORM
+    """What the checkpoints between its passes look like."""
     device: str = "cpu"
     is_probed: bool = True
     """False for a user's program that only writes a curve of its own."""
@@ -507,6 +526,7 @@ def _job(raw: JobDocument) -> RankJob:
         checkpoint_every=raw.get("checkpoint_every"),
         faults=tuple(RankFault(**fault) for fault in raw.get("faults") or ()),
         elastic_nodes=bool(raw.get("elastic_nodes")),
+        checkpoints=checkpoint_form_of(raw),
         device=raw.get("device", "cpu"),
         weights=weight_mapping_of(raw.get("weights")),
     )

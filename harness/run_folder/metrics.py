@@ -90,8 +90,9 @@ class MetricsWriter:
         self._line({"kind": LOADED, "step": step, AT: time.time()})
 
     def sync(self) -> None:
-        """Sync all lines to disk, before a checkpoint of their step is written."""
-        os.fsync(self._stream.fileno())
+        """Sync all lines to disk, before a checkpoint of their step is relied on."""
+        if not self._stream.closed:  # else ``finish`` has done it
+            os.fsync(self._stream.fileno())
 
     def finish(self, steps: int) -> None:
         """Write the end line, sync, and give the file its final name."""

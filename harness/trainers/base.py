@@ -21,6 +21,7 @@ from converge_harness.model import (
     GLOBAL_BATCH,
     Fault,
     Job,
+    Kind,
     RankError,
     Recovery,
     Repeat,
@@ -33,7 +34,7 @@ from converge_harness.model import (
     TrainConfig,
     TrainerSpec,
 )
-from converge_harness.run_folder.checkpoints import has_metadata
+from converge_harness.run_folder.checkpoints import OUR_FORM, CheckpointForm, has_metadata
 from converge_harness.run_folder.job import JobDocument
 from converge_harness.run_folder.layout import AGENT_LOG, metrics_files, seed_checkpoint_of
 from converge_harness.run_folder.passes import last_step
@@ -234,8 +235,22 @@ class Trainer(ABC):
     def pass_problems(
         self, spec: SetSpec, own: Mapping[str, Any], where: Where, whole: Where
     ) -> Iterable[Problem]:
-        """The same for a set in several passes, joined by checkpoints; ``own`` as written."""
+        """The same for a set in several passes, joined by checkpoints.
+
+        ``spec`` has its segments or its recovery; ``own`` is its ``set`` as written.
+        """
         return ()
+
+    def why_not(self, kind: Kind, trainer: TrainerSpec) -> tuple[str, str]:
+        """Why it cannot run sets of a kind that is not among its capabilities, and a hint."""
+        who = f"a {self.kind} trainer"
+        if kind is Kind.SPACE_TIME:
+            return (
+                f"{kind.value!r} is not possible: {who} cannot have its sets generated",
+                "write each as a [[test]] with its degrees and training.local_batch_size",
+            )
+        needs = f"{kind.value!r} needs checkpoints between its passes"
+        return f"{needs}: {who} can only have kind 'parallel'", ""
 
     def completed(self, spec: SetSpec) -> SetSpec:
         """A set completed from its own settings, for example with files that they name."""
@@ -378,8 +393,9 @@ class Trainer(ABC):
         folder: Path,
         meeting: Rendezvous | None,
         data: Path | None,
+        call: Call | None,
     ) -> dict[str, str]:
-        """The environment of a job's processes: pinned variables and its own."""
+        """The environment of a job's processes in a call: pinned variables and its own."""
         return dict(pinned)
 
     def needs_port(self, job: Job) -> bool:
@@ -392,6 +408,10 @@ class Trainer(ABC):
     def work_folder(self, job: Job, folder: Path) -> Path:
         """The working directory of a job's processes."""
         return folder
+
+    def checkpoint_form(self, job: Job) -> CheckpointForm:
+        """What the checkpoints between a job's passes look like."""
+        return OUR_FORM
 
     def curve(self, job: Job, folder: Path) -> Path | None:
         """The curve file of a job without the probe; while it grows, the job is alive."""
@@ -418,6 +438,10 @@ class Trainer(ABC):
     def incomplete(self, job: Job, folder: Path, last: int | None) -> str:
         """What is missing from a run whose ranks all ended with 0; ``last`` is its last step."""
         return "every rank ended with exit code 0, but training is not complete"
+
+    def unsaved(self, job: Job) -> str:
+        """What a program has to do to be resumed, as the end of a sentence on one that did not."""
+        return ""
 
     def waits_for(self, job: Job) -> str:
         """What a rank that finishes no step may be waiting for, as the end of a sentence."""

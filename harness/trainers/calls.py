@@ -25,6 +25,8 @@ class Call:
     """How often torchrun may restart its ranks in place."""
     nodes: int = 1
     """Number of agents at the start."""
+    resumes_from: int | None = None
+    """Step of the newest complete checkpoint when it starts; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,19 @@ def first_call(job: Job) -> Call:
         return Call(segment=0)
     restarts = recovery.max_restarts if recovery.restarts is RestartOwner.TORCHRUN else 0
     return Call(max_restarts=restarts, nodes=recovery.first_nodes)
+
+
+def calls_of_segments(job: Job) -> tuple[Call, ...]:
+    """The calls of a job's segments, if nothing goes wrong; of other jobs the first call alone."""
+    first = first_call(job)
+    if first.segment is None:
+        return (first,)
+    ends = [segment.until for segment in job.spec.segments[:-1]]
+    later = (
+        Call(number + 1, segment=number, resumes_from=until)
+        for number, until in enumerate(ends, start=1)
+    )
+    return (first, *later)
 
 
 def part_of(job: Job, call: Call) -> Job:

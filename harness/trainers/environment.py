@@ -18,6 +18,10 @@ _FOREIGN = re.compile(
 """Variables of an outer torchrun or scheduler, which jobs must not inherit."""
 
 
+OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""torch's variable by which ranks under torchrun make a store of their own (1)."""
+
+
 SHARE_GPUS = "NCCL_MULTI_RANK_GPU_ENABLE"
 """NCCL's variable that allows several ranks on one GPU (NCCL 2.30; its message says so)."""
 
@@ -84,7 +88,7 @@ def pinned_environment(
     if job is not None and comes_in_passes(job) and job.spec.recovery is not None:
         # torch 2.13: restarts in place and joining nodes race on the agents' own store, which the
         # ranks otherwise share.
-        pinned["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        pinned[OWN_STORE] = "1"
     if resources.devices is not None:
         pinned["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, dict.fromkeys(resources.devices)))
         if resources.devices:

@@ -89,11 +89,13 @@ def environment(
     *,
     meeting: Rendezvous | None = None,
     data: Path | None = None,
+    call: Call | None = None,
 ) -> dict[str, str]:
     """The environment of a job's processes: ``base``, with what can change numbers pinned.
 
     ``folder`` is the run folder; it and the job are None for a process that serves several jobs. An
-    empty ``base`` gives only the pinned variables. ``meeting`` and ``data`` as for ``argv``.
+    empty ``base`` gives only the pinned variables. ``meeting``, ``data`` and ``call`` as for
+    ``argv``.
     """
     if job is None:
         return pinned_environment(base, resources, folder)
@@ -102,7 +104,7 @@ def environment(
     made = searching(job.toolchain, made)
     if folder is None:
         return made
-    return trainer.environment(made, resources, job, folder, meeting, data)
+    return trainer.environment(made, resources, job, folder, meeting, data, call)
 
 
 def searching(toolchain: Toolchain, variables: Mapping[str, str]) -> dict[str, str]:

@@ -14,7 +14,14 @@ from converge_harness.model import Job, RankError
 from converge_harness.run_folder.layout import JOB, LOGS
 from converge_harness.toolchains.own_python import before
 from converge_harness.trainers.base import RANK_MODULE, Start, Trainer
-from converge_harness.trainers.calls import Call, Rendezvous, comes_in_passes, first_call, part_of
+from converge_harness.trainers.calls import (
+    Call,
+    Rendezvous,
+    calls_of_segments,
+    comes_in_passes,
+    first_call,
+    part_of,
+)
 from converge_harness.trainers.failure import rank_error
 
 AGENT_MODULE = "converge_harness.rank.start.agent"
@@ -136,9 +143,6 @@ def printable_command(job: Job, folder: Path, ranks_per_node: int | None = None)
     It needs the run folder's ``job.json``, so it repeats a run that was started before. Its
     environment is in ``record.json``.
     """
-    first = first_call(job)
-    parts = len(job.spec.segments) if first.segment is not None else 1
-    calls = (first, *(Call(number + 1, segment=number) for number in range(1, parts)))
     paths = _first_on_path(job)
     return " && ".join(
         paths
@@ -150,7 +154,7 @@ def printable_command(job: Job, folder: Path, ranks_per_node: int | None = None)
                 ),
             )
         )
-        for call in calls
+        for call in calls_of_segments(job)
     )
 
 

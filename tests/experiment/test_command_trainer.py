@@ -263,7 +263,7 @@ def test_a_command_of_a_wrong_type_is_not_missing_too(load):
                 "sets": SETS + '[[test]]\nkind = "elastic"\nname = "e"\n'
                 "segments = [{ until = 4, dp_shard = 2 }, { until = 20 }]"
             },
-            "test[1].kind of 'e': 'elastic' needs checkpoints between its passes",
+            "test[1].kind of 'e': 'elastic' needs checkpoints, and nothing says where",
         ),
         (
             {"top": 'baseline = "b"'},

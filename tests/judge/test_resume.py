@@ -29,7 +29,9 @@ from resume_examples import (
 )
 
 from converge_harness.model import (
+    Capabilities,
     CauseClass,
+    Column,
     Evidence,
     Fault,
     FaultKind,
@@ -45,6 +47,7 @@ from converge_harness.model import (
     Struck,
     SyntheticData,
     Tier,
+    TrainerSpec,
 )
 from converge_harness.report.view.tolerances import notes
 
@@ -103,6 +106,7 @@ def test_a_run_that_should_have_been_resumed_and_left_no_passes_is_invalid():
         assert outcomes(verdict)["data-resumed"] is Outcome.INVALID
 
 
+PROGRAM = TrainerSpec("command", Capabilities(probed=True))
 FAIL, INVALID = Outcome.FAIL, Outcome.INVALID
 LOST = state(8)
 EMPTY = {
@@ -156,7 +160,7 @@ ELASTIC_CASES = {
         "passes-continuous",
         with_pass(ELASTIC, 2, loaded_step=0, loaded=None),
         FAIL,
-        "pass 2 starts from the seed checkpoint although step 8 was saved",
+        "pass 2 starts from the initial weights although step 8 was saved",
     ),
     "a checkpoint of nowhere": (
         "passes-continuous",
@@ -566,6 +570,19 @@ def test_nan_of_a_fault_is_no_difference_of_a_replay():
     assert answer(unstruck, "replays-agree").outcome is FAIL
 
 
+@pytest.mark.parametrize(("again", "outcome"), [(1990.0, Outcome.PASS), (1970.0, FAIL)])
+def test_a_step_that_a_program_finishes_after_sigterm_is_no_recovery(again, outcome):
+    """Pass 1 gets SIGTERM after step 8, and trains step 9 for its last checkpoint."""
+    struck = Struck(0, "preempt", 8, again - 1.0, number=1)
+    late = 2001.0 - (again - 1.0)
+    passes = (a_pass(1, 0, 9, saves=[4, 8, 9]), a_pass(2, 9, STEPS, saves=[12, 16], ended=True))
+    times = {**passes[0].signals, "at": Column.of(np.append(np.arange(8.0), again - 0.9))}
+    test = resumed(replace(passes[0], signals=times), passes[1], struck=(struck,))
+    faults = (Fault(FaultKind.PREEMPT, 8),)
+    found = answer(judged(test, fault_spec(faults=faults, within_s=15.0)), "recovers-in-time")
+    assert (found.outcome, found.measured) == (outcome, late)
+
+
 def test_a_fault_that_broke_nothing_is_no_failure_to_recover():
     faults = (Fault(FaultKind.KILL, 10), Fault(FaultKind.JOIN, 12))
     struck = (STRUCK[0], Struck(1, "join", 12, 9999.0, 3))
@@ -656,6 +673,10 @@ def test_our_loader_has_to_count_its_samples():
     verdict = judged(silent, test_spec)
     assert verdict.judgement is Judgement.INVALID
     assert verdict.cause.startswith("no record of the samples consumed of pass 2")
+    # A program reads the same corpus by a loader of its own, of which nothing is known.
+    can = replace(test_spec.trainer.can, counts_tokens=False)
+    of_program = replace(test_spec, trainer=replace(test_spec.trainer, can=can))
+    assert judged(silent, of_program).judgement is Judgement.PASS
 
 
 def test_a_control_that_was_itself_resumed_shows_nothing():
@@ -886,6 +907,24 @@ def test_a_run_that_was_wrong_before_the_resume_is_not_called_lost_there():
         test = with_signals(test, **{signal: lambda step, x: 2 * x})
     verdict = judged(test, ELASTIC_SPEC)
     assert verdict.cause_class is CauseClass.GRADIENT_SCALE, verdict.cause
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("moments", "what the program writes into its checkpoint"),
+        ("checkpoint ignored", "which checkpoint the program loads: {resume_from}"),
+        ("no checkpoint", "calls probe.saved(step)"),
+        ("other data", "where the loader goes on after a load"),
+    ],
+)
+def test_a_program_is_looked_at_where_it_saves_and_loads(name, words):
+    cases = {**ELASTIC_CASES, "other data": ("", with_digests(ELASTIC, 2, NEW_DATA[:6]))}
+    verdict = judged(cases[name][1], replace(ELASTIC_SPEC, trainer=PROGRAM))
+    assert verdict.judgement is Judgement.FAIL
+    assert words in verdict.look_at
+    for of_torchtitan in ("exclude_from_loading", "checkpoint.interval", "load_step"):
+        assert of_torchtitan not in verdict.look_at
 
 
 ERROR = RankError(0, "AssertionError: dp_degree is inconsistent before and after checkpoint")

@@ -1,6 +1,7 @@
 """Jobs and plans for tests of the launcher."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 from converge_harness.model import (
@@ -9,7 +10,9 @@ from converge_harness.model import (
     Parallelism,
     Plan,
     Precision,
+    Recovery,
     Role,
+    Segment,
     SetSpec,
     Toolchain,
     TrainConfig,
@@ -52,6 +55,18 @@ def tiny_job(
         identity=hashlib.sha256(f"{name} {ranks} {steps} {overrides}".encode()).hexdigest(),
         needs=needs,
     )
+
+
+def elastic(job, *segments):
+    """Of ``(until, ranks)`` each."""
+    made = tuple(Segment(until, Parallelism(dp_shard=ranks), 1) for until, ranks in segments)
+    spec = replace(job.spec, segments=made, parallelism=made[0].parallelism)
+    return replace(job, spec=spec, steps=made[-1].until)
+
+
+def broken(job, *faults, **values):
+    recovery = Recovery(faults, **{"checkpoint_every": 2, "within_s": 60.0, **values})
+    return replace(job, spec=replace(job.spec, recovery=recovery))
 
 
 def plan_of(*jobs, **limits):

@@ -10,37 +10,22 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launch_jobs import ROOT, plan_of, tiny_job
+from launch_jobs import ROOT, broken, elastic, plan_of, tiny_job
 
 from converge_harness import launch
 from converge_harness.launch import RunOptions, run_plan
 from converge_harness.model import (
     Fault,
     FaultKind,
-    Parallelism,
-    Recovery,
     RestartOwner,
     RunRecord,
     RunStatus,
-    Segment,
     Torn,
 )
 from converge_harness.store import Store
 
 pytestmark = pytest.mark.timeout(300)
 TORCHRUN = RestartOwner.TORCHRUN
-
-
-def elastic(job, *segments):
-    """Of ``(until, ranks)`` each."""
-    made = tuple(Segment(until, Parallelism(dp_shard=ranks), 1) for until, ranks in segments)
-    spec = replace(job.spec, segments=made, parallelism=made[0].parallelism)
-    return replace(job, spec=spec, steps=made[-1].until)
-
-
-def broken(job, *faults, **values):
-    recovery = Recovery(faults, **{"checkpoint_every": 2, "within_s": 60.0, **values})
-    return replace(job, spec=replace(job.spec, recovery=recovery))
 
 
 def hanging(name, **values):
@@ -177,7 +162,7 @@ def test_a_segment_that_crashes_is_named_and_its_checkpoint_kept(ran):
 def test_a_segment_without_its_checkpoint_is_the_last(ran):
     record = ran["elastic forget"].record
     assert record.status is RunStatus.CRASHED
-    assert "segment 1 (steps 1 to 2): wrote no complete checkpoint/step-2" in record.error.message
+    assert "(steps 1 to 2): wrote no complete checkpoint of step 2" in record.error.message
 
 
 def test_torchrun_restarts_its_ranks_in_place(ran):

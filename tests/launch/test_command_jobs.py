@@ -10,11 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launch_jobs import plan_of, tiny_job
+from launch_jobs import broken, elastic, plan_of, tiny_job
 
 from converge_harness.launch import run_plan
 from converge_harness.launch.local.agents import PROCESS_GUARD
-from converge_harness.model import Parallelism, RunStatus, Toolchain
+from converge_harness.model import Fault, FaultKind, Parallelism, RunStatus, Toolchain
+from converge_harness.run_folder.checkpoints import CheckpointForm
 from converge_harness.trainers.command import trained_by
 from converge_harness.trainers.command.failure import program_error
 from converge_harness.trainers.command.settings import Command, RankLauncher
@@ -156,3 +157,73 @@ def test_a_signal_is_named(tmp_path):
     assert program_error(tmp_path, 137).message == (
         "the program was killed by SIGKILL; last output: step 1"
     )
+
+
+# ------------------------------------------------------------------ stopped and resumed
+
+
+def recoverable_job(name, *, steps=6, mode="well"):
+    """A job of ``tiny_recoverable.py`` on one rank."""
+    job = tiny_job(
+        name,
+        ranks=1,
+        steps=steps,
+        toolchain=Toolchain("mine", Path(sys.executable), "command", {}),
+        mode=mode,
+    )
+    command = Command(
+        argv=(
+            *("{python}", "tiny_recoverable.py", "{checkpoint_dir}", "{resume_from}"),
+            *("{stop_at}", "{checkpoint_every}", mode),
+        ),
+        folder=HERE,
+        launcher=RankLauncher.NONE,
+        checkpoints=CheckpointForm("{step}.txt", None),
+    )
+    return replace(job, spec=replace(job.spec, trainer=trained_by(command)))
+
+
+def passes_of(record):
+    """Of each pass: the step that was loaded, and the steps that it trained."""
+    found = []
+    for folder in sorted((record.folder / "passes").iterdir()):
+        (path,) = folder.glob("metrics.jsonl*")
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        steps = [line["step"] for line in lines if line["kind"] == "step"]
+        found.append((lines[1]["step"], steps))
+    return found
+
+
+def test_a_program_is_stopped_and_resumed_at_the_end_of_every_segment(store, cold):
+    job = elastic(recoverable_job("resized"), (2, 1), (5, 1), (6, 1))
+    (record,) = run(plan_of(job), store, cold)
+    assert record.status is RunStatus.FINISHED, record.error
+    assert passes_of(record) == [(0, [1, 2]), (2, [3, 4, 5]), (5, [6])]
+    assert not (record.folder / "checkpoint").exists()  # nothing goes on from them any more
+    (again,) = run(plan_of(job), store, cold)
+    assert again == replace(record, reused=True)
+
+
+def test_a_segment_of_a_program_without_its_checkpoint_says_what_to_do(store, cold):
+    job = elastic(recoverable_job("forget", mode="forget"), (2, 1), (4, 1))
+    (record,) = run(plan_of(job), store, cold)
+    assert record.status is RunStatus.CRASHED
+    assert record.error.message == (
+        "segment 1 (steps 1 to 2): wrote no complete checkpoint of step 2 for the next one: the "
+        "program has to stop after the step that {stop_at} says, write that step's checkpoint into "
+        "{checkpoint_dir}, and then call probe.saved(step)"
+    )
+
+
+def test_a_program_is_restarted_from_its_newest_whole_checkpoint(store, cold):
+    faults = (Fault(FaultKind.KILL, 1), Fault(FaultKind.KILL, 4), Fault(FaultKind.PREEMPT, 5))
+    (record,) = run(plan_of(broken(recoverable_job("broken"), *faults)), store, cold)
+    assert record.status is RunStatus.FINISHED, record.error
+    assert passes_of(record) == [(0, []), (0, [1, 2, 3]), (2, [3, 4, 5]), (4, [5, 6])]
+
+
+def test_a_checkpoint_of_a_program_whose_save_did_not_return_is_set_aside(store, cold):
+    job = broken(recoverable_job("torn", mode="torn"), Fault(FaultKind.KILL, 5), max_restarts=1)
+    (record,) = run(plan_of(job), store, cold)
+    assert record.status is RunStatus.FINISHED, record.error
+    assert passes_of(record) == [(0, [1, 2, 3, 4]), (2, [3, 4, 5, 6])]

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 import tiny_trainer as tiny
 
-from converge_harness.rank import faults
+from converge_harness.run_folder import faults as fault_files
 from converge_harness.run_folder.job import RankFault
 
 KILLED = -signal.SIGKILL
@@ -166,7 +166,7 @@ def test_ranks_hold_still_until_the_harness_has_struck(job, kind):
 
 
 def test_ranks_do_not_hold_for_ever(job, monkeypatch):
-    monkeypatch.setattr(faults, "HOLD_SECONDS", 0.1)
+    monkeypatch.setattr(fault_files, "HOLD_SECONDS", 0.1)
     forgotten = job(RankFault("join", step=2))
     assert tiny.run_ranks(forgotten) == [0, 0]
     assert not (forgotten.run_folder / "faults").exists()

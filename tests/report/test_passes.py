@@ -53,7 +53,7 @@ def test_the_passes_of_a_killed_run_are_told_apart():
     assert (first.steps, first.ended, first.started_from) == (
         (1, 6),
         "struck by kill",
-        "seed checkpoint",
+        "initial weights",
     )
     assert (second.steps, second.ended, second.started_from) == ((5, 20), "ended", "step 4")
     assert (first.replayed, second.replayed) == (0, 2)
@@ -228,7 +228,7 @@ def test_faults_and_restarts_stand_where_they_were():
 def test_of_several_faults_each_has_a_number_that_its_restart_names():
     """A restart on fewer ranks says so; a pass that loaded nothing is none."""
     assert lines(passes_view(battered(), BATTERED)) == [
-        (0.5, "after 1: from the seed checkpoint", MarkKind.RESTART),
+        (0.5, "after 1: from the initial weights", MarkKind.RESTART),
         (4.0, "1: ckpt torn", MarkKind.FAULT),
         (4.5, "after 2: from step 4, FSDP 4 -> FSDP 2", MarkKind.RESTART),
         (7.0, "2: agent loss", MarkKind.FAULT),
@@ -281,7 +281,7 @@ def test_markdown_has_a_table_of_passes_and_one_of_faults():
     text = to_markdown(resumed_view())
     dash = "&#8211;"
     assert (
-        f"| 1 | FSDP 2 | 2 | 1{dash}6 | seed checkpoint | struck by kill | 3.0 s | {dash} | 0 |"
+        f"| 1 | FSDP 2 | 2 | 1{dash}6 | initial weights | struck by kill | 3.0 s | {dash} | 0 |"
     ) in text
     assert f"| 2 | FSDP 2 | 2 | 5{dash}20 | step 4 | ended | 8.0 s | 6.8 s | 2 |" in text
     assert "| kill, rank 1 | 7 | pass 1 | 6.8 s |" in text
@@ -358,7 +358,7 @@ def test_junit_has_them_as_properties_of_the_suite():
     suites = {suite.name: suite for suite in JUnitXml.fromstring(to_junit(resumed_view()))}
     properties = {each.name: each.value for each in suites["killed"].properties()}
     assert properties["kind"] == "fault"
-    assert properties["pass 1"].endswith("started from seed checkpoint, struck by kill")
+    assert properties["pass 1"].endswith("started from initial weights, struck by kill")
     assert properties["fault 1"] == "kill, rank 1 at step 7: pass 1, recovered in 6.8 s"
     assert {each.name for each in suites["plain"].properties()} == {"verdict", "control"}
 

@@ -86,7 +86,7 @@ def valid(view):
 def test_the_passes_are_shown_without_a_script(view):
     resumed = view.tests[0].resumed
     assert [each.ended for each in resumed.passes] == ["interrupted", "ended"]
-    assert [each.started_from for each in resumed.passes] == ["seed checkpoint", "step 4"]
+    assert [each.started_from for each in resumed.passes] == ["initial weights", "step 4"]
     assert resumed.faults == ()
     assert resumed.summary == (
         "One curve of 2 passes, interrupted and continued; 2 steps were trained "

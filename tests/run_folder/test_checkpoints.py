@@ -4,7 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from converge_harness.run_folder.checkpoints import set_torn_aside
+from converge_harness.run_folder.checkpoints import (
+    CheckpointForm,
+    newest_whole,
+    set_torn_aside,
+    write_manifest,
+)
 from converge_harness.run_folder.documents import write_json
 from converge_harness.run_folder.metrics import SupersededError
 from converge_harness.run_folder.passes import PassFolder, claim_pass
@@ -68,3 +73,41 @@ def test_a_life_that_another_has_followed_writes_no_checkpoint(tmp_path):
     passes[1].require_newest()
     with pytest.raises(SupersededError, match="pass 2 of this run has begun elsewhere"):
         passes[0].require_newest()
+
+
+def saved(run, step, form):
+    """What a pass of a program leaves once ``probe.saved`` has returned."""
+    of_pass = run / "passes" / "001"
+    (of_pass / "state").mkdir(parents=True, exist_ok=True)
+    (of_pass / "state" / f"saved-step-{step:08d}.npz").touch()
+    write_manifest(form.path(run, step), step, of_pass, form)
+
+
+def test_files_of_a_program_are_whole_as_large_as_they_were_saved(tmp_path):
+    form = CheckpointForm("model_{step}.pt", last_file=None)
+    (tmp_path / "checkpoint").mkdir()
+    for step in (2, 4, 6):
+        form.path(tmp_path, step).write_bytes(b"weights")
+    (tmp_path / "checkpoint" / "model_last.pt").write_bytes(b"weights")  # nobody asked for it
+    saved(tmp_path, 2, form)
+    saved(tmp_path, 4, form)
+    assert newest_whole(tmp_path, form) == 4
+    form.path(tmp_path, 4).write_bytes(b"weig")  # it never came to the disk
+    assert newest_whole(tmp_path, form) == 2
+    assert set_torn_aside(tmp_path, form) == (4, 6)  # and 6 died before it was saved
+    assert names(tmp_path / "checkpoint") == ["model_2.pt", "model_last.pt"]
+    assert names(tmp_path / "torn") == ["model_4.pt", "model_6.pt"]
+
+
+def test_folders_of_a_program_have_the_file_that_is_written_last(tmp_path):
+    form = CheckpointForm("{step}", last_file="done")
+    shard = form.path(tmp_path, 2) / "shards" / "0"
+    shard.parent.mkdir(parents=True)
+    shard.write_bytes(b"weights")
+    saved(tmp_path, 2, form)
+    assert newest_whole(tmp_path, form) is None  # it was not finished
+    (form.path(tmp_path, 2) / "done").touch()
+    saved(tmp_path, 2, form)
+    assert newest_whole(tmp_path, form) == 2
+    shard.unlink()
+    assert newest_whole(tmp_path, form) is None

@@ -9,27 +9,37 @@ import pytest
 
 from converge_harness.model import (
     TORCHTITAN,
+    Fault,
+    FaultKind,
     Job,
     Parallelism,
     Precision,
+    Recovery,
+    RestartOwner,
     Role,
+    Segment,
     SetSpec,
     SyntheticData,
     Toolchain,
     TrainConfig,
 )
 from converge_harness.rank.start import loopback
+from converge_harness.run_folder.checkpoints import CheckpointForm
+from converge_harness.run_folder.job import read_job
 from converge_harness.trainers import (
+    Call,
     Rendezvous,
     Resources,
     agent_argv,
     argv,
     curves_of,
     environment,
+    first_call,
     is_complete,
     job_payload,
     needs_port,
     printable_command,
+    trainer_of,
     work_folder,
 )
 from converge_harness.trainers.command import trained_by
@@ -231,3 +241,91 @@ def test_a_probed_run_is_complete_with_the_probes_own_file(tmp_path):
     assert not is_complete(job(), tmp_path)
     (tmp_path / "metrics.jsonl").touch()
     assert is_complete(job(), tmp_path)
+
+
+# ------------------------------------------------------------------ runs in several passes
+
+RESUMED = Command(
+    argv=(
+        *("train.py", "--dir={checkpoint_dir}", "--every={checkpoint_every}"),
+        *("--from={resume_from}", "--stop={stop_at}", "--batch={local_batch_size}"),
+        *(
+            "--accumulate={gradient_accumulation_steps}",
+            "--also={config.training.local_batch_size}",
+        ),
+    ),
+    folder=Path("/home/me"),
+    environment={"STOP": "{stop_at}"},
+    checkpoints=CheckpointForm("step-{step}.pt", None),
+)
+SEGMENTS = (Segment(8, Parallelism(dp_shard=2), 2), Segment(20, Parallelism(), 4))
+KILLED = Recovery((Fault(FaultKind.KILL, 6),), checkpoint_every=4, max_restarts=2)
+
+
+def resumed(**kind):
+    spec = job(RESUMED).spec
+    settings = {"training": {"local_batch_size": 2}}
+    config = replace(spec.train_config, settings=settings)
+    return job(spec=replace(spec, train_config=config, overrides={}, **kind))
+
+
+def options_of(made):
+    return dict(each.removeprefix("--").split("=", 1) for each in made if each.startswith("--"))
+
+
+def test_a_segment_is_called_with_its_own_ranks_sizes_and_end():
+    elastic = resumed(segments=SEGMENTS)
+    first = options_of(argv(elastic, FOLDER))
+    last = options_of(argv(elastic, FOLDER, call=Call(2, segment=1, resumes_from=8)))
+    asked = ("nproc-per-node", "every", "from", "stop", "batch", "accumulate", "also")
+    folder = f"{FOLDER}/checkpoint"
+    assert first["dir"] == last["dir"] == folder
+    assert [first[each] for each in asked] == ["2", "20", "", "8", "2", "2", "2"]
+    assert [last[each] for each in asked] == ["1", "20", f"{folder}/step-8.pt", "20", "4", "2", "4"]
+
+
+def test_the_environment_says_which_segment_a_call_trains():
+    elastic = resumed(segments=SEGMENTS)
+    for call, index, until in ((None, "0", "8"), (Call(2, segment=1), "1", "20")):
+        made = environment({"CONVERGE_SEGMENT": "7"}, Resources(), FOLDER, elastic, call=call)
+        assert (made["CONVERGE_SEGMENT"], made["STOP"]) == (index, until)
+    assert "CONVERGE_SEGMENT" not in environment({}, Resources(), FOLDER, job(RESUMED))
+
+
+def test_a_broken_run_is_called_again_from_its_newest_checkpoint():
+    broken = resumed(recovery=KILLED)
+    first = options_of(argv(broken, FOLDER))
+    again = options_of(argv(broken, FOLDER, call=Call(2, resumes_from=4)))
+    assert (first["every"], first["from"], first["stop"]) == ("4", "", "20")
+    assert again["from"] == f"{FOLDER}/checkpoint/step-4.pt"
+    assert first["max-restarts"] == "0"
+    in_place = resumed(recovery=replace(KILLED, restarts=RestartOwner.TORCHRUN))
+    made = argv(in_place, FOLDER, call=first_call(in_place))
+    assert options_of(made)["max-restarts"] == "2"
+
+
+def test_ranks_that_make_their_own_store_under_torchrun_keep_it_to_loopback():
+    """torchrun's agent makes it otherwise, but not where it may restart its ranks."""
+    folder = str(Path(loopback.__file__).parent / "on_loopback")
+    made = environment({}, Resources(), FOLDER, resumed(recovery=KILLED))
+    assert made["PYTHONPATH"] == folder
+    assert "PYTHONPATH" not in environment({}, Resources(), FOLDER, resumed(segments=SEGMENTS))
+
+
+def test_segments_are_printed_one_after_another():
+    _, first, last = printable_command(resumed(segments=SEGMENTS), FOLDER).split(" && ")
+    assert "CONVERGE_SEGMENT=0 STOP=8" in first
+    assert "CONVERGE_SEGMENT=1 STOP=20" in last
+    assert f"--from={FOLDER}/checkpoint/step-8.pt" in last
+
+
+def test_ranks_learn_from_the_job_what_checkpoints_look_like(tmp_path):
+    made = job_payload(
+        resumed(segments=SEGMENTS), tmp_path, data=None, seed_checkpoint=None, device="cpu"
+    )
+    (tmp_path / "job.json").write_text(json.dumps({"schema": 1, **made}))
+    assert read_job(tmp_path / "job.json", 1).checkpoints == RESUMED.checkpoints
+    ordinary = job_payload(job(RESUMED), FOLDER, data=None, seed_checkpoint=None, device="cpu")
+    assert "checkpoints" not in ordinary["command"]
+    spec = trainer_of(resumed(segments=SEGMENTS).spec).spec_of(made)
+    assert spec.settings.checkpoints == RESUMED.checkpoints

@@ -7,6 +7,8 @@ runs differed before the resume.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from converge_harness.judge.causes.context import Context
 from converge_harness.judge.causes.signature import Basis, Cause, Stage, signature
 from converge_harness.judge.causes.updates import initial_words
@@ -40,15 +42,9 @@ def data_lost(context: Context) -> Cause | None:
     sentence += _counted(context) + _excluded(context, "dataloader")
     spec = context.compared.spec
     streaming = spec is not None and spec.train_config.loader is Loader.STREAMING
-    return Cause(sentence, CauseClass.DATA, _STREAMING if streaming else _STATE_OF_RANKS)
+    return Cause(sentence, CauseClass.DATA, _STREAMING if streaming else _look_at(context).data)
 
 
-_STATE_OF_RANKS = (
-    "the dataloader's state_dict and load_state_dict: torchtitan's (components/dataloader.py) "
-    "keeps a state per data-parallel rank, which another degree cannot use; whether "
-    "dataloader is in checkpoint.exclude_from_loading; our own loader "
-    "([converge.data] loader) counts samples instead"
-)
 _STREAMING = (
     "what StreamingDataset orders samples by, besides its seed: num_canonical_nodes (the same for "
     "all degrees, not left to the package), batching_method (device_per_stream depends on the "
@@ -89,7 +85,7 @@ def nothing_loaded(context: Context) -> Cause | None:
     return Cause(
         f"state is lost at the resume: {when}{found.what}{others}",
         CauseClass.STATE,
-        _CHOSEN if untorn else _NOTHING_WHOLE,
+        _look_at(context).chosen if untorn else _NOTHING_WHOLE,
     )
 
 
@@ -137,7 +133,7 @@ def state_lost(context: Context) -> Cause | None:
         what.append("the learning rate")
     sentence = f"{' and '.join(what)} lost at the resume: {context.detail('state-restored')}"
     sentence += _excluded(context, "optimizer", "lr_scheduler")
-    return Cause(sentence, CauseClass.STATE, _LOADED)
+    return Cause(sentence, CauseClass.STATE, _look_at(context).loaded)
 
 
 @signature(
@@ -155,8 +151,7 @@ def not_continued(context: Context) -> Cause | None:
         return Cause(
             f"a checkpoint is missing: {context.detail('passes-continuous')}",
             CauseClass.STATE,
-            "when the trainer saves: checkpoint.enable and checkpoint.interval, and what calls the "
-            "checkpointer's save after a step",
+            _look_at(context).saved,
         )
     if all(gap.counts == TOKENS_SEEN for gap in found):
         return Cause(
@@ -169,13 +164,10 @@ def not_continued(context: Context) -> Cause | None:
     return Cause(
         f"state is lost at the resume: {context.detail('passes-continuous')}",
         CauseClass.STATE,
-        f"{_CHOSEN}, and what train_state holds: the trainer's state_dict and load_state_dict",
+        f"{_look_at(context).chosen}, {_look_at(context).counted}",
     )
 
 
-_CHOSEN = (
-    "which checkpoint a start chooses (checkpoint.load_step, the newest folder with .metadata)"
-)
 _NOTHING_WHOLE = (
     "what a restart loads while no checkpoint is whole: checkpoint.initial_load_path, which "
     "torchtitan 0.2.2 reads only while the checkpoint folder does not exist "
@@ -240,11 +232,64 @@ def of_pass(context: Context, step: int) -> str:
     return f"; step {step} is part of {load.text}{_excluded(context, 'dataloader', 'lr_scheduler')}"
 
 
-_LOADED = (
-    "what the checkpoint holds and what is loaded of it: checkpoint.exclude_from_loading and "
-    "load_only, the names that each rank asks for after a change of degrees, and whatever sets "
-    "parameters, optimizer state or lr after the load"
+class _LookAt(NamedTuple):
+    """Where to look, in the words of who trains."""
+
+    data: str
+    chosen: str
+    """Which checkpoint a start loads."""
+    counted: str
+    """Follows ``chosen`` after a comma."""
+    loaded: str
+    saved: str
+
+
+_IN_TORCHTITAN = _LookAt(
+    data=(
+        "the dataloader's state_dict and load_state_dict: torchtitan's (components/dataloader.py) "
+        "keeps a state per data-parallel rank, which another degree cannot use; whether "
+        "dataloader is in checkpoint.exclude_from_loading; our own loader "
+        "([converge.data] loader) counts samples instead"
+    ),
+    chosen=(
+        "which checkpoint a start chooses (checkpoint.load_step, the newest folder with .metadata)"
+    ),
+    counted="and what train_state holds: the trainer's state_dict and load_state_dict",
+    loaded=(
+        "what the checkpoint holds and what is loaded of it: checkpoint.exclude_from_loading and "
+        "load_only, the names that each rank asks for after a change of degrees, and whatever sets "
+        "parameters, optimizer state or lr after the load"
+    ),
+    saved=(
+        "when the trainer saves: checkpoint.enable and checkpoint.interval, and what calls the "
+        "checkpointer's save after a step"
+    ),
 )
+_IN_A_PROGRAM = _LookAt(
+    data=(
+        "where the loader goes on after a load: its place in the epoch and the seed of the order "
+        "have to follow from the checkpoint, and not from the start of the process or from the "
+        "number of ranks"
+    ),
+    chosen="which checkpoint the program loads: {resume_from}, or the newest in {checkpoint_dir}",
+    counted="and the step that it counts on from",
+    loaded=(
+        "what the program writes into its checkpoint and loads of it, on every rank: the "
+        "state_dict of the model, of every optimizer and of the schedule; and whatever sets "
+        "parameters, optimizer state or lr after the load"
+    ),
+    saved=(
+        "when the program saves ({checkpoint_every} and {stop_at} of its command), and whether it "
+        "calls probe.saved(step) after that"
+    ),
+)
+
+
+def _look_at(context: Context) -> _LookAt:
+    """For a program of which only what is visible from outside is known, or for torchtitan."""
+    spec = context.compared.spec
+    is_program = spec is not None and not spec.trainer.can.audits_config
+    return _IN_A_PROGRAM if is_program else _IN_TORCHTITAN
 
 
 def _lost(found: Lost | None) -> bool:

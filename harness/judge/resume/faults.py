@@ -47,21 +47,22 @@ def is_torn(evidence: Evidence, number: int, step: int) -> bool:
 
 
 def steps_after(evidence: Evidence, fault: Struck) -> list[tuple[float, int]] | None:
-    """End and pass of every step that was trained after a fault, as trained.
+    """End and pass of every step that was trained by later passes than a fault struck, as trained.
 
-    The step that was struck may still end; in its pass only those after it count. None: for some
-    step it is not recorded when it ended.
+    Steps may still end in the pass that it struck, as of a program that got SIGTERM and goes on to
+    its next checkpoint: that is no recovery yet. None: for some step it is not recorded when it
+    ended.
     """
     number = pass_of(evidence, fault)
     found: list[tuple[float, int]] = []
     for each in evidence.passes:
-        if not each.steps.size or (number is not None and each.number < number):
+        if not each.steps.size or (number is not None and each.number <= number):
             continue
         times = each.signals.get("at")
         if times is None or not times.present.all():
             return None
-        after = (times.values > fault.at) & ((each.steps > fault.step) | (each.number != number))
-        found += [(at, each.number) for at in times.values[after].tolist()]
+        later = times.values[times.values > fault.at]
+        found += [(at, each.number) for at in later.tolist()]
     return found
 
 

@@ -115,7 +115,9 @@ def gaps(evidence: Evidence, spec: SetSpec | None = None) -> Iterator[Gap]:
     """Where passes do not join: steps that are lost or trained again, and counters that differ.
 
     A set's checkpoints and a loader that counts samples are required only where the set names them.
+    Of a program's own loader nothing is known.
     """
+    counts = spec is not None and spec.train_config.own_loader and spec.trainer.can.counts_tokens
     for each in evidence.passes:
         if each.loaded_step is not None:
             yield from _wrong_start(evidence, each, each.loaded_step)
@@ -128,7 +130,7 @@ def gaps(evidence: Evidence, spec: SetSpec | None = None) -> Iterator[Gap]:
         if spec is not None and not never_interrupted(evidence):
             yield from _not_saved(evidence, spec, each)
     for load in loads(evidence):
-        yield from _counters(load, counts=spec is not None and spec.train_config.own_loader)
+        yield from _counters(load, counts=counts)
     steps = evidence.steps
     lost = np.setdiff1d(np.arange(1, steps.max(initial=0) + 1), steps)
     if lost.size:
@@ -177,7 +179,7 @@ def _wrong_start(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:
         yield Gap(f"nothing shows what was saved at step {loaded}", loaded + 1, shown=False)
     newest = newest_whole(evidence, number)
     if loaded < newest:
-        which = f"step {loaded}" if loaded else "the seed checkpoint"
+        which = f"step {loaded}" if loaded else "the initial weights"
         yield Gap(f"pass {number} starts from {which} although step {newest} was saved", loaded + 1)
     expected = np.arange(loaded + 1, loaded + 1 + each.steps.size)
     wrong = np.flatnonzero(each.steps != expected)

@@ -24,7 +24,11 @@ from converge_harness.launch.options import RunOptions
 from converge_harness.launch.progress import Growth, MetricsTail
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import Fault, FaultKind, Job
-from converge_harness.run_folder.checkpoints import TornCheckpointError, set_torn_aside
+from converge_harness.run_folder.checkpoints import (
+    TornCheckpointError,
+    newest_whole,
+    set_torn_aside,
+)
 from converge_harness.run_folder.faults import over_file, struck_file
 from converge_harness.run_folder.layout import (
     FAILURES,
@@ -117,6 +121,7 @@ def start_run(
             job,
             meeting=call.meeting,
             data=data,
+            call=first,
         ),
         payload=payload,
         tail=tail,
@@ -145,10 +150,12 @@ def start_next_call(place: Machine, run: Run, call: Call) -> None:
 
     Raises StoreError as ``start_run`` does.
     """
+    form = trainer_of(run.job.spec).checkpoint_form(run.job)
     try:
-        set_torn_aside(run.folder)
+        set_torn_aside(run.folder, form)
     except TornCheckpointError as error:
         raise StoreError(str(error)) from error
+    call = replace(call, resumes_from=newest_whole(run.folder, form))
     following = _start_call(place, run.job, run.folder, call, run.slots)
     following.faults_before = struck_faults(run.folder)
     run.earlier.append(run.call)
@@ -214,7 +221,13 @@ def _start_agent(
     work = folder if node == 0 else logs
     data = place.options.data_of(job)
     variables = environment(
-        place.environment, _resources(place, slots), folder, job, meeting=meeting, data=data
+        place.environment,
+        _resources(place, slots),
+        folder,
+        job,
+        meeting=meeting,
+        data=data,
+        call=call,
     )
     variables[FAILURES_VARIABLE] = str(logs / FAILURES)
     if together and call.nodes > 1:

@@ -23,7 +23,6 @@ from converge_harness.launch.warm import SERVER_GONE
 from converge_harness.model import Experiment, FaultKind, Job, RankError, RunRecord, RunStatus
 from converge_harness.run_folder.checkpoints import is_whole
 from converge_harness.run_folder.faults import struck_files
-from converge_harness.run_folder.layout import checkpoint_of
 from converge_harness.run_folder.metrics import StepLine
 from converge_harness.run_folder.passes import last_step
 from converge_harness.store import RunLock
@@ -161,13 +160,14 @@ class Run:
         complete = reached == self.job.steps
         target = self.call.call.segment
         until = self.job.steps if target is None else self.job.spec.segments[target].until
+        form = trainer_of(self.job.spec).checkpoint_form(self.job)
         outcome = CallOutcome(
             ended_well=self.call.returncode == 0 or (complete and len(self.call.agents) > 1),
             reached=reached,
             steps=self.call.steps,
             struck=struck_faults(self.folder) - self.call.faults_before,
             nodes=max(len(self.call.left), recovery.nodes[0] if recovery else 1),
-            checkpoint=is_whole(self.folder, checkpoint_of(self.folder, until), until),
+            checkpoint=is_whole(self.folder, until, form),
         )
         return after(self.job, self.call.call, outcome)
 
@@ -185,7 +185,9 @@ class Run:
         if not problem:
             return None
         if self.call.returncode == 0:
-            return RankError(0, problem, launcher_tail(self.call.agents[0].logs))
+            how = trainer_of(self.job.spec).unsaved(self.job)
+            message = f"{problem}: {how}" if how else problem
+            return RankError(0, message, launcher_tail(self.call.agents[0].logs))
         error = self._rank_error()
         return replace(error, message=f"{problem}: {error.message}")
 

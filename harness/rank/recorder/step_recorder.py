@@ -45,7 +45,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from converge_harness.rank.recorder import world
@@ -68,7 +67,7 @@ from converge_harness.rank.recorder.rows import assign_rows
 from converge_harness.rank.recorder.tensor_samples import FrozenStepSamples, TensorSamples
 from converge_harness.rank.recorder.trainer_view import TrainerView
 from converge_harness.run_folder import metrics
-from converge_harness.run_folder.checkpoints import set_torn_aside
+from converge_harness.run_folder.checkpoints import OUR_FORM, CheckpointForm, set_torn_aside
 from converge_harness.run_folder.job import RankJob
 from converge_harness.run_folder.layout import LOADED, SAVED, STATE, TENSORS
 from converge_harness.run_folder.passes import PassFolder, claim_pass, pass_folder
@@ -116,7 +115,9 @@ class StepRecorder:
         self._last_step = job.last_step
         self._run_folder = job.run_folder
         self.this_pass = (
-            begin_pass(job.run_folder, continued=job.is_continued) if job.resumes else None
+            begin_pass(job.run_folder, job.checkpoints, continued=job.is_continued)
+            if job.resumes
+            else None
         )
         """Only in a run with several passes; else None."""
         self.folder = self.this_pass.folder if self.this_pass else job.run_folder
@@ -593,20 +594,23 @@ def peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
 
-def begin_pass(run_folder: Path, *, continued: bool = False) -> PassFolder:
+def begin_pass(
+    run_folder: Path, form: CheckpointForm = OUR_FORM, *, continued: bool = False
+) -> PassFolder:
     """Make the folder of the next pass. Collective over the world.
 
     No two starts get the same one, even at the same time.
 
     Args:
         run_folder: of the job.
+        form: what its checkpoints look like.
         continued: whether the ranks set torn checkpoints aside, because nobody else does it before
         they start.
     """
-    found: list[int] = [0]
-    if dist.get_rank() == 0:
-        found = [claim_pass(run_folder)]
+    mine = 0
+    if world.rank() == 0:
+        mine = claim_pass(run_folder)
         if continued:
-            set_torn_aside(run_folder)
-    dist.broadcast_object_list(found, src=0)
-    return PassFolder(found[0], pass_folder(run_folder, found[0]))
+            set_torn_aside(run_folder, form)
+    number = world.everyones(mine)[0]
+    return PassFolder(number, pass_folder(run_folder, number))

@@ -72,7 +72,7 @@ def _resume(
         for fault in faults
         if fault.position and before.number <= (fault.at_pass or 0) < after.number
     ]
-    source = f"step {step}" if step else "the seed checkpoint"
+    source = f"step {step}" if step else "the initial weights"
     restart = f"after {answered[-1]}: from {source}" if answered else f"{how} from {step}"
     separator = ", " if answered else ": "
     return between, separator.join([restart, degrees] if degrees else [restart]), MarkKind.RESTART

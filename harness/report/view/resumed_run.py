@@ -83,7 +83,7 @@ class PassView:
     def started_from(self) -> str:
         if self.loaded_step is None:
             return ABSENT
-        return f"step {self.loaded_step}" if self.loaded_step else "seed checkpoint"
+        return f"step {self.loaded_step}" if self.loaded_step else "initial weights"
 
 
 @dataclass(frozen=True, slots=True)

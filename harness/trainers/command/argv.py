@@ -14,17 +14,37 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from converge_harness.model import Job, Parallelism, SetSpec, Setting
+from converge_harness.model import LOCAL_BATCH, Job, Parallelism, SetSpec, Setting
 from converge_harness.run_folder.job import CommandDocument
-from converge_harness.run_folder.layout import JOB, JOB_VARIABLE, LOGS, OUTPUT
-from converge_harness.trainers.calls import Rendezvous
+from converge_harness.run_folder.layout import (
+    CHECKPOINTS,
+    JOB,
+    JOB_VARIABLE,
+    LOGS,
+    OUTPUT,
+    SEGMENT_VARIABLE,
+)
+from converge_harness.trainers.calls import (
+    Call,
+    Rendezvous,
+    calls_of_segments,
+    comes_in_passes,
+    first_call,
+    part_of,
+)
 from converge_harness.trainers.command.settings import (
+    CHECKPOINT_DIR,
+    CHECKPOINT_EVERY,
     CONFIG,
+    OF_CHECKPOINTS,
+    RESUME_FROM,
+    STOP_AT,
     Command,
     RankLauncher,
     fill,
     placeholders,
 )
+from converge_harness.trainers.environment import OWN_STORE
 
 TORCHRUN = ("-m", "torch.distributed.run")
 ANY_PORT = 29500
@@ -36,7 +56,7 @@ _ON_LOOPBACK = Path(__file__).parents[2] / "rank" / "start" / "on_loopback"
 _WITH_PORT = frozenset({RankLauncher.DEEPSPEED, RankLauncher.MPIRUN, RankLauncher.NONE})
 """Launchers whose ranks need a port from us; torchrun and composer find a free one."""
 _FOREIGN = re.compile(
-    rf"{JOB_VARIABLE}|NODE_RANK|BASE_RANK|LOCAL_SIZE|OMPI_COMM_WORLD_.*|PMI_(RANK|SIZE|FD)|PMIX_RANK"
+    rf"{JOB_VARIABLE}|{SEGMENT_VARIABLE}|NODE_RANK|BASE_RANK|LOCAL_SIZE|OMPI_COMM_WORLD_.*|PMI_(RANK|SIZE|FD)|PMIX_RANK"
 )
 """Variables of an outer launcher, in addition to those that no job inherits."""
 
@@ -65,10 +85,10 @@ def needs_port(job: Job) -> bool:
 
 
 def payload(job: Job, folder: Path, data: Path | None) -> CommandDocument:
-    """The value of ``command`` in ``job.json``, with placeholders filled in."""
+    """The value of ``command`` in ``job.json``, with placeholders filled in for the first call."""
     command = command_of(job.spec)
     curves = curves_of(job, folder)
-    return {
+    document: CommandDocument = {
         "argv": list(arguments(job, folder, data)),
         "launcher": command.launcher.value,
         "probed": command.probed,
@@ -77,20 +97,32 @@ def payload(job: Job, folder: Path, data: Path | None) -> CommandDocument:
         "environment": _variables(job, folder, data),
         "folder": str(command.folder),
     }
+    form = command.checkpoints
+    if form is not None and comes_in_passes(job):
+        return {**document, "checkpoints": {"name": form.name, "last_file": form.last_file}}
+    return document
 
 
-def arguments(job: Job, folder: Path, data: Path | None = None) -> tuple[str, ...]:
-    """The template filled in: the argv without the launcher's part."""
-    return tuple(filled(each, job, folder, data) for each in command_of(job.spec).argv)
+def arguments(
+    job: Job, folder: Path, data: Path | None = None, call: Call | None = None
+) -> tuple[str, ...]:
+    """The template filled in for a call (None: the first): the argv without the launcher's part."""
+    return tuple(filled(each, job, folder, data, call) for each in command_of(job.spec).argv)
 
 
-def filled(template: str, job: Job, folder: Path, data: Path | None = None) -> str:
-    """A template of the job's command with its values."""
-    values = _values(job, folder, data)
+def filled(
+    template: str, job: Job, folder: Path, data: Path | None = None, call: Call | None = None
+) -> str:
+    """A template of the job's command with its values in a call; None: the first."""
+    call = call or first_call(job)
+    part = part_of(job, call)
+    values = _values(part, folder, data) | _of_checkpoints(job, folder, call)
 
     def value_of(name: str) -> str:
+        if name == CONFIG + LOCAL_BATCH and call.segment is not None:
+            return str(part.local_batch_size)  # a segment may have its own
         if name.startswith(CONFIG):
-            return written(job.spec.setting(name.removeprefix(CONFIG)))
+            return written(part.spec.setting(name.removeprefix(CONFIG)))
         return values[name]
 
     return fill(template, value_of)
@@ -130,10 +162,29 @@ def _values(job: Job, folder: Path, data: Path | None) -> dict[str, str]:
     }
 
 
+def _of_checkpoints(job: Job, folder: Path, call: Call) -> dict[str, str]:
+    """By what a program is stopped and resumed.
+
+    It writes no checkpoint on the way, and stops after its last step, unless its set says more.
+    Nothing to resume from is an empty text.
+    """
+    recovery = job.spec.recovery if comes_in_passes(job) else None
+    form, step = command_of(job.spec).checkpoints, call.resumes_from
+    until = job.steps if call.segment is None else job.spec.segments[call.segment].until
+    folder = folder.absolute()
+    return {
+        CHECKPOINT_DIR: str(folder / CHECKPOINTS),
+        CHECKPOINT_EVERY: str(recovery.checkpoint_every if recovery else job.steps),
+        RESUME_FROM: "" if form is None or step is None else str(form.path(folder, step)),
+        STOP_AT: str(until),
+    }
+
+
 def command_argv(
     job: Job,
     folder: Path,
     *,
+    call: Call | None = None,
     torchrun: tuple[str, ...] = TORCHRUN,
     meeting: Rendezvous | None = None,
     logs: Path | None = None,
@@ -145,14 +196,16 @@ def command_argv(
     Args:
         job: a job of a command trainer.
         folder: its run folder.
+        call: which call of the job; None: the first.
         torchrun: arguments that make Python run torchrun; for that launcher only.
         meeting: with a port if ``needs_port`` says so.
         logs: the folder for ranks' output under torchrun; None: ``folder/logs``.
         devices: ids of the job's GPUs, passed to DeepSpeed because it ignores the variable.
         data: the folder of its corpus.
     """
-    program = arguments(job, folder, data)
-    python, ranks = str(job.toolchain.python), job.world_size
+    call = call or first_call(job)
+    program = arguments(job, folder, data, call)
+    python, ranks = str(job.toolchain.python), part_of(job, call).world_size
     match command_of(job.spec).launcher:
         case RankLauncher.TORCHRUN:
             meeting = meeting or Rendezvous()
@@ -160,7 +213,7 @@ def command_argv(
             return (
                 *(python, *torchrun, nodes, f"--nproc-per-node={ranks}", *where),
                 f"--rdzv-id={meeting.name or job.identity[:12]}",
-                "--max-restarts=0",
+                f"--max-restarts={call.max_restarts}",
                 f"--log-dir={logs or folder.absolute() / LOGS}",
                 "--redirects=3",
                 *program,
@@ -195,14 +248,17 @@ def with_variables(
     here: bool = True,
     meeting: Rendezvous | None = None,
     data: Path | None = None,
+    call: Call | None = None,
 ) -> dict[str, str]:
     """An environment plus the variables for a job's program; its own variables come last.
 
     ``here``: all its ranks are on this machine.
     """
     kept = {name: value for name, value in base.items() if not _FOREIGN.fullmatch(name)}
-    made = {**kept, **own_variables(job, folder, device, meeting, data, kept.get("PATH"))}
-    if here and command_of(job.spec).launcher is not RankLauncher.TORCHRUN:
+    own = own_variables(job, folder, device, meeting, data, kept.get("PATH"), call)
+    made = {**kept, **own}
+    of_agent = command_of(job.spec).launcher is RankLauncher.TORCHRUN and OWN_STORE not in made
+    if here and not of_agent:
         paths = filter(None, (str(_ON_LOOPBACK), made.get("PYTHONPATH")))
         made["PYTHONPATH"] = os.pathsep.join(paths)
     return made
@@ -215,14 +271,18 @@ def own_variables(
     meeting: Rendezvous | None = None,
     data: Path | None = None,
     path: str | None = None,
+    call: Call | None = None,
 ) -> dict[str, str]:
     """Variables only for the job's program. ``path`` is the ``PATH`` of converge."""
     command = command_of(job.spec)
+    call = call or first_call(job)
     # The environment's programs (ninja, accelerate) come first, as if it were activated.
     first = str(job.toolchain.python.parent)
     variables = {"PATH": f"{first}{os.pathsep}{path}" if path else first}
     if command.probed:  # otherwise a probe in the program stays off
         variables = {JOB_VARIABLE: str(folder.absolute() / JOB), **variables}
+        if call.segment is not None:
+            variables[SEGMENT_VARIABLE] = str(call.segment)
     if needs_port(job):
         variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port_of(meeting))}
     if command.launcher is RankLauncher.DEEPSPEED:
@@ -230,12 +290,14 @@ def own_variables(
         variables["LOCAL_SIZE"] = str(job.world_size)
         if device == "cpu":
             variables["DS_ACCELERATOR"] = "cpu"
-    return variables | _variables(job, folder, data)
+    return variables | _variables(job, folder, data, call)
 
 
-def _variables(job: Job, folder: Path, data: Path | None) -> dict[str, str]:
+def _variables(
+    job: Job, folder: Path, data: Path | None, call: Call | None = None
+) -> dict[str, str]:
     return {
-        name: filled(value, job, folder, data)
+        name: filled(value, job, folder, data, call)
         for name, value in command_of(job.spec).environment.items()
     }
 
@@ -243,18 +305,22 @@ def _variables(job: Job, folder: Path, data: Path | None) -> dict[str, str]:
 def printable(job: Job, folder: Path, data: Path | None = None) -> str:
     """The call as one shell line, in converge's working directory for it.
 
-    A probe needs the run folder's ``job.json``, so the line repeats a run that was started before.
+    For a run in several segments, their calls one after another. A probe needs the run folder's
+    ``job.json``, so the line repeats a run that was started before.
     """
     command = command_of(job.spec)
-    own = own_variables(job, folder, device="", data=data)
-    shown = {name: own[name] for name in own if name != "PATH" or name in command.environment}
-    variables = shlex.join(f"{name}={value}" for name, value in shown.items())
-    call = shlex.join(command_argv(job, folder, data=data))
-    return f"cd {shlex.quote(str(command.folder))} && env {variables} {call}"
+    lines = [f"cd {shlex.quote(str(command.folder))}"]
+    for call in calls_of_segments(job):
+        own = own_variables(job, folder, device="", data=data, call=call)
+        shown = {name: own[name] for name in own if name != "PATH" or name in command.environment}
+        variables = shlex.join(f"{name}={value}" for name, value in shown.items())
+        typed = shlex.join(command_argv(job, folder, call=call, data=data))
+        lines.append(f"env {variables} {typed}")
+    return " && ".join(lines)
 
 
 PYTHON = "{python}"
-OF_THE_RUN = frozenset({"output", "data", "python", "name"})
+OF_THE_RUN = frozenset({"output", "data", "python", "name", *OF_CHECKPOINTS})
 """Placeholders that do not affect training beyond the toolchain and the corpus."""
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+
+from converge_harness.run_folder.checkpoints import CheckpointForm
 
 
 class RankLauncher(StrEnum):
@@ -46,12 +49,20 @@ class Command:
     """By signal or ``step``, its name in the curve; others are found by their usual names."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Further environment variables of its ranks; values are templates."""
+    checkpoints: CheckpointForm | None = None
+    """What its checkpoints look like; None: nobody says, so it cannot be resumed."""
     sources: tuple[Path, ...] = ()
     """Absolute paths of files whose content is part of the identity: existing files in the
     template, and those listed in ``files``.
     """
 
 
+CHECKPOINT_DIR = "checkpoint_dir"
+CHECKPOINT_EVERY = "checkpoint_every"
+RESUME_FROM = "resume_from"
+STOP_AT = "stop_at"
+OF_CHECKPOINTS = (CHECKPOINT_DIR, CHECKPOINT_EVERY, RESUME_FROM, STOP_AT)
+"""Placeholders by which a program is resumed."""
 PLACEHOLDERS = (
     "steps",
     "seed",
@@ -71,11 +82,21 @@ PLACEHOLDERS = (
     "global_batch_size",
     "gradient_accumulation_steps",
     "seq_len",
+    *OF_CHECKPOINTS,
 )
 """Placeholders other than keys of the train config."""
 CONFIG = "config."
 """Prefix of placeholders for the train config: ``{config.zero.stage}``."""
 _PART = re.compile(r"\{\{|\}\}|\{(?P<name>[^{}]*)\}|[{}]")
+
+
+def passed(command: Command) -> frozenset[str]:
+    """The names of all placeholders by which the program gets something."""
+    found: set[str] = set()
+    for text in (*command.argv, *command.environment.values()):
+        with suppress(ValueError):  # an unmatched brace, which is reported for the file
+            found.update(placeholders(text))
+    return frozenset(found)
 
 
 def placeholders(template: str) -> tuple[str, ...]:

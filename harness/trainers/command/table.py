@@ -12,6 +12,9 @@ As TOML (docs/any-trainer.md)::
     columns = { loss = "train/loss", step = "iteration" }
     files = ["src/model.py"]        # further files whose content is part of the identity
     environment = { FLAG = "{config.flag}" }
+    [trainer.checkpoints]           # for elastic and fault sets
+    name = "step-{step}.pt"         # in {checkpoint_dir}
+    last_file = ".metadata"         # if it is a folder: what is written last
     [trainer.config]                # or train_config = "x.toml"
     training = { steps = 20, local_batch_size = 2, global_batch_size = 8 }
     zero = { stage = 0 }
@@ -21,6 +24,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Annotated
 
@@ -28,14 +32,21 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from converge_harness.errors import Problem, suggest
-from converge_harness.model import SetSpec, TrainConfig
-from converge_harness.toml import FilePath, Where, flatten, one_of
+from converge_harness.model import Kind, RestartOwner, SetSpec, TrainConfig
+from converge_harness.run_folder.checkpoints import STEP, CheckpointForm
+from converge_harness.toml import FilePath, Table, Where, flatten, one_of
 from converge_harness.trainers.command.program import files_of
 from converge_harness.trainers.command.settings import (
+    CHECKPOINT_DIR,
+    CHECKPOINT_EVERY,
     CONFIG,
+    OF_CHECKPOINTS,
     PLACEHOLDERS,
+    RESUME_FROM,
+    STOP_AT,
     Command,
     RankLauncher,
+    passed,
     placeholders,
 )
 from converge_harness.trainers.table import InlineTable
@@ -63,8 +74,34 @@ def _is_argument(text: str) -> str:
     return text
 
 
+def _is_name_of_step(name: str) -> str:
+    rest = name.replace(STEP, "", 1)
+    if rest == name or set(rest) & {"{", "}", "/", "\0"}:
+        raise PydanticCustomError(
+            "checkpoint",
+            "must be the name of a file or folder with {example} for the step, once, such as "
+            '"step-{example}.pt"',
+            {"example": STEP},
+        )
+    return name
+
+
+def _is_inside(path: str) -> str:
+    parts = PurePath(path).parts
+    if not parts or path.startswith("/") or ".." in parts or "\0" in path:
+        raise PydanticCustomError("inside", 'must be a path in the checkpoint, such as ".metadata"')
+    return path
+
+
 Template = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_is_argument)]
 ColumnName = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+
+
+class CheckpointsTable(Table):
+    """``[trainer.checkpoints]``: how converge finds a program's checkpoints."""
+
+    name: Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_is_name_of_step)]
+    last_file: Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_is_inside)] | None = None
 
 
 class CommandTable(InlineTable):
@@ -81,9 +118,11 @@ class CommandTable(InlineTable):
     deterministic: bool | None = None
     """Always refused: only the program itself can choose its kernels."""
     environment: dict[Annotated[str, AfterValidator(_is_variable)], Template] = Field(default={})
+    checkpoints: CheckpointsTable | None = None
 
 
 EXAMPLE = 'such as ["train.py", "--steps", "{steps}", "--output", "{output}"]'
+NAME_EXAMPLE = 'name = "step-{step}.pt"'
 OUTPUT = "{output}/"
 OURS = frozenset(
     f"training.{key}"
@@ -109,6 +148,7 @@ def read_command(
     if table.command or not reported:
         problems += _template_problems(table, where)
     problems += _curve_problems(table, where)
+    problems += _checkpoint_problems(table, where)
     if table.deterministic is not None:
         problems.append(
             Problem(
@@ -128,6 +168,7 @@ def read_command(
         curves=table.curves,
         columns=dict(table.columns),
         environment=dict(table.environment),
+        checkpoints=checkpoint_form(table),
         sources=found.sources,
     )
 
@@ -212,6 +253,83 @@ def _curve_problems(table: CommandTable, where: Where) -> Iterator[Problem]:
             f"{table.curves!r} is not in the run's own folder, so it could be the curve "
             "of another run",
             f'start it with "{OUTPUT}", and pass {{output}} to the program',
+        )
+
+
+def checkpoint_form(table: CommandTable) -> CheckpointForm | None:
+    """What the program's checkpoints look like, if the table says so."""
+    written = table.checkpoints
+    return None if written is None else CheckpointForm(written.name, written.last_file)
+
+
+def _checkpoint_problems(table: CommandTable, where: Where) -> Iterator[Problem]:
+    """Placeholders by which a program is resumed, and what ``[trainer.checkpoints]`` needs."""
+    if table.checkpoints is None:
+        for key, text in _templates(table):
+            with suppress(ValueError):  # reported once, for the file
+                for name in dict.fromkeys(placeholders(text)):
+                    if name in OF_CHECKPOINTS:
+                        yield Problem(
+                            where(key),
+                            f"{{{name}}} has no value without the table trainer.checkpoints",
+                            f"add [trainer.checkpoints] with {NAME_EXAMPLE}",
+                        )
+        return
+    if not table.probe:
+        yield Problem(
+            where("checkpoints"),
+            "has no effect on a program without the probe: nothing would show what it restored",
+            "leave it out, or set probe = true and call the probe (docs/probe.md)",
+        )
+    if _is_readable(table) and CHECKPOINT_DIR not in _names(table):
+        yield Problem(
+            where("checkpoints"),
+            f"is where converge looks, but nothing tells the program: no argument and no variable "
+            f"of it has {{{CHECKPOINT_DIR}}}",
+            f'such as "--checkpoints", "{{{CHECKPOINT_DIR}}}" in trainer.command',
+        )
+
+
+def lacks(kind: Kind, command: Command) -> tuple[str, str]:
+    """What a program would have to offer for sets of an elastic or fault kind, and how.
+
+    Both empty if it can be stopped and resumed as they need.
+    """
+    needed, purpose = {
+        Kind.ELASTIC: (STOP_AT, "a program that stops where a segment ends"),
+        Kind.FAULT: (CHECKPOINT_EVERY, "a program that writes checkpoints while it trains"),
+    }[kind]
+    if not command.probed:
+        return (
+            "needs the probe: without it nothing shows what a resume restored",
+            "set probe = true, and call the probe in the program (docs/probe.md)",
+        )
+    if command.launcher is not RankLauncher.TORCHRUN:
+        other = f"launcher = {command.launcher.value!r}"
+        return f"needs launcher = 'torchrun': converge resumes no program with {other} yet", ""
+    if command.checkpoints is None:
+        return (
+            "needs checkpoints, and nothing says where the program writes them",
+            f"add [trainer.checkpoints] with {NAME_EXAMPLE} (docs/any-trainer.md)",
+        )
+    if needed not in passed(command):
+        option = f'"--{needed.replace("_", "-")}", "{{{needed}}}"'
+        why = f"needs {purpose}, and nothing passes {{{needed}}} to it"
+        return why, f"such as {option} in trainer.command"
+    return "", ""
+
+
+def restart_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
+    """Restarts in place, which repeat one command, of a program that its command resumes."""
+    recovery, command = spec.recovery, spec.trainer.settings
+    in_place = recovery is not None and recovery.restarts is RestartOwner.TORCHRUN
+    if in_place and RESUME_FROM in passed(command):
+        yield Problem(
+            where("restarts"),
+            f"torchrun starts the same command again, in which {{{RESUME_FROM}}} is still empty: "
+            "the program would start over",
+            f"restarts = {RestartOwner.HARNESS.value!r}, or let the program look for its newest "
+            f"checkpoint in {{{CHECKPOINT_DIR}}} and leave {{{RESUME_FROM}}} out",
         )
 
 

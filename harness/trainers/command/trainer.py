@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,18 @@ from converge_harness import DISTRIBUTION
 from converge_harness.errors import EvidenceError, Problem, ToolchainError
 from converge_harness.model import (
     Capabilities,
+    FaultKind,
     Job,
+    Kind,
     RankError,
     SetSpec,
     Surroundings,
     Toolchain,
     TrainerSpec,
 )
+from converge_harness.run_folder.checkpoints import OUR_FORM, CheckpointForm
 from converge_harness.run_folder.job import moved_with
-from converge_harness.run_folder.layout import AGENT_LOG, JOB, PROGRAM_LOG
+from converge_harness.run_folder.layout import AGENT_LOG, CHECKPOINTS, JOB, PROGRAM_LOG
 from converge_harness.toml import Where
 from converge_harness.toolchains.find import assume_environment, find_environment
 from converge_harness.toolchains.own import own_source
@@ -33,7 +35,7 @@ from converge_harness.trainers.base import (
     is_complete,
     job_document,
 )
-from converge_harness.trainers.calls import Rendezvous
+from converge_harness.trainers.calls import Call, Rendezvous
 from converge_harness.trainers.command import argv
 from converge_harness.trainers.command.argv import (
     command_of,
@@ -43,8 +45,20 @@ from converge_harness.trainers.command.argv import (
 )
 from converge_harness.trainers.command.failure import program_error
 from converge_harness.trainers.command.program import interpreter_of, with_files_of
-from converge_harness.trainers.command.settings import Command, RankLauncher, placeholders
-from converge_harness.trainers.command.table import CommandTable, read_command, set_problems
+from converge_harness.trainers.command.settings import (
+    CHECKPOINT_DIR,
+    STOP_AT,
+    Command,
+    RankLauncher,
+    passed,
+)
+from converge_harness.trainers.command.table import (
+    CommandTable,
+    lacks,
+    read_command,
+    restart_problems,
+    set_problems,
+)
 from converge_harness.trainers.environment import Resources
 from converge_harness.trainers.table import TrainerOfFile
 from converge_harness.trainers.torchrun import AGENT_MODULE
@@ -55,10 +69,23 @@ _DATA_TYPES = ("training.dtype", "training.mixed_precision_param")
 """Keys of its train config that name a data type."""
 
 
+RESUMED = (Kind.ELASTIC, Kind.FAULT)
+"""Kinds of sets that a program can be trained as if it can be stopped and resumed."""
+FAULTS = frozenset({FaultKind.KILL, FaultKind.PREEMPT})
+"""Faults that the probe can make, or wait for."""
+
+
 def trained_by(command: Command) -> TrainerSpec:
     """The trainer of sets that a command trains."""
     probed = command.probed
-    return TrainerSpec("command", Capabilities(probed=probed, rounds_otherwise=probed), command)
+    resumed = [kind for kind in RESUMED if not lacks(kind, command)[0]]
+    can = Capabilities(
+        probed=probed,
+        rounds_otherwise=probed,
+        kinds=frozenset({Kind.PARALLEL, *resumed}),
+        faults=FAULTS if Kind.FAULT in resumed else frozenset(),
+    )
+    return TrainerSpec("command", can, command)
 
 
 class CommandTrainer(Trainer):
@@ -90,18 +117,23 @@ class CommandTrainer(Trainer):
     ) -> Iterable[Problem]:
         return set_problems(table, spec, own, where, whole)
 
+    def pass_problems(
+        self, spec: SetSpec, own: Mapping[str, Any], where: Where, whole: Where
+    ) -> Iterable[Problem]:
+        return restart_problems(spec, where)
+
+    def why_not(self, kind: Kind, trainer: TrainerSpec) -> tuple[str, str]:
+        if kind not in RESUMED:
+            return super().why_not(kind, trainer)
+        why, hint = lacks(kind, trainer.settings)
+        return f"{kind.value!r} {why}", hint
+
     def completed(self, spec: SetSpec) -> SetSpec:
         """Add the files that its settings name to its sources."""
         return replace(spec, trainer=trained_by(with_files_of(command_of(spec), spec)))
 
     def takes_seed(self, trainer: TrainerSpec) -> bool:
-        command: Command = trainer.settings
-        texts = (*command.argv, *command.environment.values())
-        found: set[str] = set()
-        for text in texts:
-            with suppress(ValueError):  # an unmatched brace, which is reported for the command
-                found.update(placeholders(text))
-        return "seed" in found
+        return "seed" in passed(trainer.settings)
 
     def identity(self, spec: SetSpec, surroundings: Surroundings) -> Mapping[str, Any]:
         """How a program is called, and the content of its files, but not its location.
@@ -110,11 +142,12 @@ class CommandTrainer(Trainer):
         it counts here if the program gets it.
         """
         command = command_of(spec)
-        texts = (*command.argv, *command.environment.values())
-        is_named = any("name" in placeholders(text) for text in texts)
+        resumed = command.checkpoints if spec.resumes else None
         return {
             "command": {
-                **({"name": spec.name} if is_named else {}),
+                **({"name": spec.name} if "name" in passed(command) else {}),
+                # Absent where nothing resumes, so that such runs keep their identities.
+                **({} if resumed is None else {"checkpoints": asdict(resumed)}),
                 "argv": list(command.argv),
                 "launcher": command.launcher.value,
                 "probed": command.probed,
@@ -189,7 +222,12 @@ class CommandTrainer(Trainer):
 
     def argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
         return argv.command_argv(
-            job, folder, meeting=start.meeting, devices=start.devices, data=start.data
+            job,
+            folder,
+            call=start.call,
+            meeting=start.meeting,
+            devices=start.devices,
+            data=start.data,
         )
 
     def agent_argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
@@ -197,6 +235,7 @@ class CommandTrainer(Trainer):
         return argv.command_argv(
             job,
             folder,
+            call=start.call,
             torchrun=("-m", AGENT_MODULE) if ours else (str(LOOPBACK_TORCHRUN),),
             meeting=start.meeting,
             logs=start.logs,
@@ -217,10 +256,17 @@ class CommandTrainer(Trainer):
         folder: Path,
         meeting: Rendezvous | None,
         data: Path | None,
+        call: Call | None,
     ) -> dict[str, str]:
-        here = resources.loopback is not None
         return argv.with_variables(
-            pinned, job, folder, device=resources.device, here=here, meeting=meeting, data=data
+            pinned,
+            job,
+            folder,
+            device=resources.device,
+            here=resources.loopback is not None,
+            meeting=meeting,
+            data=data,
+            call=call,
         )
 
     def needs_port(self, job: Job) -> bool:
@@ -228,9 +274,14 @@ class CommandTrainer(Trainer):
 
     def prepare(self, job: Job, folder: Path) -> None:
         argv.output_of(folder).mkdir()
+        if command_of(job.spec).checkpoints is not None:
+            (folder / CHECKPOINTS).mkdir()
 
     def work_folder(self, job: Job, folder: Path) -> Path:
         return command_of(job.spec).folder
+
+    def checkpoint_form(self, job: Job) -> CheckpointForm:
+        return command_of(job.spec).checkpoints or OUR_FORM
 
     def curve(self, job: Job, folder: Path) -> Path | None:
         return argv.curves_of(job, folder)
@@ -266,6 +317,12 @@ class CommandTrainer(Trainer):
             "from the template, and call probe.step at the end of each"
         )
 
+    def unsaved(self, job: Job) -> str:
+        return (
+            f"the program has to stop after the step that {{{STOP_AT}}} says, write that step's "
+            f"checkpoint into {{{CHECKPOINT_DIR}}}, and then call probe.saved(step)"
+        )
+
     def waits_for(self, job: Job) -> str:
         if job.world_size == 1:
             return ""
@@ -275,6 +332,7 @@ class CommandTrainer(Trainer):
 
     def spec_of(self, job: Mapping[str, Any]) -> TrainerSpec:
         command = job["command"]
+        checkpoints = command.get("checkpoints")
         return trained_by(
             Command(
                 argv=tuple(command["argv"]),
@@ -284,6 +342,7 @@ class CommandTrainer(Trainer):
                 curves=command["curves"],
                 columns=command["columns"],
                 environment=command["environment"],
+                checkpoints=None if checkpoints is None else CheckpointForm(**checkpoints),
             )
         )
 

@@ -1,0 +1,83 @@
+"""What people forget when they make a training script recoverable, each as one changed method.
+
+MISTAKE=optimizer_not_saved torchrun --nproc-per-node 2 mistakes.py --checkpoints FOLDER
+
+None of them raises an error, and none shows before the first resume.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from train import Training, arguments, main
+
+
+class OptimizerNotSaved(Training):
+    """AdamW's moments and step counts start over."""
+
+    def parts(self) -> dict[str, Any]:
+        return {name: part for name, part in super().parts().items() if name != "optimizer"}
+
+
+class ScheduleNotSaved(Training):
+    """The optimizer brings the rate of the next step with it; the schedule starts over after it."""
+
+    def parts(self) -> dict[str, Any]:
+        return {name: part for name, part in super().parts().items() if name != "schedule"}
+
+
+class SamplerStartsOver(Training):
+    """Batches are counted from the start of the process."""
+
+    skipped = 0
+
+    def load(self, path: Path) -> None:
+        super().load(path)
+        self.skipped = self.step
+
+    def batch(self, step: int) -> torch.Tensor:
+        return super().batch(step - self.skipped)
+
+
+class RandomNotSaved(Training):
+    """Dropout masks are drawn from the seed again."""
+
+    def restore_random(self, states: list[torch.Tensor]) -> None:
+        del states
+
+
+class RankZeroAloneLoads(Training):
+    """As if DDP gave other ranks the optimizer, too, when it wraps a model that rank 0 loaded."""
+
+    def load(self, path: Path) -> None:
+        if self.rank == 0:
+            super().load(path)
+        step = torch.tensor(self.step)
+        dist.broadcast(step, src=0)
+        self.step = int(step)
+        for tensor in self.model.module.state_dict().values():
+            dist.broadcast(tensor, src=0)
+
+
+class RateScaledByRanks(Training):
+    """The rate was found on two ranks, and is scaled by the number of ranks at a resize."""
+
+    def rate(self, steps: int) -> float:
+        return super().rate(steps) * self.ranks / 2
+
+
+MISTAKES: dict[str, type[Training]] = {
+    "optimizer_not_saved": OptimizerNotSaved,
+    "schedule_not_saved": ScheduleNotSaved,
+    "sampler_starts_over": SamplerStartsOver,
+    "random_not_saved": RandomNotSaved,
+    "rank_zero_alone_loads": RankZeroAloneLoads,
+    "rate_scaled_by_ranks": RateScaledByRanks,
+}
+
+if __name__ == "__main__":
+    main(MISTAKES[os.environ["MISTAKE"]], arguments().parse_args())

@@ -1,0 +1,85 @@
+"""docs/any-trainer.md by real runs: a script that is resized and interrupted, right and wrong."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from warm_toolchains import warm_torch
+
+ROOT = Path(__file__).parents[2]
+WRONG = {
+    "optimizer_not_saved": "optimizer state (exp_avg, exp_avg_sq) and the learning rate lost at",
+    "schedule_not_saved": "learning-rate schedule: lr is ",
+    "sampler_starts_over": "so the data started over from the beginning",
+    "rate_scaled_by_ranks": "learning-rate schedule: lr is ",
+    "rank_zero_alone_loads": "optimizer state (exp_avg, exp_avg_sq) lost at the resume: ",
+    "random_not_saved": "a replay differs from the first time: ",
+}
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """What report.json says of each set of an experiment; both share their controls."""
+    folder = tmp_path_factory.mktemp("recoverable")
+
+    def judged(name):
+        where = ("--store", str(folder / "store"), "--out", str(folder / name))
+        experiment = f"experiments/{name}.toml"
+        done = subprocess.run(
+            [sys.executable, "-m", "converge_harness", "run", experiment, *where],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "CONVERGE_TOOLCHAINS": str(warm_torch()),
+                "CONVERGE_HISTORY": str(folder / "history.sqlite"),
+            },
+            capture_output=True,
+            text=True,
+            timeout=1400,
+            check=False,
+        )
+        report = folder / name / "report.json"
+        assert report.is_file(), done.stdout + done.stderr
+        return {test["name"]: test for test in json.loads(report.read_text())["tests"]}
+
+    return judged
+
+
+def outcomes(test):
+    return {check["name"]: check["outcome"] for check in test["checks"]}
+
+
+def test_a_script_that_saves_everything_is_the_same_resized_and_interrupted(judged):
+    tests = judged("recoverable")
+    assert {name: test["verdict"] for name, test in tests.items()} == dict.fromkeys(
+        ("resized", "killed", "killed_in_place", "preempted"), "PASS"
+    ), {name: test["cause"] for name, test in tests.items()}
+    for name, test in tests.items():
+        found = outcomes(test)
+        for check in ("passes-continuous", "state-restored", "data-resumed"):
+            assert found[check] == "PASS", (name, check)
+    degrees = [each["degrees"] for each in tests["resized"]["passes"]]
+    assert degrees == ["DDP 2", "one rank", "DDP 4"]
+    loaded = {name: [each["loaded_step"] for each in tests[name]["passes"]] for name in tests}
+    assert loaded["killed"] == [0, 0, 4]
+    assert loaded["killed_in_place"] == [0, 4]
+    # It ended by itself, after the step in which SIGTERM came, or after the next.
+    assert loaded["preempted"] in ([0, 6], [0, 7])
+    for name in ("killed", "killed_in_place"):
+        assert outcomes(tests[name])["replays-agree"] == "PASS"
+
+
+def test_what_people_forget_fails_by_its_cause(judged):
+    tests = judged("recoverable_mistakes")
+    causes = {name: test["cause"] for name, test in tests.items()}
+    assert {name: test["verdict"] for name, test in tests.items()} == dict.fromkeys(
+        WRONG, "FAIL"
+    ), causes
+    for name, words in WRONG.items():
+        assert words in causes[name], name
+        assert "pass 2" in causes[name], name  # and where it was lost

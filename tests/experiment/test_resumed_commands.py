@@ -1,0 +1,174 @@
+"""``kind = "elastic"`` and ``"fault"`` of a program of one's own: what it has to offer for them."""
+
+import pytest
+
+from converge_harness.model import FaultKind, Kind, Parallelism, RestartOwner, Segment
+from converge_harness.run_folder.checkpoints import CheckpointForm
+
+CHECKPOINTS = '[trainer.checkpoints]\nname = "step-{step}.pt"\n'
+EVERY = '"--dir", "{checkpoint_dir}", "--every", "{checkpoint_every}", "--stop", "{stop_at}"'
+ELASTIC = """
+[[test]]
+kind = "elastic"
+name = "resized"
+segments = [{ until = 4, dp_replicate = 2 }, { until = 20, local_batch_size = 4 }]
+"""
+FAULT = """
+[[test]]
+kind = "fault"
+name = "broken"
+parallelism = { dp_replicate = 2 }
+checkpoint_every = 5
+faults = [{ kind = "kill", step = 6, rank = 1 }, { kind = "preempt", step = 12 }]
+"""
+
+
+@pytest.fixture(autouse=True)
+def script(folder):
+    (folder / "train.py").touch()
+
+
+def text(sets, *, options=EVERY, checkpoints=CHECKPOINTS, trainer="", top=""):
+    return f"""schema = 1
+{top}
+[trainer]
+kind = "command"
+toolchain = "mine"
+command = ["train.py", {options}]
+{trainer}
+{checkpoints}
+[trainer.config]
+training = {{ steps = 20, local_batch_size = 2, global_batch_size = 8 }}
+[control]
+name = "ddp2"
+parallelism = {{ dp_replicate = 2 }}
+{sets}"""
+
+
+def test_a_program_that_is_told_when_to_save_and_stop_can_be_resized_and_broken(load):
+    resized, broken = load(text(ELASTIC + FAULT)).tests
+    assert (resized.kind, resized.resumes) == (Kind.ELASTIC, True)
+    assert resized.segments == (
+        Segment(4, Parallelism(dp_replicate=2), 2),
+        Segment(20, Parallelism(), 4),
+    )
+    assert broken.kind is Kind.FAULT
+    assert [fault.kind for fault in broken.recovery.faults] == [FaultKind.KILL, FaultKind.PREEMPT]
+    assert broken.trainer.settings.checkpoints == CheckpointForm("step-{step}.pt", None)
+
+
+def test_folders_are_recognised_by_the_file_that_is_written_last(load):
+    folders = '[trainer.checkpoints]\nname = "{step}.dcp"\nlast_file = ".metadata"\n'
+    (test,) = load(text(FAULT, checkpoints=folders)).tests
+    assert test.trainer.settings.checkpoints == CheckpointForm("{step}.dcp", ".metadata")
+
+
+def test_placeholders_may_be_in_the_environment(load):
+    trainer = 'environment = { EVERY = "{checkpoint_every}", DIR = "{checkpoint_dir}" }'
+    (test,) = load(text(FAULT, options="", trainer=trainer)).tests
+    assert test.kind is Kind.FAULT
+
+
+@pytest.mark.parametrize(
+    ("missing", "kept", "refused", "why"),
+    [
+        (', "--stop", "{stop_at}"', FAULT, ELASTIC, "needs a program that stops where a"),
+        (', "--every", "{checkpoint_every}"', ELASTIC, FAULT, "needs a program that writes"),
+    ],
+)
+def test_what_a_program_does_not_offer_excludes_only_the_sets_that_need_it(
+    load, problems, missing, kept, refused, why
+):
+    options = EVERY.replace(missing, "")
+    assert load(text(kept, options=options)).tests
+    (found,) = problems(text(kept + refused, options=options))
+    assert f"'{'elastic' if refused is ELASTIC else 'fault'}' {why}" in found
+    assert "in trainer.command" in found
+
+
+IN_PLACE = f'{FAULT.replace("preempt", "kill")}restarts = "torchrun"\n'
+
+
+def test_a_program_that_looks_for_its_checkpoint_can_be_restarted_in_place(load):
+    (test,) = load(text(IN_PLACE)).tests
+    assert test.recovery.restarts is RestartOwner.TORCHRUN
+
+
+NAMED = f'{EVERY}, "--resume", "{{resume_from}}"'
+
+
+@pytest.mark.parametrize(
+    ("sets", "changes", "expected"),
+    [
+        (
+            ELASTIC,
+            {"checkpoints": "", "options": '"--x"'},
+            (
+                "kind of 'resized': 'elastic' needs checkpoints, and nothing says where the "
+                'program writes them (add [trainer.checkpoints] with name = "step-{step}.pt"'
+            ),
+        ),
+        (
+            "",
+            {"checkpoints": ""},
+            (
+                "trainer.command[2]: {checkpoint_dir} has no value without the table "
+                "trainer.checkpoints"
+            ),
+        ),
+        (
+            ELASTIC,
+            {"trainer": 'launcher = "composer"'},
+            "'elastic' needs launcher = 'torchrun': converge resumes no program with launcher =",
+        ),
+        (
+            FAULT,
+            {"trainer": 'probe = false\ncurves = "{output}/x"'},
+            "'fault' needs the probe: without it nothing shows what a resume restored",
+        ),
+        (
+            "",
+            {"trainer": 'probe = false\ncurves = "{output}/x"'},
+            "trainer.checkpoints: has no effect on a program without the probe",
+        ),
+        (
+            "",
+            {"options": '"--stop", "{stop_at}"'},
+            "trainer.checkpoints: is where converge looks, but nothing tells the program",
+        ),
+        *(
+            (
+                "",
+                {"checkpoints": f'[trainer.checkpoints]\nname = "{name}"\n'},
+                "trainer.checkpoints.name: must be the name of a file or folder with {step} for",
+            )
+            for name in ("last.pt", "a/{step}", "{step}-{step}", "{step}{rank}")
+        ),
+        *(
+            (
+                "",
+                {"checkpoints": f'{CHECKPOINTS}last_file = "{path}"\n'},
+                "trainer.checkpoints.last_file: must be a path in the checkpoint",
+            )
+            for path in ("", "/x", "../x")
+        ),
+        (
+            FAULT.replace("kill", "nan_batch"),
+            {},
+            (
+                "faults[0].kind of 'broken': converge cannot make nan_batch in runs of a command "
+                "trainer (one of kill, preempt)"
+            ),
+        ),
+        (FAULT + "nodes = [1, 2]\n", {}, "nodes of 'broken': a command trainer runs on one node"),
+        (
+            IN_PLACE,
+            {"options": NAMED},
+            "restarts of 'broken': torchrun starts the same command again, in which {resume_from}",
+        ),
+        ("", {"top": "checkpoint_every = 4"}, "decides itself when it writes a checkpoint"),
+    ],
+)
+def test_what_cannot_be_resumed_is_said_before_a_start(problems, sets, changes, expected):
+    found = problems(text(sets, **changes))
+    assert any(expected in problem for problem in found), found

@@ -1,0 +1,295 @@
+"""The probe in a program that is stopped and resumed: what it leaves, and what it refuses."""
+
+import json
+import os
+import signal
+import threading
+import time
+from multiprocessing import get_context
+
+import numpy as np
+import pytest
+import torch
+from probed_loop import DEGREES, Model, lines_of, microbatches, write_job
+
+from converge_harness.probe import Probe, ProbeError, faults
+from converge_harness.probe.faults import ScriptedFaults
+from converge_harness.run_folder.checkpoints import CheckpointForm, newest_whole, set_torn_aside
+from converge_harness.run_folder.job import RankFault, RankJob, read_job
+from converge_harness.run_folder.layout import SEGMENT_VARIABLE
+
+FORM = CheckpointForm("{step}.pt", None)
+COMMAND = {"checkpoints": {"name": FORM.name, "last_file": FORM.last_file}}
+ONE = dict.fromkeys(DEGREES, 1)
+SEGMENTS = [
+    {"until": 2, "parallelism": ONE, "local_batch_size": 8},
+    {"until": 4, "parallelism": ONE, "local_batch_size": 4},
+]
+
+
+class Program:
+    """One start of a program, which ends where the test leaves it."""
+
+    def __init__(self, path, monkeypatch, *, segment=None, lr=1e-2):
+        # A new process has made no probe yet.
+        monkeypatch.setattr("converge_harness.probe.loop._probed", set())
+        monkeypatch.setenv("CONVERGE_JOB", str(path))
+        monkeypatch.delenv(SEGMENT_VARIABLE, raising=False)
+        if segment is not None:
+            monkeypatch.setenv(SEGMENT_VARIABLE, str(segment))
+        self.folder = path.parent
+        self.model = Model()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
+        self.probe = Probe.from_env(self.model, self.optimizer)
+        self.step = 0
+
+    def train(self, until, accumulate=1):
+        while self.step < until:
+            self.step += 1
+            for inputs, labels in microbatches(self.step, accumulate=accumulate):
+                self.probe.batch(inputs, labels)
+                self.model(inputs).square().mean().backward()
+            self.optimizer.step()
+            self.probe.step(loss=1.0)
+            self.optimizer.zero_grad()
+
+    def save(self):
+        path = FORM.path(self.folder, self.step)
+        path.parent.mkdir(exist_ok=True)
+        parts = (self.model.state_dict(), self.optimizer.state_dict())
+        torch.save((self.step, *parts), path)
+        self.probe.saved(self.step)
+
+    def load(self, *, optimizer=True):
+        step = newest_whole(self.folder, FORM)
+        self.step, model, states = torch.load(FORM.path(self.folder, step), weights_only=True)
+        self.model.load_state_dict(model)
+        if optimizer:
+            self.optimizer.load_state_dict(states)
+        self.probe.loaded(self.step)
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Starts the program of a job, again and again; the job's keys are those of the first start."""
+    started = []
+
+    def start(segment=None, **keys):
+        path = tmp_path / "run" / "job.json"
+        if keys:
+            write_job(path.parent, **{"steps": 4, "command": COMMAND, **keys})
+        started.append(Program(path, monkeypatch, segment=segment))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.probe.close()
+
+
+def state(folder, number, event, step):
+    path = folder / "passes" / f"{number:03d}" / "state" / f"{event}-step-{step:08d}.npz"
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+def of_pass(program, number):
+    return program.folder / "passes" / f"{number:03d}"
+
+
+def test_segments_are_passes_joined_by_what_was_saved(start):
+    first = start(0, segments=SEGMENTS)
+    first.probe.loaded(0)
+    first.train(2)
+    first.save()
+    second = start(1)
+    second.load()
+    second.train(4, accumulate=2)
+    second.save()  # after the last step: nothing goes on from it
+    saved, loaded = (state(first.folder, *each, 2) for each in ((1, "saved"), (2, "loaded")))
+    for name in ("parameters_sketch", "state_sketch", "state_steps", "lr", "trainer_step"):
+        assert np.array_equal(saved[name], loaded[name]), name
+    assert set(saved["state_names"]) == {"exp_avg", "exp_avg_sq"}
+    assert (saved["tokens_seen"], saved["samples_consumed"]) == (-1, -1)
+    steps = [[line["step"] for line in lines_of(of_pass(second, number))] for number in (1, 2)]
+    assert steps == [[1, 2], [3, 4]]
+    headers = [lines_of(of_pass(second, number), "header")[0] for number in (1, 2)]
+    assert [(each["pass"], each["segment"]) for each in headers] == [(1, 0), (2, 1)]
+    ends = [lines_of(of_pass(second, number), "end") for number in (1, 2)]
+    assert [each["steps"] for (each,) in ends] == [2, 4]
+    sizes = [
+        json.loads((of_pass(second, number) / "in_force.json").read_text()) for number in (1, 2)
+    ]
+    assert [each["gradient_accumulation_steps"] for each in sizes] == [1, 2]
+    assert [each["config"]["training.local_batch_size"] for each in sizes] == [8, 4]
+    assert not (second.folder / "in_force.json").exists()
+    assert not list((of_pass(second, 2) / "state").glob("saved*"))
+
+
+def test_an_optimizer_that_was_not_restored_has_no_states(start):
+    first = start(0, segments=SEGMENTS)
+    first.probe.loaded(0)
+    first.train(2)
+    first.save()
+    second = start(1)
+    second.load(optimizer=False)
+    assert state(second.folder, 2, "loaded", 2)["state_names"].size == 0
+
+
+def test_a_save_that_did_not_return_leaves_no_whole_checkpoint(start):
+    program = start(checkpoint_every=2)
+    program.probe.loaded(0)
+    program.train(2)
+    program.save()
+    program.train(3)
+    FORM.path(program.folder, 3).touch()  # it dies before probe.saved
+    assert newest_whole(program.folder, FORM) == 2
+    assert set_torn_aside(program.folder, FORM) == (3,)
+
+
+def test_a_run_that_nothing_resumes_ignores_the_calls(start):
+    program = start(command={})
+    program.probe.loaded(0)
+    program.train(2)
+    program.probe.saved(2)
+    program.train(4)
+    assert not (program.folder / "passes").exists()
+    assert len(lines_of(program.folder)) == 4
+
+
+# ------------------------------------------------------------------ wrong use
+
+
+def test_training_before_it_is_known_from_where(start):
+    program = start(checkpoint_every=2)
+    with pytest.raises(
+        ProbeError, match=r"is resumed from checkpoints: call probe\.loaded\(step\)"
+    ):
+        program.train(1)
+
+
+def test_a_load_after_training_has_begun(start):
+    program = start(checkpoint_every=2)
+    program.probe.loaded(0)
+    with pytest.raises(ProbeError, match=r"loaded\(2\) after training has begun"):
+        program.probe.loaded(2)
+
+
+@pytest.mark.parametrize(
+    ("keys", "segment", "step", "words"),
+    [
+        ({"checkpoint_every": 2}, None, 4, "this start trains up to step 4"),
+        ({"segments": SEGMENTS}, 0, 2, "this start trains up to step 2"),
+        ({"command": {}}, None, 2, "this start starts from its initial weights"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_this_runs(start, keys, segment, step, words):
+    program = start(segment, **keys)
+    with pytest.raises(ProbeError, match=words):
+        program.probe.loaded(step)
+
+
+def test_a_program_that_does_not_stop_where_its_segment_ends(start):
+    program = start(0, segments=SEGMENTS)
+    program.probe.loaded(0)
+    with pytest.raises(ProbeError, match=r"after step 2, where segment 1 ends: .* \{stop_at\}"):
+        program.train(3)
+
+
+def test_a_save_of_another_step(start):
+    program = start(checkpoint_every=2)
+    program.probe.loaded(0)
+    program.train(2)
+    with pytest.raises(ProbeError, match=r"probe\.saved\(1\) after step 2"):
+        program.probe.saved(1)
+    program.probe.batch(*microbatches(3, accumulate=1)[0])
+    with pytest.raises(ProbeError, match=r"probe\.saved\(2\) in step 3"):
+        program.probe.saved(2)
+
+
+def test_a_save_without_a_checkpoint(start):
+    program = start(checkpoint_every=2)
+    program.probe.loaded(0)
+    program.train(2)
+    with pytest.raises(ProbeError, match=r"probe\.saved\(2\), but there is no .*checkpoint/2\.pt"):
+        program.probe.saved(2)
+
+
+# ------------------------------------------------------------------ faults
+
+
+def job_with(folder, *script):
+    path = write_job(folder, steps=4, checkpoint_every=2, command=COMMAND)
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "faults": list(script)}))
+    return path
+
+
+def ran_by(path):
+    """Exit code of a process that trains all steps of a job."""
+
+    def run():
+        with pytest.MonkeyPatch.context() as patch:
+            program = Program(path, patch)
+            program.probe.loaded(0)
+            program.train(4)
+
+    torch.set_num_threads(1)  # so that it can be forked
+    process = get_context("fork").Process(target=run)
+    process.start()
+    process.join(120)
+    return process.exitcode
+
+
+def test_a_rank_is_killed_once_in_the_middle_of_its_step(tmp_path):
+    path = job_with(
+        tmp_path / "run", {"kind": "kill", "step": 2}, {"kind": "kill", "step": 3, "rank": 1}
+    )
+    assert [ran_by(path), ran_by(path)] == [-signal.SIGKILL, 0]
+    struck = json.loads((path.parent / "faults" / "0.json").read_text())
+    assert (struck["kind"], struck["step"], struck["rank"], struck["pass"]) == ("kill", 2, 0, 1)
+    assert len(lines_of(path.parent / "passes" / "001", name="metrics.jsonl.part")) == 1
+    assert len(lines_of(path.parent / "passes" / "002")) == 4
+
+
+def job_of(folder, *script) -> RankJob:
+    return read_job(job_with(folder, *script))
+
+
+def test_a_fault_that_a_probe_cannot_make_is_refused(tmp_path):
+    job = job_of(tmp_path, {"kind": "nan_batch", "step": 2})
+    assert job.faults == (RankFault("nan_batch", 2),)
+    with pytest.raises(ProbeError, match="cannot make the fault nan_batch, only kill"):
+        ScriptedFaults(job, 0, 1)
+
+
+def test_a_program_gets_sigterm_while_it_is_held_for_it(tmp_path, monkeypatch):
+    """It would otherwise lose the time in which it is to save its checkpoint."""
+    monkeypatch.setattr(faults, "hold_until", lambda over, or_else: waited(or_else))
+    got = []
+    before = signal.signal(signal.SIGTERM, lambda *_: got.append("SIGTERM"))
+    held = ScriptedFaults(job_of(tmp_path, {"kind": "preempt", "step": 2}), 0, 1)
+    try:
+        held.after_step(1)
+        assert not got
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        held.after_step(2)
+        assert got == ["SIGTERM"]
+        held.after_step(2)  # once
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def waited(or_else):
+    deadline = time.monotonic() + 10
+    while not or_else():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_hold_ends_with_the_fault(tmp_path):
+    job = job_of(tmp_path, {"kind": "preempt", "step": 2})
+    (tmp_path / "faults").mkdir()
+    (tmp_path / "faults" / "0.over.json").touch()
+    before = signal.getsignal(signal.SIGTERM)
+    ScriptedFaults(job, 0, 1).after_step(2)
+    assert signal.getsignal(signal.SIGTERM) is before
