@@ -40,6 +40,7 @@ from converge_harness.run_folder.layout import (
     PASSES,
     RECORD,
     TORN,
+    WAIT,
 )
 from converge_harness.run_folder.records import RecordDocument
 from converge_harness.seal import changed_source, evidence_of, sources_of, stale
@@ -271,7 +272,7 @@ class Store:
         Raises StoreError when it cannot be written.
         """
         try:
-            for name in (RECORD, ENDED):
+            for name in (RECORD, ENDED, WAIT):
                 (folder / name).unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(_explain("clean", folder, error)) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from converge_harness.launch.stopping import looks, settling_looks
+from converge_harness.launch.stopping import is_worth_ending, looks, read_by, settling_looks
 from converge_harness.model import Job, Plan, Role
 
 
@@ -16,7 +16,9 @@ class Cost:
     at_most: int
     """If every run trains to its last step."""
     settled: int
-    """If every test set that may be settled is, at its first look."""
+    """If every test set that may be settled is, at its first look, and what only such sets are
+    judged by ends with the last of them: a run that trains faster than they do ends later.
+    """
     known_wrong: int | None
     """Until a test set that is wrong at its first step is known to FAIL, if it and the runs that it
     is judged by train at once: the most of any set that may be stopped; None if none may."""
@@ -45,13 +47,18 @@ class Cost:
 def cost_of(plan: Plan) -> Cost:
     """The cost of a plan; a seed checkpoint trains nothing, and a golden is not run."""
     count = Counter(job.identity for job in plan.jobs)
-    jobs = {job.identity: job for job in plan.without_golden.jobs}.values()
+    by_identity = {job.identity: job for job in plan.without_golden.jobs}
+    jobs = by_identity.values()
     # The run of two sets is trained once, and never stopped.
     alone = [job for job in jobs if count[job.identity] == 1]
     first = {job.name: found[0] for job in alone if (found := looks(job, plan.experiment))}
     settling = {
         job.name: found[0] for job in alone if (found := settling_looks(job, plan.experiment))
     }
+    for identity, readers in read_by(plan).items():
+        last = max(settling.get(each.name, each.steps) for each in readers)
+        if is_worth_ending(by_identity[identity], last):
+            settling[by_identity[identity].name] = last
     wrong = (
         sum(_tokens(each, first[job.name]) for each in (job, *plan.judged_by(job)))
         for job in alone

@@ -35,6 +35,7 @@ from converge_harness.launch.interruption import Interruption, interruptible
 from converge_harness.launch.local.agents import (
     Machine,
     end_faults,
+    let_train_on,
     start_next_call,
     start_run,
     strike,
@@ -44,7 +45,7 @@ from converge_harness.launch.next_call import calls_again, faults_due
 from converge_harness.launch.options import RunOptions, Training
 from converge_harness.launch.private_folder import private_folder, remove_left_behind
 from converge_harness.launch.progress import Pace, matrix_eta_s
-from converge_harness.launch.stopping import Looks, stopped_error, would_stop_again
+from converge_harness.launch.stopping import Looks, stopped_again, stopped_error
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import (
     Experiment,
@@ -85,10 +86,11 @@ def run_plan(
     """
     remove_left_behind()  # even if nothing has to run
     records, others = ({}, {}) if options.fresh else finished_runs(plan.jobs, store)
-    for job in () if options.fresh else plan.jobs:
-        record = store.record(job.identity)
-        if record and would_stop_again(job, record, plan.experiment, options, records):
-            records[job.identity] = replace(record, reused=True)
+    if not options.fresh:
+        earlier = {job.identity: store.record(job.identity) for job in plan.jobs}
+        stopped = {identity: record for identity, record in earlier.items() if record}
+        again = stopped_again(plan.jobs, stopped, plan.experiment, options, records)
+        records |= {identity: replace(each, reused=True) for identity, each in again.items()}
     for identity, why in others.items():
         name = next(job.name for job in plan.jobs if job.identity == identity)
         observer(Notice(time.time(), f"{name} runs again: {why}"))
@@ -241,6 +243,7 @@ class Supervisor:
                 stop.check()
                 self._notice_cold_starts()
                 self._follow()
+                self._wake_what_fits()
                 self._start_what_fits()
                 if time.monotonic() >= overview_due:
                     overview_due = time.monotonic() + _OVERVIEW_S
@@ -320,6 +323,7 @@ class Supervisor:
             slots=taken,
             attempt=attempt,
             lock=lock,
+            waits=self._waits_of(job),
         )
         self._slots = left
         self._running.append(run)
@@ -339,10 +343,43 @@ class Supervisor:
             end_faults(run, call_is_over=over)
             if over:
                 self._leave(run)
-            elif sentence := run.overdue(self._experiment):
+            elif not run.rests and (sentence := run.overdue(self._experiment)):
                 self._leave_hung(run, sentence)
             elif reason := self._why_to_stop(run):
                 self._stop(run, reason)
+            else:
+                self._let_rest(run)
+
+    def _waits_of(self, job: Job) -> tuple[int, ...]:
+        """The steps after which a job waits for others: not while it holds GPUs that they need."""
+        can_wait = trainer_of(job.spec).own_rank_code and not self._place.options.gpus
+        return self._looks.waits(job) if can_wait else ()
+
+    def _let_rest(self, run: Run) -> None:
+        """Give the slots of a run to others if its ranks wait for them now."""
+        if run.last is None or run.rests:
+            return
+        run.waits = tuple(step for step in run.waits if step >= run.last.step)
+        if run.last.step not in run.waits[:1]:
+            return
+        run.rests = True
+        self._slots = self._slots.give(run.slots)
+
+    def _wake_what_fits(self) -> None:
+        """Let runs train on that have waited for long enough, before others start."""
+        resting = [run for run in self._running if run.rests]
+        training = self._training if resting else {}
+        for run in resting:
+            step = run.waits[0]
+            # What another converge process runs may wait for this run, or not even know that it is
+            # waited for.
+            if not self._elsewhere and not self._looks.may_train_on(
+                run.job, step, self._records, training
+            ):
+                continue
+            if self._slots.fits(run.job.world_size):
+                taken, self._slots = self._slots.take(run.job.world_size)
+                let_train_on(run, taken)
 
     def _new_steps(self, run: Run) -> set[int]:
         """Report the steps that have ended since the last call; return their numbers."""
@@ -373,18 +410,22 @@ class Supervisor:
             self._finish(run, RunStatus.HUNG, run.hung(sentence))
 
     def _why_to_stop(self, run: Run) -> str:
-        """Why a running test set may end now; empty if it trains on, or is not looked at now."""
-        if run.last is None or not self._looks.is_due(run.job, run.last.step):
+        """Why a run may end now; empty if it trains on, or is not looked at now."""
+        if run.last is None:
             return ""
-        training = {
-            each.job.identity: Training(each.folder, each.last.step)
-            for each in self._running
-            if each.last is not None
+        return self._looks.why_to_stop(run.job, self._records, self._training)
+
+    @property
+    def _training(self) -> dict[str, Training]:
+        """All runs that have ended a step."""
+        return {
+            run.job.identity: Training(run.folder, run.last.step)
+            for run in self._running
+            if run.last is not None
         }
-        return self._looks.why_to_stop(run.job, self._records, training)
 
     def _stop(self, run: Run, reason: str) -> None:
-        """End a test set whose verdict is known."""
+        """End a test set whose verdict is known, or a run that nothing reads any more."""
         if run.is_over():  # it ended, or broke, while it was judged
             self._new_steps(run)
             self._leave(run)
@@ -418,7 +459,8 @@ class Supervisor:
 
     def _release(self, run: Run) -> None:
         self._running.remove(run)
-        self._slots = self._slots.give(run.slots)
+        if not run.rests:
+            self._slots = self._slots.give(run.slots)
         run.lock.release()
 
     def _conclude(self, job: Job, record: RunRecord) -> None:

@@ -251,11 +251,8 @@ class _Follower:
         self._tell(Notice(time.time(), message))
 
     def _why_to_stop(self, followed: Followed) -> str:
-        """Why a running test set may end now; empty if it trains on, or is not looked at now."""
-        last = followed.last
-        if last is None or not self._looks.is_due(followed.job, last.step):
-            return ""
-        if followed.cancel_sent or not followed.is_running:
+        """Why a running job may end now; empty if it trains on, or is not looked at now."""
+        if followed.last is None or followed.cancel_sent or not followed.is_running:
             return ""
         training = {
             identity: Training(each.folder, each.last.step)
