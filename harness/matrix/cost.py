@@ -60,13 +60,13 @@ def cost_of(plan: Plan) -> Cost:
         if is_worth_ending(by_identity[identity], last):
             settling[by_identity[identity].name] = last
     wrong = (
-        sum(_tokens(each, first[job.name]) for each in (job, *plan.judged_by(job)))
+        sum(tokens_of(each, first[job.name]) for each in (job, *plan.judged_by(job)))
         for job in alone
         if job.name in first
     )
     return Cost(
-        at_most=sum(map(_tokens, jobs)),
-        settled=sum(_tokens(job, settling.get(job.name)) for job in jobs),
+        at_most=sum(map(tokens_of, jobs)),
+        settled=sum(tokens_of(job, settling.get(job.name)) for job in jobs),
         known_wrong=max(wrong, default=None),
     )
 
@@ -77,10 +77,10 @@ def gpu_hours(job: Job, throughput: float) -> float:
     The number of GPUs cancels out: twice as many take half the time. A frozen step counts like any
     other, since the update that it omits is cheap.
     """
-    return _tokens(job) / throughput / 3600
+    return tokens_of(job) / throughput / 3600
 
 
-def _tokens(job: Job, until: int | None = None) -> int:
+def tokens_of(job: Job, until: int | None = None) -> int:
     """What a job trains, up to a step if one is given, with its frozen steps."""
     if job.role is Role.SEED:
         return 0
