@@ -153,15 +153,33 @@ class Looks:
     def why_to_stop(
         self, job: Job, records: Mapping[str, RunRecord], training: Mapping[str, Training]
     ) -> str:
-        """Why a run that trains may end now; empty if it trains on, or no look at it is due.
+        """Why a set that trains, and at which a look is due, may end now; empty if it trains on.
 
         ``records`` are those of runs that have ended, and ``training`` are all that have not and
         have ended a step, both by identity.
         """
-        step = training[job.identity].step
-        if sets := self._options.read_by.get(job.identity):
-            return why_to_end(job, step, [self._stopped_by(each, records) for each in sets])
-        return self._look_at(job, records, training) if self.is_due(job, step) else ""
+        look, step = self._options.look, training[job.identity].step
+        try:
+            reason = look(job, records, training) if look else ""
+        except LookError as error:
+            # A file may have been read while it was replaced: once more, when a step has ended.
+            if job.identity not in self._failed:
+                self._failed[job.identity] = step
+                return ""
+            message = f"{job.name}: could not be judged after step {step}, and trains on: {error}"
+            self._tell(Notice(time.time(), message))
+            reason = ""
+        if reason is not None:
+            self._failed.pop(job.identity, None)
+        if reason == "":
+            later = tuple(each for each in self._due[job.identity] if each > step)
+            self._due[job.identity] = later
+        return reason or ""
+
+    def why_to_end(self, job: Job, step: int, records: Mapping[str, RunRecord]) -> str:
+        """Why a control or repeat may end after a step; empty if it trains on."""
+        sets = self._options.read_by.get(job.identity, ())
+        return why_to_end(job, step, [self._stopped_by(each, records) for each in sets])
 
     def waits(self, job: Job) -> tuple[int, ...]:
         """The steps after which a job may wait for others."""
@@ -184,7 +202,7 @@ class Looks:
         if sets is None:
             return not self.is_due(job, step)
         if all(each.identity in records for each in sets):
-            return not why_to_end(job, step, [self._stopped_by(each, records) for each in sets])
+            return not self.why_to_end(job, step, records)
         return any(self._needs_more(each, step, records, training) for each in sets)
 
     def _needs_more(
@@ -208,27 +226,6 @@ class Looks:
         if job.identity not in self._reached:  # asked at every poll
             self._reached[job.identity] = reached_by(job, record.folder)
         return self._reached[job.identity]
-
-    def _look_at(
-        self, job: Job, records: Mapping[str, RunRecord], training: Mapping[str, Training]
-    ) -> str:
-        look, step = self._options.look, training[job.identity].step
-        try:
-            reason = look(job, records, training) if look else ""
-        except LookError as error:
-            # A file may have been read while it was replaced: once more, when a step has ended.
-            if job.identity not in self._failed:
-                self._failed[job.identity] = step
-                return ""
-            message = f"{job.name}: could not be judged after step {step}, and trains on: {error}"
-            self._tell(Notice(time.time(), message))
-            reason = ""
-        if reason is not None:
-            self._failed.pop(job.identity, None)
-        if reason == "":
-            later = tuple(each for each in self._due[job.identity] if each > step)
-            self._due[job.identity] = later
-        return reason or ""
 
 
 def why_to_end(job: Job, step: int, sets: Sequence[int | None]) -> str:

@@ -413,6 +413,10 @@ class Supervisor:
         """Why a run may end now; empty if it trains on, or is not looked at now."""
         if run.last is None:
             return ""
+        if reason := self._looks.why_to_end(run.job, run.last.step, self._records):
+            return reason
+        if not self._looks.is_due(run.job, run.last.step):
+            return ""
         return self._looks.why_to_stop(run.job, self._records, self._training)
 
     @property
