@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from converge_harness.launch.stopping import is_worth_ending, looks, read_by, settling_looks
-from converge_harness.model import Job, Plan, Role
+from converge_harness.model import Job, Launcher, Plan, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,11 @@ class Cost:
     """If every run trains to its last step."""
     settled: int
     """If every test set that may be settled is, at its first look, and what only such sets are
-    judged by ends with the last of them: a run that trains faster than they do ends later.
+    judged by ends with the last of them.
     """
+    waits: bool
+    """Whether it does: runs wait for each other. Where they do not, one that trains faster than the
+    sets ends later, and one that trains before them has trained to its end."""
     known_wrong: int | None
     """Until a test set that is wrong at its first step is known to FAIL, if it and the runs that it
     is judged by train at once: the most of any set that may be stopped; None if none may."""
@@ -32,7 +35,9 @@ class Cost:
             most = f"{hours:,.1f} GPU-hours at {tokens_per_gpu_second:,g} tokens per second and GPU"
         parts = [f"cost: {most} if every run trains to its last step"]
         if self.settled < self.at_most:
-            parts.append(f"{self._share(self.settled)} if every set is settled at its first look")
+            beside = "" if self.waits else " and its control and the repeats train beside it"
+            settled = f"if every set is settled at its first look{beside}"
+            parts.append(f"{self._share(self.settled)} {settled}")
         if self.known_wrong is not None:
             parts.append(
                 f"{self._share(self.known_wrong)} is what a set, its control and the repeats train "
@@ -67,6 +72,8 @@ def cost_of(plan: Plan) -> Cost:
     return Cost(
         at_most=sum(map(tokens_of, jobs)),
         settled=sum(tokens_of(job, settling.get(job.name)) for job in jobs),
+        waits=plan.experiment.launcher is Launcher.LOCAL
+        and not plan.surroundings.hardware.startswith("gpu"),
         known_wrong=max(wrong, default=None),
     )
 

@@ -25,6 +25,7 @@ from converge_harness.launch.events import (
     Overview,
     Preparing,
     Queued,
+    Resting,
     Retrying,
     Reused,
     Started,
@@ -364,6 +365,7 @@ class Supervisor:
             return
         run.rests = True
         self._slots = self._slots.give(run.slots)
+        self._tell(Resting(time.time(), run.job, run.last.step))
 
     def _wake_what_fits(self) -> None:
         """Let runs train on that have waited for long enough, before others start."""
