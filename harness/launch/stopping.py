@@ -14,7 +14,7 @@ from pathlib import Path
 
 from converge_harness.launch.events import Notice, Observer
 from converge_harness.launch.next_call import calls_again
-from converge_harness.launch.options import LookError, RunOptions, Training
+from converge_harness.launch.options import Look, LookError, RunOptions, Training
 from converge_harness.launch.progress import last_line
 from converge_harness.model import (
     Ask,
@@ -185,6 +185,13 @@ class Looks:
         """The steps after which a job may wait for others."""
         return waits(job, self._experiment, self._options.read_by)
 
+    def stops_again(
+        self, job: Job, records: Mapping[str, RunRecord], training: Mapping[str, Training]
+    ) -> bool | None:
+        """Whether a set that was stopped earlier would be again, as the function of that name."""
+        look = self._options.look
+        return look is not None and stops_again(job, self._experiment, look, records, training)
+
     def may_train_on(
         self,
         job: Job,
@@ -262,6 +269,18 @@ def reached_by(job: Job, folder: Path) -> int:
     return line.step if line else 0
 
 
+def unchanged_stopped(records: Mapping[str, RunRecord | None]) -> dict[str, RunRecord]:
+    """Of earlier runs by identity, those that were stopped and have not changed since.
+
+    Raises StoreError as ``stale`` does.
+    """
+    return {
+        identity: record
+        for identity, record in records.items()
+        if record and record.status is RunStatus.STOPPED and not stale(record)
+    }
+
+
 def stopped_again(
     jobs: Iterable[Job],
     stopped: Mapping[str, RunRecord],
@@ -271,12 +290,11 @@ def stopped_again(
 ) -> dict[str, RunRecord]:
     """Of runs that were stopped earlier, those that would be stopped again, so need not run.
 
-    A control or repeat is among them if all sets that read it are. Raises StoreError as ``stale``
-    does.
+    A control or repeat is among them if all sets that read it are.
 
     Args:
         jobs: of the plan.
-        stopped: the records of those that were stopped, by identity; others may be among them.
+        stopped: the records of those that were stopped, as ``unchanged_stopped`` returns them.
         experiment: theirs.
         options: for the run.
         records: of finished runs, by identity.
@@ -288,19 +306,12 @@ def stopped_again(
         job.identity: Training(record.folder, reached_by(job, record.folder))
         for job in jobs
         if (record := stopped.get(job.identity))
-        and record.status is RunStatus.STOPPED
-        and not stale(record)
     }
-    found: dict[str, RunRecord] = {}
-    for job in jobs:
-        planned = looks(job, experiment)
-        if job.identity not in there or not planned or there[job.identity].step < planned[0]:
-            continue
-        try:
-            if look(job, records, there):
-                found[job.identity] = stopped[job.identity]
-        except LookError:
-            continue
+    found = {
+        job.identity: stopped[job.identity]
+        for job in jobs
+        if job.identity in there and stops_again(job, experiment, look, records, there)
+    }
     steps = {identity: there[identity].step for identity in found}
     ended = {
         job.identity: stopped[job.identity]
@@ -309,6 +320,28 @@ def stopped_again(
         if why_to_end(job, there[job.identity].step, [steps.get(each.identity) for each in sets])
     }
     return found | ended
+
+
+def stops_again(
+    job: Job,
+    experiment: Experiment,
+    look: Look,
+    records: Mapping[str, RunRecord],
+    training: Mapping[str, Training],
+) -> bool | None:
+    """Whether a set that was stopped earlier would be again, so that it need not run.
+
+    None while a run that it is judged by has not come as far. ``records`` are those of runs that
+    have ended, and ``training`` are others, itself among them, both by identity.
+    """
+    planned = looks(job, experiment)
+    if not planned or training[job.identity].step < planned[0]:
+        return False
+    try:
+        answer = look(job, records, training)
+    except LookError:
+        return False
+    return None if answer is None else bool(answer)
 
 
 def stopped_error(reason: str, step: int, steps: int) -> RankError:

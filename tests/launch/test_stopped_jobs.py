@@ -31,7 +31,6 @@ from converge_harness.model import (
     RunStatus,
     Stop,
 )
-from converge_harness.store import Store
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -357,24 +356,28 @@ def test_a_run_waits_while_a_set_that_reads_it_is_open(tmp_path):
     assert may_train_on(settled | record(second, RunStatus.STOPPED, 67))
 
 
+SETTLED = 130
+"""The second look of a run of 260 steps; the first is after 65."""
+
+
 class Settling:
-    """Says of sets that they are settled at step 65, once all that they need have come as far."""
+    """Says of sets that they are settled at that look, once all that they need have come as far."""
 
     def __init__(self, plan, *settled):
         self.plan, self.settled, self.at = plan, settled, {}
 
     def __call__(self, job, records, training):
-        step = training[job.identity].step
-        for needed in self.plan.judged_by(job):
-            here = training.get(needed.identity)
-            if needed.identity not in records and (here is None or here.step < min(step, 65)):
+        planned = looks(job, self.plan.experiment)
+        step = max(each for each in planned if each <= training[job.identity].step)
+        needed = self.plan.judged_by(job)
+        for each in needed:
+            here = training.get(each.identity)
+            if each.identity not in records and (here is None or here.step < step):
                 return None
-        if step < 65:
-            return ""
-        for each in (job, *self.plan.judged_by(job)):
+        for each in (job, *needed):
             if each.identity in training:
-                self.at[each.name] = training[each.identity].step
-        return "it was settled" if job.name in self.settled else ""
+                self.at[each.name, step] = training[each.identity].step
+        return "it was settled" if job.name in self.settled and step >= SETTLED else ""
 
 
 def options_for(plan, cold, *settled):
@@ -389,35 +392,48 @@ def steps_of(record):
     ]
 
 
+def started(events):
+    return sorted(event.job.name for event in events if isinstance(event, launch.Started))
+
+
 def test_what_settled_sets_are_judged_by_ends_with_them_and_trains_on_for_another_set(
     warm_tiny, store, cold
 ):
-    """With room for one rank: they wait for each other at step 65, and nobody trains beyond it."""
-    jobs = family(warm_tiny)
+    """With room for one rank: they wait for each other, and nobody trains beyond a look."""
+    jobs = family(warm_tiny, steps=260)
     plan = plan_of(*jobs, cpu_ranks=1)
     options = options_for(plan, cold, "first", "second")
     records = run_plan(plan, store, options, lambda event: None)
     assert [each.status for each in records] == [RunStatus.STOPPED] * 4
-    assert [steps_of(each)[-1] for each in records] == [65] * 4
-    assert options.look.at == dict.fromkeys((job.name for job in jobs), 65)
+    assert [steps_of(each) for each in records] == [[*range(1, SETTLED + 1)]] * 4
+    at = options.look.at
+    assert {at[name, 65] for name in ("first", "second")} == {65}
+    assert {at[job.name, SETTLED] for job in jobs} == {SETTLED}
     assert records[0].error.message == (
-        "every set that is judged by it was stopped by step 65; it ended after step 65 of 130"
+        "every set that is judged by it was stopped by step 130; it ended after step 130 of 260"
     )
 
-    again = run_plan(plan, Store(store.root), options, lambda event: None)
+    again = run_plan(plan, store, options, lambda event: None)
     assert [each.reused for each in again] == [True] * 4
 
+    # Interrupted while the control and its repeat waited: what was settled is not trained again.
+    for lost in records[:2]:
+        (lost.folder / "record.json").unlink()
+    events = []
+    again = run_plan(plan, store, options, events.append)
+    assert started(events) == ["control", "control.ulp"]
+    assert [each.reused for each in again] == [False, False, True, True]
+    assert [steps_of(each)[-1] for each in again] == [SETTLED] * 4
+
     # A set more, which is never settled: what it needs trains to its end, and nothing else does.
-    third = family(warm_tiny, sets=("third",))[-1]
+    third = family(warm_tiny, steps=260, sets=("third",))[-1]
     more = plan_of(*jobs, third, cpu_ranks=2)
-    options = options_for(more, cold, "first", "second")
-    records = run_plan(more, store, options, lambda event: None)
-    assert [each.status for each in records] == [
-        *(RunStatus.FINISHED, RunStatus.FINISHED, RunStatus.STOPPED, RunStatus.STOPPED),
-        RunStatus.FINISHED,
-    ]
+    events = []
+    records = run_plan(more, store, options_for(more, cold, "first", "second"), events.append)
+    assert started(events) == ["control", "control.ulp", "third"]
     assert [each.reused for each in records] == [False, False, True, True, False]
-    assert all(steps_of(records[at]) == [*range(1, 131)] for at in (0, 1, 4))
+    ends = [260, 260, SETTLED, SETTLED, 260]
+    assert [steps_of(each) for each in records] == [[*range(1, end + 1)] for end in ends]
 
 
 def test_nobody_waits_for_ever_for_a_run_that_breaks(warm_tiny, store, cold):

@@ -46,7 +46,13 @@ from converge_harness.launch.next_call import calls_again, faults_due
 from converge_harness.launch.options import RunOptions, Training
 from converge_harness.launch.private_folder import private_folder, remove_left_behind
 from converge_harness.launch.progress import Pace, matrix_eta_s
-from converge_harness.launch.stopping import Looks, stopped_again, stopped_error
+from converge_harness.launch.stopping import (
+    Looks,
+    reached_by,
+    stopped_again,
+    stopped_error,
+    unchanged_stopped,
+)
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import (
     Experiment,
@@ -87,11 +93,10 @@ def run_plan(
     """
     remove_left_behind()  # even if nothing has to run
     records, others = ({}, {}) if options.fresh else finished_runs(plan.jobs, store)
-    if not options.fresh:
-        earlier = {job.identity: store.record(job.identity) for job in plan.jobs}
-        stopped = {identity: record for identity, record in earlier.items() if record}
-        again = stopped_again(plan.jobs, stopped, plan.experiment, options, records)
-        records |= {identity: replace(each, reused=True) for identity, each in again.items()}
+    to_use = () if options.fresh else plan.jobs
+    stopped = unchanged_stopped({job.identity: store.record(job.identity) for job in to_use})
+    again = stopped_again(plan.jobs, stopped, plan.experiment, options, records)
+    records |= {identity: replace(each, reused=True) for identity, each in again.items()}
     for identity, why in others.items():
         name = next(job.name for job in plan.jobs if job.identity == identity)
         observer(Notice(time.time(), f"{name} runs again: {why}"))
@@ -104,7 +109,7 @@ def run_plan(
         require_seed_checkpoints(jobs, records, store)
         store.require_writable()
         with interruptible() as stop:
-            records = _run(plan, jobs, records, store, options, observer, stop)
+            records = _run(plan, jobs, records, stopped, store, options, observer, stop)
     return tuple(replace(records[job.identity], name=job.name) for job in plan.jobs)
 
 
@@ -131,6 +136,7 @@ def _run(
     plan: Plan,
     jobs: tuple[Job, ...],
     records: Mapping[str, RunRecord],
+    stopped: Mapping[str, RunRecord],
     store: Store,
     options: RunOptions,
     observer: Observer,
@@ -155,7 +161,8 @@ def _run(
         for job in jobs:
             observer(Queued(time.time(), job))
         place = Machine(store, options, servers, inherited, loopback, private)
-        return Supervisor(plan.experiment, place, slots, observer).run(jobs, records, stop)
+        supervisor = Supervisor(plan.experiment, place, slots, observer)
+        return supervisor.run(jobs, records, stopped, stop)
 
 
 def _slots(plan: Plan, jobs: Sequence[Job], options: RunOptions) -> Slots:
@@ -227,17 +234,33 @@ class Supervisor:
         self._attempts: dict[str, int] = {}
         self._elsewhere: set[str] = set()
         """Identities that another converge process is running."""
+        self._earlier: dict[str, RunRecord] = {}
+        """By identity, earlier runs of waiting test sets that were stopped, and may be used again
+        once what they are judged by has come as far; and where they ended."""
+        self._ended_at: dict[str, Training] = {}
 
     def run(
-        self, pending: Sequence[Job], finished: Mapping[str, RunRecord], stop: Interruption
+        self,
+        pending: Sequence[Job],
+        finished: Mapping[str, RunRecord],
+        stopped: Mapping[str, RunRecord],
+        stop: Interruption,
     ) -> dict[str, RunRecord]:
         """Records of all jobs, by identity.
+
+        ``finished`` are those of runs that are used again, and ``stopped`` of runs that were
+        stopped earlier.
 
         Raises StoreError if the store cannot be written and Interrupted if a signal came. In all
         cases no process of a job is left.
         """
         self._records = dict(finished)
         self._waiting = list(launch_order(pending, tests_last=self._looks.will_stop_any(pending)))
+        for job in pending:
+            if job.role is Role.TEST and (record := stopped.get(job.identity)):
+                self._earlier[job.identity] = record
+                reached = reached_by(job, record.folder)
+                self._ended_at[job.identity] = Training(record.folder, reached)
         overview_due = 0.0
         try:
             while self._waiting or self._running:
@@ -265,10 +288,23 @@ class Supervisor:
                 continue
             if needed is not None and needed.status is not RunStatus.FINISHED:
                 self._skip(job, needed)
+            elif job.identity in self._earlier and not self._elsewhere:
+                self._use_again(job)
             elif self._slots.fits(job.world_size) and not self._place.servers.starting(
                 job.toolchain.name
             ):
                 self._claim(job, needed)
+
+    def _use_again(self, job: Job) -> None:
+        """Use a set's earlier run, if it would be stopped again; wait while that is not known."""
+        record = self._earlier[job.identity]
+        again = self._looks.stops_again(job, self._records, self._training)
+        if again is None:
+            return
+        del self._earlier[job.identity], self._ended_at[job.identity]
+        if again:
+            self._waiting.remove(job)
+            self._conclude(job, replace(record, name=job.name, reused=True))
 
     def _skip(self, job: Job, needed: RunRecord) -> None:
         self._waiting.remove(job)
@@ -423,12 +459,13 @@ class Supervisor:
 
     @property
     def _training(self) -> dict[str, Training]:
-        """All runs that have ended a step."""
-        return {
+        """All runs that have ended a step, also earlier ones that may be used again."""
+        running = {
             run.job.identity: Training(run.folder, run.last.step)
             for run in self._running
             if run.last is not None
         }
+        return self._ended_at | running
 
     def _stop(self, run: Run, reason: str) -> None:
         """End a test set whose verdict is known, or a run that nothing reads any more."""
