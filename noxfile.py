@@ -75,7 +75,8 @@ The others run once, on the newest torch; on the older one in session `e2e`.
 """
 OPTIONAL_PROGRAMS = (
     *("munged", "sacct", "sbatch", "scancel", "scontrol", "sinfo", "slurmctld", "slurmd"),
-    *("squeue", "srun", "chromium", "chromium-browser", "google-chrome", "shellcheck"),
+    *("squeue", "srun", "shellcheck"),
+    *("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"),
 )
 """Tests are skipped without these."""
 OPTIONAL_TESTS = re.compile(r"slurm_daemons|slurm_installed|\bslurm[,)]|chromium|shellcheck")

@@ -9,6 +9,7 @@ An experiment becomes a plan, runs, evidence, verdicts and a report (docs/archit
     run_folder/ readers/     the files of a run; evidence from them and from other tools' curves
     judge/ references/       evidence to verdicts; stored calibrations and goldens
     report/ history/         reports; results over nights
+    shrink/ bisect.py        searches: the smallest set-up that fails; the first revision that does
     model/                   the values that all of these exchange
     corpus/ toolchains/      the synthetic corpus; the Python environments of ranks
     store.py seal.py         converge's own files; digests of a run's evidence and sources

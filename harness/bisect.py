@@ -1,6 +1,6 @@
-"""Which revision of a line is the first that behaves as the newest one: a binary search.
+"""Which revision of a line is the first that behaves like the newest one: a binary search.
 
-It is that of ``git bisect``, and works around revisions of which nothing can be told. Pure;
+It is that of ``git bisect``; revisions that cannot be judged are skipped. Pure;
 ``matrix/bisect.py`` runs it.
 """
 
@@ -21,7 +21,7 @@ class Suspects:
     until: int
     """The oldest one that behaves as the newest."""
     skipped: frozenset[int] = frozenset()
-    """Those of which nothing can be told."""
+    """Those that cannot be judged."""
 
     @property
     def suspects(self) -> range:
@@ -30,15 +30,14 @@ class Suspects:
 
     @property
     def trials_left(self) -> int:
-        """How many trials are needed, if every one of them tells something."""
+        """How many trials are needed, if every revision can be judged."""
         return math.ceil(math.log2(self.until - self.before))
 
     def following(self) -> int | None:
         """The revision to try next: the middle of the widest gap between tried ones.
 
-        Between two that tell something that is the middle. Around one that cannot be built, its
-        neighbours often cannot be built either, so it goes far away from them. None: all were
-        tried.
+        Between two that could be judged, that is the middle. The neighbours of one that cannot be
+        built often cannot be built either, so it goes far away from them. None: all were tried.
         """
         inside = (each for each in self.skipped if self.before < each < self.until)
         tried = sorted({self.before, self.until, *inside})
@@ -46,7 +45,7 @@ class Suspects:
         return (older + newer) // 2 if newer - older > 1 else None
 
     def after(self, number: int, *, as_newest: bool | None) -> Suspects:
-        """With the result of a trial; None: nothing can be told of that revision."""
+        """With the result of a trial; None: that revision cannot be judged."""
         if as_newest is None:
             return replace(self, skipped=self.skipped | {number})
         return replace(self, until=number) if as_newest else replace(self, before=number)
@@ -63,7 +62,7 @@ def search(
     Args:
         start: at least the two ends of the line.
         as_newest: tries a revision: whether it behaves as the newest one (True) or as the oldest
-            (False), or nothing can be told (None).
+            (False), or cannot be judged (None).
         may_go_on: whether the budget allows for another trial after so many.
         tell: gets what is known after every trial.
     """

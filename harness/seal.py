@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from converge_harness.errors import ConvergeError
 from converge_harness.model import RunRecord
-from converge_harness.run_folder.job import JobDocument, JobError, moved_with, read_document
+from converge_harness.run_folder.job import JobDocument, JobError, read_document
 from converge_harness.run_folder.layout import (
     EVIDENCE_SUFFIXES,
     IMPORTED,
@@ -26,6 +27,7 @@ from converge_harness.run_folder.layout import (
     NO_EVIDENCE,
     WRITTEN_LATER,
 )
+from converge_harness.trainers import trainer_of_document
 
 _LARGEST = 1 << 30
 """Bytes: a larger folder of data gets no digest."""
@@ -37,7 +39,7 @@ def evidence_of(folder: Path) -> dict[str, str]:
     """SHA-256 of every evidence file of a run folder, by its path from there.
 
     Evidence is everything that the ranks wrote except logs and checkpoints, and the curve file of a
-    program without the probe.
+    run without the probe.
     """
     return {name: _digest(path) for name, path in _evidence_files(folder)}
 
@@ -150,15 +152,16 @@ def _evidence_files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _curves(folder: Path) -> Path | None:
-    """The curve file of a program without the probe; the run folder may have been moved since.
+    """The curve file of a run without the probe; the run folder may have been moved since.
 
     None for other runs, and for a file outside of the folder, which is never read.
     """
     job = _job(folder)
     try:
-        return moved_with(folder, job["command"]["curves"] or "", job["run_folder"])
-    except (KeyError, TypeError, ValueError):
+        curve = trainer_of_document(job).curve_of(folder, job) if job else None
+    except (ConvergeError, KeyError, TypeError, ValueError):
         return None
+    return curve.path if curve and curve.path.is_relative_to(folder) else None
 
 
 def _job(folder: Path) -> JobDocument:

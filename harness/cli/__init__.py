@@ -12,6 +12,8 @@
     progress.py    what a user sees while jobs run
     verdicts.py    … and once they are judged
     plan_table.py, dry_run.py, cover.py    what `converge plan` shows, and with --dry-run, --cover
+    quiet.py       what a user sees of a search, which runs many matrices in a row
+    shrinking.py   the search for the smallest set-up that fails
     scheduled.py   what the commands for Slurm jobs share
     leaving.py     Ctrl-C while modules are imported
 

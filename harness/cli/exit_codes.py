@@ -33,7 +33,7 @@ class ExitCode(IntEnum):
     """No FAIL, but something INVALID, INCONCLUSIVE or ERROR, or no verdict at all, for example
     because the disk filled up while jobs ran."""
     SKIP = 125
-    """With ``--git-bisect``: nothing can be told of this commit."""
+    """With ``--git-bisect``: this commit cannot be judged."""
     INTERRUPTED = 130
 
 

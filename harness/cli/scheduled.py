@@ -1,9 +1,7 @@
 """What the commands for Slurm jobs share: their plan, and texts on jobs.
 
-They find an
-experiment's jobs from any shell, by the arguments that identify the plan: experiment,
-store and
-cluster.
+They find an experiment's jobs from any shell, by the arguments that identify the plan: experiment,
+store and cluster.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from converge_harness.cli.options import (
     plan_of,
 )
 from converge_harness.errors import ConfigError, Problem
-from converge_harness.model import DEFAULT_TRAINER, Launcher
+from converge_harness.model import Launcher
 
 if TYPE_CHECKING:
     from converge_harness.model import Plan
@@ -52,8 +50,8 @@ def scheduled_plan(arguments: argparse.Namespace, *, whole: bool = False) -> Pla
         raise ConfigError(
             Problem(
                 f"{arguments.experiment}: trainer.kind",
-                f"is {plan.jobs[0].spec.trainer.kind}, and `converge {arguments.command}` is for "
-                f"jobs of a scheduler, which runs {DEFAULT_TRAINER} alone",
+                f"is {plan.jobs[0].spec.trainer.kind}, which trains on this machine only, and "
+                f"`converge {arguments.command}` is for jobs of a scheduler",
                 f"on this machine: converge run {shlex.quote(str(arguments.experiment))}",
             )
         )

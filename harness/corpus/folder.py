@@ -33,16 +33,14 @@ from converge_harness.corpus.grammar import language
 from converge_harness.corpus.language import Language
 from converge_harness.errors import ConfigError, Problem, StoreError
 from converge_harness.model import SyntheticData
+from converge_harness.run_folder.corpus import FACTS, SCHEMA, TOKENS, documents_of
 
 GENERATOR = 1
 """Version of everything that determines a corpus' bytes; a test pins these."""
-SCHEMA = 1
 SMALLEST_VOCABULARY = 64
 TRAINING_CHARACTERS = 500
 """Characters of training text for the tokenizer, per entry of its vocabulary."""
 SAMPLE_DOCUMENTS = 20
-DOCUMENTS = "text/documents.jsonl"
-"""In a folder of their own, so that Hugging Face's ``load_dataset`` can read the folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +83,8 @@ def prepare(data: SyntheticData, root: Path) -> PreparedData:
         if not folder.is_dir():
             _make(data, folder)
         prepared = _read(folder)
-        if not (folder / DOCUMENTS).is_file():
-            _write_documents(folder, _documents_of(folder))
+        if not documents_of(folder).is_file():
+            _write_documents(folder, _texts_of(folder))
     except OSError as error:
         raise StoreError(
             f"cannot write the corpus to {folder}: {error}; give a --store that can be written"
@@ -123,7 +121,7 @@ def _validate(data: SyntheticData) -> None:
 
 
 def _read(folder: Path) -> PreparedData:
-    path = folder / "corpus.json"
+    path = folder / FACTS
     remedy = f"remove {folder} and run again"
     try:
         corpus = json.loads(path.read_text(encoding="utf-8"))
@@ -182,12 +180,12 @@ def _write(data: SyntheticData, folder: Path) -> None:
     # Not tokenizer.save() or np.save() to a path: they hide a full disk.
     array = io.BytesIO()
     np.save(array, tokens)
-    (folder / "tokens.npy").write_bytes(array.getbuffer())
+    (folder / TOKENS).write_bytes(array.getbuffer())
     for name, text in {
         "tokenizer.json": tokenizer.to_str(pretty=True),
         "tokenizer_config.json": hugging_face_config(),
         "sample.txt": "\n".join(documents[:SAMPLE_DOCUMENTS]) + "\n",
-        "corpus.json": json.dumps(corpus, indent=2) + "\n",
+        FACTS: json.dumps(corpus, indent=2) + "\n",
     }.items():
         (folder / name).write_text(text, encoding="utf-8")
     _write_documents(folder, documents)
@@ -195,7 +193,7 @@ def _write(data: SyntheticData, folder: Path) -> None:
 
 def _write_documents(folder: Path, documents: list[str]) -> None:
     """Several processes may do this at once: each writes its own file and renames it."""
-    path = folder / DOCUMENTS
+    path = documents_of(folder)
     path.parent.mkdir(exist_ok=True)
     unfinished = path.with_name(f".{uuid.uuid4().hex}")
     lines = [json.dumps({"text": document}) + "\n" for document in documents]
@@ -206,15 +204,15 @@ def _write_documents(folder: Path, documents: list[str]) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def _documents_of(folder: Path) -> list[str]:
+def _texts_of(folder: Path) -> list[str]:
     """The documents of a corpus of an older version that did not store them, from its tokens.
 
     Raises:
         StoreError: the tokens are not those of the corpus.
     """
-    corpus = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+    corpus = json.loads((folder / FACTS).read_text(encoding="utf-8"))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    stream = np.load(folder / "tokens.npy")
+    stream = np.load(folder / TOKENS)
     starts = np.flatnonzero(stream == BOS_ID)
     documents = [
         tokenizer.decode(ids.tolist(), skip_special_tokens=True)

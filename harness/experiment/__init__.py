@@ -22,8 +22,8 @@ An experiment file (``schema = 1``)::
     when = "fail"                   # the default; also `stop = "never"` in a test set
     after = 16                      # but not before it has trained as many steps
 
-    [trainer]                       # torchtitan's; any program: harness/trainers/command/table.py
-    kind = "torchtitan"             # the default, or "command"
+    [trainer]                       # torchtitan's; the others': harness/trainers/KIND/table.py
+    kind = "torchtitan"             # the default; or "command", "megatron"
     train_config = "train_configs/llama3_debug.toml"
     toolchain = "torchtitan-0.3.0"  # the default
     spmd_backend = "spmd_types"     # the default on torch 2.15; also a key of controls and tests

@@ -29,7 +29,6 @@ from converge_harness.experiment.tables import (
     read_test,
 )
 from converge_harness.model import (
-    DEFAULT_TRAINER,
     FEWEST_DRAWN,
     GOLDENS,
     Across,
@@ -484,8 +483,8 @@ def _trainer_problems(
     if "baseline" in data and not trainer.can.goldens:
         yield Problem(
             where("baseline"),
-            f"is a golden, which only {DEFAULT_TRAINER} can have: {who}'s control cannot be "
-            "blessed, because not all files of its program are known",
+            f"is a golden: {who}'s control cannot be blessed, because not all files of its program "
+            "are known",
             "leave it out: then the control is run",
         )
     if CHECKPOINT_EVERY in data and Kind.FAULT not in trainer.can.kinds:

@@ -21,7 +21,6 @@ from converge_harness.experiment.tables import (
     TestTable,
 )
 from converge_harness.model import (
-    DEFAULT_TRAINER,
     LOCAL_BATCH,
     Ask,
     Kind,
@@ -313,13 +312,13 @@ def _refused(table: SetTable | ElasticTable, spec: SetSpec, where: Where) -> Ite
         if getattr(table, key, None):
             yield Problem(
                 where(key),
-                f"is for {DEFAULT_TRAINER} only: all settings of {who} are in its config",
+                f"is not possible: all settings of {who} are in its config",
                 "put it into trainer.config, and set it by `set`",
             )
     if spec.own_random_numbers and not can.frozen_steps:
         yield Problem(
             where("own_random_numbers"),
-            f"needs frozen steps, which converge can make in {DEFAULT_TRAINER} only",
+            f"needs frozen steps, which {who} does not make",
             'leave it out; ask = "no worse" compares the loss alone',
         )
     kind = getattr(table, "kind", Kind.PARALLEL)
@@ -328,14 +327,13 @@ def _refused(table: SetTable | ElasticTable, spec: SetSpec, where: Where) -> Ite
     if isinstance(table, GeneratedTable):
         yield Problem(
             where("kind"),
-            f"'space_time' needs {DEFAULT_TRAINER}: {who} can only have sets of kind 'parallel'",
+            f"'space_time' is not possible: {who} can only have sets of kind 'parallel'",
             "write each as a [[test]] with its degrees and training.local_batch_size",
         )
     else:
         yield Problem(
             where("kind"),
-            f"{kind!r} needs {DEFAULT_TRAINER}'s checkpoints between its passes: {who} can only "
-            "have kind 'parallel'",
+            f"{kind!r} needs checkpoints between its passes: {who} can only have kind 'parallel'",
         )
 
 

@@ -49,6 +49,10 @@ class RunComparison:
     """Signal to a relative difference that replaces the learnt limit."""
     envelopes: Mapping[str, Envelope] = field(default_factory=dict)
     """Signal to envelope, without the signals that the two runs cannot be compared on."""
+    drawn: tuple[Envelope, ...] = ()
+    """The same, also of a run whose steps are out of order, which is not judged by them."""
+    learnt_envelopes: tuple[Envelope, ...] = ()
+    """These as learnt, before tolerances replace any limit."""
     own_start: bool = False
     """Whether each has a seed checkpoint of its own, or makes its weights itself, so that only
     their initial parameters can show that they start from the same weights."""
@@ -80,16 +84,8 @@ class RunComparison:
 
     @property
     def limits(self) -> Mapping[str, Floats]:
-        """Signal to its limit at every step that both runs have, for drawing.
-
-        Also of a run whose steps are out of order, which is not judged by them.
-        """
-        return limits(self.test, self.control, self._drawn(self.tolerances))
-
-    @property
-    def learnt_envelopes(self) -> tuple[Envelope, ...]:
-        """The envelopes as learnt, before tolerances replace any limit."""
-        return self._drawn({}) if self.tolerances else self._drawn(self.tolerances)
+        """Signal to its limit at every step that both runs have, for drawing."""
+        return limits(self.test, self.control, self.drawn)
 
     @property
     def furthest_learnt(self) -> LearntLimit | None:
@@ -107,12 +103,6 @@ class RunComparison:
         return tuple(
             each for each in JUDGED_SIGNALS if has(self.test, each) and has(self.control, each)
         )
-
-    def _drawn(self, tolerances: Mapping[str, float]) -> tuple[Envelope, ...]:
-        """The envelopes; compared here where judging has none by these tolerances."""
-        if self.envelopes and tolerances == self.tolerances:
-            return tuple(self.envelopes.values())
-        return _envelopes(self.test, self.control, self.calibration, tolerances, self.margin)
 
 
 def compare_runs(
@@ -146,7 +136,8 @@ def compare_runs(
     calibration = applicable(calibration, test, control)
     ordered = disordered(test) is None and disordered(control) is None
     tolerances = tolerances or {}
-    compared = _envelopes(test, control, calibration, tolerances, margin) if ordered else ()
+    drawn = _envelopes(test, control, calibration, tolerances, margin)
+    learnt = _envelopes(test, control, calibration, {}, margin) if tolerances else drawn
     return RunComparison(
         test=test,
         control=control,
@@ -164,7 +155,9 @@ def compare_runs(
         draws=draws,
         level=level,
         errors=measure_errors(test, measure, draws=draws) if measure else None,
-        envelopes={envelope.signal: envelope for envelope in compared},
+        envelopes={envelope.signal: envelope for envelope in drawn} if ordered else {},
+        drawn=drawn,
+        learnt_envelopes=learnt,
         modules=compare_modules(test, control, calibration.modules if calibration else {}, measure),
         tensors=compare_tensors(test, control, calibration),
     )

@@ -16,8 +16,8 @@ from converge_harness.trainers import comes_in_passes
 def continues_from(store: Store, job: Job, folder: Path, payload: Mapping[str, Any]) -> int | None:
     """The step of the checkpoint from which a job's run continues; None: it starts over.
 
-    So it does if it has no checkpoint, if its evidence or one of its sources has changed since, and
-    if a script decides how it is interrupted.
+    It starts over if it has no checkpoint, if its evidence or one of its sources has changed since,
+    or if its experiment says how it is interrupted (elastic and fault sets).
 
     Args:
         folder: the run folder, which need not exist. payload: of this job.

@@ -18,7 +18,7 @@ from types import FrameType
 import psutil
 
 PARENT_VARIABLE = "CONVERGE_PARENT"
-"""As in ``converge_harness.rank.start.parent``: our agent under torchrun asks for it."""
+"""As in ``converge_harness.run_folder.layout``: our agent under torchrun asks for it."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 """``prctl(2)``."""
 _REAP_TIMEOUT_S = 10.0

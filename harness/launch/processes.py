@@ -16,6 +16,8 @@ from pathlib import Path
 
 import psutil
 
+from converge_harness.run_folder.layout import PARENT_VARIABLE
+
 _REAP_TIMEOUT_S = 10.0
 _STACKS_S = 0.5
 
@@ -36,7 +38,7 @@ def start(
     with log.open("ab") as errors, (output or log).open("ab") as stream:
         return subprocess.Popen(
             argv,
-            env={**environment, "CONVERGE_PARENT": str(os.getpid())},
+            env={**environment, PARENT_VARIABLE: str(os.getpid())},
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=stream,

@@ -4,6 +4,7 @@ In the order in which a matrix runs::
 
     load.py        experiment file (and golden) to plan
     run.py         runs a plan's jobs, on this machine or under a scheduler
+    stop.py        judges a test set while it trains: whether its verdict is known
     submit.py      the same without waiting: submit, status, collect, cancel
     calibrate.py   the calibration by which a control is judged: learnt, or read and checked
     judge.py       evidence to verdicts, and the next command
@@ -12,6 +13,7 @@ In the order in which a matrix runs::
 
 and other tasks::
 
+    cost.py        what a plan costs at most, and with test sets that are stopped early
     dry_run.py     builds every job without its GPUs: memory, GPU-hours
     recommend.py   an experiment file for some techniques, or the fewest jobs for all pairs
     against.py     the same matrix with the code of an earlier revision, compared set by set

@@ -47,6 +47,7 @@ from converge_harness.store import Store
 from converge_harness.toolchains.recipes import (
     NameParts,
     has_recipe,
+    has_revisions,
     released_versions,
     require_checkout,
 )
@@ -351,10 +352,9 @@ def alone(experiment: Experiment, name: str, slots: int | None = None) -> Experi
 
 
 def trains_in(experiment: Experiment) -> str:
-    """The toolchain of the only test set, if converge builds it for torchtitan; else empty."""
+    """The toolchain of the only test set, if converge builds its revisions; else empty."""
     (test,) = experiment.tests
-    ours = has_recipe(test.toolchain) and test.toolchain.startswith("torchtitan-")
-    return test.toolchain if ours else ""
+    return test.toolchain if has_revisions(test.toolchain) else ""
 
 
 def _told(trial: Trial) -> str:
@@ -510,8 +510,7 @@ def _toolchain_of(experiment: Experiment) -> str:
     raise ConfigError(
         Problem(
             str(experiment.path),
-            f"{test.name!r} trains in {test.toolchain}, which is no toolchain that converge builds "
-            "for torchtitan, so there are no revisions of it to build",
+            f"{test.name!r} trains in {test.toolchain}, which converge cannot build at a revision",
             "for commits of your own code or of a fork: --of code",
         )
     )

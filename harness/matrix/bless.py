@@ -12,7 +12,6 @@ from converge_harness.judge import ChangeKind, RunChange, classify, judge
 from converge_harness.matrix.calibrate import keep, learn, timestamp
 from converge_harness.matrix.judge import read_evidence
 from converge_harness.model import (
-    DEFAULT_TRAINER,
     Blessing,
     Evidence,
     Experiment,
@@ -48,7 +47,7 @@ class Candidate:
     record: RunRecord
     control: Evidence
     learnt: StoredCalibration
-    """The tolerances learnt from its repeats."""
+    """The limits learnt from its repeats."""
     reference: RunRecord | None
     """Its run in float32, if its own precision is lower."""
 
@@ -73,10 +72,8 @@ def control_alone(whole: Experiment, control: str | None) -> Experiment:
         raise ConfigError(
             Problem(
                 f"{whole.path}: trainer.kind",
-                f"is {chosen.controls[0].trainer.kind}, and only a control that "
-                f"{DEFAULT_TRAINER} trains "
-                "can be blessed: the files and packages that make up another program are not all "
-                "known",
+                f"is {chosen.controls[0].trainer.kind}, whose control cannot be blessed: not all "
+                "files and packages of its program are known",
                 f"judge against it in every run: converge run {shlex.quote(str(whole.path))}",
             )
         )

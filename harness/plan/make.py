@@ -6,7 +6,6 @@ at which it writes per-tensor evidence.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import count, takewhile
@@ -41,7 +40,7 @@ from converge_harness.plan.identity import (
 from converge_harness.plan.references import References, references_of
 from converge_harness.plan.rules import PlannedJob, apply_rules
 from converge_harness.plan.sizes import positive, precision_of, size, size_problems
-from converge_harness.trainers import Trainer, trainer_of
+from converge_harness.trainers import trainer_of
 
 SHORT = (Role.REFERENCE, Role.MATCHED)
 """Roles of runs that are derived from other jobs of the plan; rules are not applied to them."""
@@ -288,7 +287,7 @@ def _seed_job(name: str, identity: str, user: Job) -> Job:
         train_config=user.spec.train_config,
         toolchain=user.spec.toolchain,
         overrides=model_overrides(user.spec),
-        spmd_backend=default_backend(trainer_of(user.spec), user.toolchain),
+        spmd_backend=trainer_of(user.spec).features(user.toolchain).default_spmd_backend,
         trainer=user.spec.trainer,
     )
     return Job(
@@ -306,30 +305,14 @@ def _seed_job(name: str, identity: str, user: Job) -> Job:
     )
 
 
-SPMD_TYPES, PARTIAL_DTENSOR = "spmd_types", "partial_dtensor"
-FIT_FOR_SPMD_TYPES = (2, 15)
-"""The first torch on which torchtitan 0.3.0's default backend trained all parallelisms."""
-
-
 def with_backend(spec: SetSpec, toolchain: Toolchain) -> SetSpec:
     """The set with its SPMD backend: its own, else its train config's, else the toolchain's."""
-    trainer = trainer_of(spec)
-    if spec.spmd_backend is not None or not trainer.features(toolchain).spmd_backends:
+    features = trainer_of(spec).features(toolchain)
+    if spec.spmd_backend is not None or not features.spmd_backends:
         return spec
     written = spec.setting(SPMD_BACKEND)
-    backend = written if isinstance(written, str) else default_backend(trainer, toolchain)
+    backend = written if isinstance(written, str) else features.default_spmd_backend
     return replace(spec, spmd_backend=backend)
-
-
-def default_backend(trainer: Trainer, toolchain: Toolchain) -> str | None:
-    """The backend that works on the toolchain's torch; torchtitan's default if it is not built."""
-    if not trainer.features(toolchain).spmd_backends:
-        return None
-    numbers = re.match(r"(\d+)\.(\d+)", toolchain.versions.get("torch", ""))
-    if numbers is None:
-        return SPMD_TYPES
-    torch = (int(numbers[1]), int(numbers[2]))
-    return SPMD_TYPES if torch >= FIT_FOR_SPMD_TYPES else PARTIAL_DTENSOR
 
 
 def sample_steps(cadence: Cadence, steps: int) -> tuple[int, ...]:

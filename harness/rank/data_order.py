@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 from converge_harness.rank.recorder.cross_entropy import IGNORE_INDEX
+from converge_harness.run_folder.corpus import FACTS, SCHEMA, TOKENS
 
-CORPUS_SCHEMA = 1
 _MASK = (1 << 64) - 1
 
 
@@ -76,13 +76,12 @@ def open_corpus(folder: Path) -> Corpus:
 
     Raises ValueError on another schema, OSError when a file is missing.
     """
-    facts = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
-    if facts.get("schema") != CORPUS_SCHEMA:
+    facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    if facts.get("schema") != SCHEMA:
         raise ValueError(
-            f"{folder / 'corpus.json'}: schema is {facts.get('schema')!r}, "
-            f"this rank code reads {CORPUS_SCHEMA}"
+            f"{folder / FACTS}: schema is {facts.get('schema')!r}, this rank code reads {SCHEMA}"
         )
-    tokens = np.load(folder / "tokens.npy", mmap_mode="r")
+    tokens = np.load(folder / TOKENS, mmap_mode="r")
     return Corpus(tokens, int(facts["bos_id"]), int(facts["vocab_size"]))
 
 

@@ -39,6 +39,12 @@ FAILURES = "failures.json"
 """In ``logs/``: how each rank ended, written by ``converge_harness.rank.start.agent``."""
 FAILURES_VARIABLE = "CONVERGE_FAILURES"
 """In an agent's environment: the path of that file."""
+PARENT_VARIABLE = "CONVERGE_PARENT"
+"""In the environment of a process of ours: the id of its parent, by which it notices that the
+parent has already ended."""
+TOGETHER_VARIABLE = "CONVERGE_TOGETHER"
+"""In an agent's environment: a JSON list of files, one of each agent that starts together, this
+one's first."""
 GPU_OF_RANK = "CONVERGE_GPU_OF_RANK"
 """In an agent's environment if its ranks share GPUs: the GPU of each of them, as in ``0,0,1``."""
 OUTPUT = "output"

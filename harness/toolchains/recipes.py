@@ -161,8 +161,16 @@ def has_recipe(name: str) -> bool:
         return False
     if package == "torchtitan" and revision:  # which of them?
         return False
-    of_titan = release.startswith("torchtitan-") and bool(revision) and "/" not in revision
-    return of_titan or "@" not in name
+    return "@" not in name or (_has_revisions(release) and bool(revision) and "/" not in revision)
+
+
+def has_revisions(name: str) -> bool:
+    """Whether converge builds a toolchain of that name at any revision: ``NAME@REVISION``."""
+    return has_recipe(name) and _has_revisions(NameParts.of(name).release)
+
+
+def _has_revisions(release: str) -> bool:
+    return release.startswith("torchtitan-")
 
 
 def recipe_of(name: str) -> Wanted:

@@ -88,6 +88,8 @@ class Features:
 
     spmd_backends: tuple[str, ...] = ()
     """Sets can choose how it tracks sharding, by these names."""
+    default_spmd_backend: str | None = None
+    """The one that works on the toolchain's torch."""
     cp_backends: tuple[str, ...] = ()
     """Those of them that know context parallelism."""
     cp_rotations: bool = True

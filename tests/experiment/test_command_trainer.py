@@ -252,20 +252,23 @@ def test_a_command_of_a_wrong_type_is_not_missing_too(load):
         ),
         (
             {"sets": SETS + 'techniques = ["compile"]'},
-            "test[0].techniques of 'zero2': is for torchtitan only",
+            "test[0].techniques of 'zero2': is not possible: all settings of a command trainer",
         ),
         (
             {"sets": SETS + '[[test]]\nkind = "space_time"\nname = "st"\nproduct = 2'},
-            "test[1].kind of 'st': 'space_time' needs torchtitan",
+            "test[1].kind of 'st': 'space_time' is not possible: a command trainer",
         ),
         (
             {
                 "sets": SETS + '[[test]]\nkind = "elastic"\nname = "e"\n'
                 "segments = [{ until = 4, dp_shard = 2 }, { until = 20 }]"
             },
-            "test[1].kind of 'e': 'elastic' needs torchtitan",
+            "test[1].kind of 'e': 'elastic' needs checkpoints between its passes",
         ),
-        ({"top": 'baseline = "b"'}, "baseline: is a golden, which only torchtitan can have"),
+        (
+            {"top": 'baseline = "b"'},
+            "baseline: is a golden: a command trainer's control cannot be blessed",
+        ),
         ({"top": 'repeats = ["permute"]'}, "'permute' is not possible with a command trainer"),
         (
             {

@@ -172,7 +172,10 @@ def test_a_program_of_ones_own_takes_none(folder, problems):
         'kind = "command"\nargv = ["train.py"]\nlauncher = "none"\npython = "python"\nconfig = {}',
     )
     found = problems(text + TECHNIQUE)
-    assert any("techniques of 'fused': is for torchtitan only" in each for each in found), found
+    assert any(
+        "techniques of 'fused': is not possible: all settings of a command trainer" in each
+        for each in found
+    ), found
 
 
 def test_the_page_shows_the_example_as_it_is():

@@ -1,11 +1,11 @@
 """The page of the history: what it says, and that it opens offline in a real browser."""
 
-import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from browser import CHROMIUM, MISSING
 from history_samples import deviation, night, nights_with_a_step, result
 from playwright.sync_api import sync_playwright
 
@@ -15,7 +15,6 @@ from converge_harness.history.page import changes_text, headline, to_page
 from converge_harness.history.trend import DEFINITION
 from converge_harness.model import Judgement
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 GENERATED = datetime(2026, 4, 1, tzinfo=UTC)
 HOSTILE = (
     """</script><script>window.pwned=1</script><img src=x onerror="window.pwned=1">'"|`$x$`[a](b)"""
@@ -122,9 +121,7 @@ def test_the_page_names_no_other_host_but_in_plotly(page_file):
     assert HOSTILE not in whole
 
 
-@pytest.mark.skipif(
-    not CHROMIUM, reason="no browser: apt-get install chromium (or google-chrome on the PATH)"
-)
+@pytest.mark.skipif(not CHROMIUM, reason=MISSING)
 @pytest.mark.parametrize("width", [390, 1280])
 def test_it_opens_offline_and_draws_its_trends_with_hostile_names_inert(page_file, width):
     complaints, requests = [], []

@@ -6,7 +6,6 @@ import pytest
 from plan_examples import TITAN_02, TITAN_03, TITAN_MAIN
 
 from converge_harness.model import Role
-from converge_harness.plan.make import default_backend
 from converge_harness.trainers import trainer_of_kind
 
 FSDP_2 = "parallelism = { dp_shard = 2 }"
@@ -27,11 +26,12 @@ TITAN = trainer_of_kind("torchtitan")
 )
 def test_the_default_is_what_the_torch_is_fit_for(torch, backend):
     versions = {"torch": torch} if torch else {}
-    assert default_backend(TITAN, replace(TITAN_03, versions=versions)) == backend
+    features = TITAN.features(replace(TITAN_03, versions=versions))
+    assert features.default_spmd_backend == backend
 
 
 def test_a_release_without_a_choice_has_no_default():
-    assert default_backend(TITAN, TITAN_02) is None
+    assert TITAN.features(TITAN_02).default_spmd_backend is None
 
 
 def backends(plan):

@@ -36,11 +36,11 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, block=None):
+    def __init__(self, block=Block):
         super().__init__()
         torch.manual_seed(3)
         self.embed = nn.Embedding(10, 6)
-        self.block = block or Block()
+        self.block = block()
         self.head = nn.Linear(4, 5)
 
     def forward(self, tokens):
@@ -175,7 +175,7 @@ def test_a_gradient_that_never_comes_is_zero(tmp_path):
         def forward(self, x, *, scale):
             return self.first(x).detach() * self.second(x.detach()) * scale
 
-    model = Model(Detached())
+    model = Model(Detached)
     rows = recorded(tmp_path, model, steps=[step_of(model)])
     for name in (("block.first", "out.0"), ("embed", "out.0")):
         gradient = rows[name][2][0]
@@ -213,7 +213,7 @@ def test_what_is_paused_or_computed_again_is_not_counted(tmp_path):
         samples.paused = False
         model(TOKENS).square().sum().backward()
 
-    model = Model(Checkpointed())
+    model = Model(Checkpointed)
     rows = recorded(tmp_path, model, steps=[step])
     width, forward, backward = rows["block.first", "out.0"]
     assert forward[0, ENTRIES] == backward[0, ENTRIES] == TOKENS.numel() * width
@@ -232,7 +232,7 @@ def test_selective_checkpointing_stores_results_of_the_model_only(tmp_path):
             for each in (self.first, self.second):
                 each.bias = None  # so that each is a plain mm, which is stored
 
-    watched, plain = Model(Selective()), Model(Selective())
+    watched, plain = Model(Selective), Model(Selective)
     rows = recorded(tmp_path, watched, steps=[step_of(watched)])
     step_of(plain)(None)
     for mine, its in zip(watched.parameters(), plain.parameters(), strict=True):
@@ -269,7 +269,7 @@ def test_what_has_tokens_in_its_last_dimension_is_left_out(tmp_path):
         def forward(self, mask, scores):
             return scores
 
-    model = Model(Masked())
+    model = Model(Masked)
     rows = recorded(tmp_path, model, steps=[step_of(model)])
     assert not any(name == "block.inner" for name, _ in rows)
 

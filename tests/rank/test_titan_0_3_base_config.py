@@ -157,34 +157,6 @@ def test_a_spec_of_ones_own_is_not_rebuilt(folder):
         build_config(jobs.job(folder / "run", train_config=table))
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_attention_with_sinks_is_what_flex_attention_computes():
-    import torch
-    from torch.nn.attention.flex_attention import (
-        AuxRequest,
-        create_block_mask,
-        flex_attention,
-    )
-
-    from converge_harness.rank.titan.v0_3.attention import DenseFlexAttention
-
-    torch.manual_seed(1)
-    q, k, v = torch.randn(2, 256, 4, 16), torch.randn(2, 256, 2, 16), torch.randn(2, 256, 2, 16)
-    mask = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 100), 2, None, 256, 256, "cpu")
-    right, aux = flex_attention(
-        *(each.transpose(1, 2) for each in (q, k, v)),
-        block_mask=mask,
-        scale=0.3,
-        enable_gqa=True,
-        return_aux=AuxRequest(lse=True),
-    )
-    ours = DenseFlexAttention(DenseFlexAttention.Config())(
-        q, k, v, attention_masks=mask, scale=0.3, enable_gqa=True, out_transform=lambda *each: each
-    )
-    torch.testing.assert_close(ours[0], right.transpose(1, 2))
-    torch.testing.assert_close(ours[1], aux.lse.transpose(1, 2))
-
-
 def test_of_a_loss_that_calls_its_function_several_times_only_the_first_call_is_looked_at():
     from types import SimpleNamespace
 

@@ -1,27 +1,20 @@
 """The page in a real browser, offline: what a person sees and does."""
 
 import re
-import shutil
 import urllib.parse
 import urllib.request
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from browser import CHROMIUM, MISSING
 from pass_samples import resumed_view
 from playwright.sync_api import expect, sync_playwright
 from report_samples import foreign_view, hostile_view, sample_view
 
 from converge_harness.report import write_reports
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.longest,
-    pytest.mark.skipif(
-        not CHROMIUM,
-        reason="no browser: apt-get install chromium (or google-chrome on the PATH)",
-    ),
-]
+pytestmark = [pytest.mark.longest, pytest.mark.skipif(not CHROMIUM, reason=MISSING)]
 VIEWS = {
     "sample": sample_view,
     "hostile": hostile_view,

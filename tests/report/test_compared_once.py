@@ -2,6 +2,7 @@
 
 import ast
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,8 @@ def test_every_pair_is_aligned_and_compared_once(monkeypatch):
 
     steps = 20
     control_spec = SetSpec("fsdp2", Parallelism(dp_shard=2), CONFIG, TOOLCHAIN.name)
-    specs = (spec("one", dp_shard=2, tp=2), spec("two", dp_replicate=2))
+    tolerant = replace(spec("two", dp_replicate=2), tolerances={"loss": 1e-3})
+    specs = (spec("one", dp_shard=2, tp=2), tolerant)
     runs = {
         each.name: evidence(
             each.name,
@@ -90,6 +92,7 @@ def test_every_pair_is_aligned_and_compared_once(monkeypatch):
         judge(runs[each.name], runs["fsdp2"], learnt, spec=each, control_spec=control_spec)
         for each in specs
     ]
+    by_judging = dict(envelopes)
     view = build_view(
         title="t",
         verdicts=[each.verdict for each in judged],
@@ -109,6 +112,10 @@ def test_every_pair_is_aligned_and_compared_once(monkeypatch):
     assert [test.gradients is not None for test in view.tests] == [True, True]
     pairs = [("one", "fsdp2"), ("two", "fsdp2")]
     assert calls == {(name, *pair): 1 for name in ("align", "compare_tensors") for pair in pairs}
+    # By its tolerance and, for what the report says of learnt limits, without.
+    assert envelopes == by_judging
     assert envelopes == {
-        (signal, *pair): 1 for signal in converge_harness.judge.JUDGED_SIGNALS for pair in pairs
+        (signal, *pair): 2 if pair[0] == "two" else 1
+        for signal in converge_harness.judge.JUDGED_SIGNALS
+        for pair in pairs
     }

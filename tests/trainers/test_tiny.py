@@ -97,6 +97,22 @@ def test_its_runs_are_found_again_and_judged_from_their_report(matrix):
     assert converge(folder, "report", "out").returncode == 1
 
 
+def test_a_curve_that_was_changed_afterwards_is_no_evidence(matrix):
+    folder, _ = matrix
+    (run,) = (folder / "store" / "runs").glob("four-*")
+    curve = run / "curve.csv"
+    right = curve.read_text()
+    assert "curve.csv" in json.loads((run / "record.json").read_text())["evidence"]
+    curve.write_text(right.replace("1,", "1,9", 1))
+    assert converge(folder, "report", "out").returncode != 0
+    report = json.loads((folder / "out" / "report.json").read_text())
+    (four,) = (test for test in report["tests"] if test["name"] == "four")
+    assert four["verdict"] == "INVALID", four["cause"]
+    assert "curve.csv was changed after the run had finished" in json.dumps(four)
+    assert converge(folder, "run", "x.toml", "--out", "out").returncode == 1
+    assert curve.read_text() == right
+
+
 @pytest.mark.parametrize(
     "words",
     [

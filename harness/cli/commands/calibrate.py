@@ -1,4 +1,4 @@
-"""``converge calibrate``: run controls and repeats, store the tolerances learnt."""
+"""``converge calibrate``: run controls and repeats, store the limits learnt."""
 
 from __future__ import annotations
 

@@ -12,6 +12,8 @@ of its stage:
 - ``optimizer``, ``updates``, ``buffers``: what follows from gradients
 - ``curves``: what only shows over many steps, and comparisons of two curves alone
 
+``first_wrong`` finds the module where the difference first appears, which a cause then names.
+
 ``signature`` defines in which order they are asked, ``context`` what they look at; ``factors``,
 ``gradient_patterns``, ``location`` and ``parameter_names`` describe numbers and tensors.
 """

@@ -4,6 +4,7 @@
   each step; ``tost`` and ``seeds``: the statistics of means and of several seeds
 - ``sketches``: samples aligned by parameter; ``tensors``: gradients and updates with a limit for
   each; ``post_step_state``: clipping, optimizer state, buffers
+- ``activations``: what modules got and returned, in the order of their calls
 - ``precision_errors``: errors of low precision, from a reference in float32; ``random_numbers``:
   how much a run's random numbers move its gradients
 - ``reported``: what a run reports against what its own probe recomputed

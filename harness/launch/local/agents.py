@@ -30,6 +30,7 @@ from converge_harness.run_folder.layout import (
     FAILURES,
     FAILURES_VARIABLE,
     LOGS,
+    TOGETHER_VARIABLE,
     call_logs,
     calls_so_far,
 )
@@ -235,7 +236,7 @@ def _start_agent(
     if together and call.nodes > 1:
         others = (other for other in range(call.nodes) if other != node)
         arrived = [str(_logs(job, folder, call, one) / ARRIVED) for one in (node, *others)]
-        variables["CONVERGE_TOGETHER"] = json.dumps(arrived)
+        variables[TOGETHER_VARIABLE] = json.dumps(arrived)
     stand_in = place.servers.python(job.toolchain.name)
     if stand_in is not None:
         variables["PYTHON_EXEC"] = str(stand_in)  # with which torchrun starts its ranks

@@ -10,13 +10,13 @@ from converge_harness.plan.rules.rule import (
     PlannedJob,
     count_microbatches,
     guide_rule,
-    of_titan,
     pipeline_stages,
+    where_guided,
 )
 
 
 @guide_rule
-@of_titan
+@where_guided
 def control_is_1d_fsdp(planned: PlannedJob) -> Iterator[Breach]:
     """The control is a 1D FSDP job without techniques, which the guide takes to be right."""
     if planned.job.role is not Role.CONTROL:
@@ -41,7 +41,7 @@ def control_is_repeated(planned: PlannedJob) -> Iterator[Breach]:
 
 
 @guide_rule
-@of_titan
+@where_guided
 def same_dp_degree(planned: PlannedJob) -> Iterator[Breach]:
     """A test set keeps its control's data-parallel degree, so that both read the same samples."""
     spec = planned.job.spec
@@ -83,7 +83,7 @@ def same_steps(planned: PlannedJob) -> Iterator[Breach]:
 
 
 @guide_rule
-@of_titan
+@where_guided
 def same_initial_weights(planned: PlannedJob) -> Iterator[Breach]:
     """A test set and its control start from one seed checkpoint."""
     if planned.job.needs != planned.control.needs:
@@ -95,7 +95,7 @@ def same_initial_weights(planned: PlannedJob) -> Iterator[Breach]:
 
 
 @guide_rule
-@of_titan
+@where_guided
 def pp_microbatches(planned: PlannedJob) -> Iterator[Breach]:
     """Pipeline parallelism has at least as many microbatches as stages."""
     if planned.degrees.pp == 1:

@@ -12,8 +12,8 @@ from converge_harness.plan.rules.rule import (
     effective_layers,
     microbatch_size,
     necessity,
-    of_titan,
     pipeline_stages,
+    where_guided,
 )
 from converge_harness.trainers import features_of, trainer_of
 
@@ -24,7 +24,7 @@ ROUND_SCHEDULES = frozenset({"Interleaved1F1B", "InterleavedZeroBubble"})
 
 
 @necessity
-@of_titan
+@where_guided
 def pp_microbatches_fit(planned: PlannedJob) -> Iterator[Breach]:
     """The local batch divides into microbatches that the pipeline schedule takes."""
     schedule = planned.job.spec.pipeline_schedule
@@ -72,7 +72,7 @@ def program_is_told(planned: PlannedJob) -> Iterator[Breach]:
 
 
 @necessity
-@of_titan
+@where_guided
 def sequence_divisible(planned: PlannedJob) -> Iterator[Breach]:
     """The sequence length divides over sequence-parallel and context-parallel ranks."""
     tp, cp, length = planned.degrees.tp, planned.degrees.cp, planned.job.seq_len
@@ -93,7 +93,7 @@ def sequence_divisible(planned: PlannedJob) -> Iterator[Breach]:
 
 
 @necessity
-@of_titan
+@where_guided
 def technique_needs(planned: PlannedJob) -> Iterator[Breach]:
     """A technique has what it needs."""
     spec, degrees = planned.job.spec, planned.degrees
@@ -121,7 +121,7 @@ def technique_needs(planned: PlannedJob) -> Iterator[Breach]:
 
 
 @necessity
-@of_titan
+@where_guided
 def spmd_backend_exists(planned: PlannedJob) -> Iterator[Breach]:
     """The release has the SPMD backend that a set names, and it knows the set's parallelism."""
     spec, toolchain = planned.job.spec, planned.job.toolchain
@@ -151,7 +151,7 @@ def spmd_backend_exists(planned: PlannedJob) -> Iterator[Breach]:
 
 
 @necessity
-@of_titan
+@where_guided
 def model_divisible(planned: PlannedJob) -> Iterator[Breach]:
     """Attention heads divide over TP, and every pipeline stage gets a layer's worth of model."""
     shape, tp = planned.job.spec.train_config.model, planned.degrees.tp
@@ -171,7 +171,7 @@ def model_divisible(planned: PlannedJob) -> Iterator[Breach]:
 
 
 @necessity
-@of_titan
+@where_guided
 def expert_degree_divides(planned: PlannedJob) -> Iterator[Breach]:
     """Expert parallelism borrows whole groups of the dp_shard x cp x tp ranks."""
     degrees = planned.degrees

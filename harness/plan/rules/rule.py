@@ -70,8 +70,8 @@ def necessity(check: RuleCheck) -> RuleCheck:
     return _rule(check, waivable=False)
 
 
-def of_titan(check: RuleCheck) -> RuleCheck:
-    """Skip a rule about torchtitan's parallelism or loaders for other trainers."""
+def where_guided(check: RuleCheck) -> RuleCheck:
+    """Skip a rule of the converging guide for trainers to which the guide does not apply."""
 
     @wraps(check)
     def guarded(planned: PlannedJob) -> Iterable[Breach]:

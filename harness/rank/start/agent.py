@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from converge_harness.rank.start.loopback import listen_on_loopback
-from converge_harness.rank.start.parent import PARENT_VARIABLE, die_with_parent
-from converge_harness.run_folder.layout import FAILURES_VARIABLE
+from converge_harness.rank.start.parent import die_with_parent
+from converge_harness.run_folder.layout import (
+    FAILURES_VARIABLE,
+    PARENT_VARIABLE,
+    TOGETHER_VARIABLE,
+)
 
-TOGETHER_VARIABLE = "CONVERGE_TOGETHER"
-"""A JSON list of files, one of each agent that starts together, this one's first."""
 _POLL_SECONDS = 0.02
 
 

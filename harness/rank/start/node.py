@@ -17,19 +17,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from converge_harness.rank.start import agent
-from converge_harness.rank.start.parent import PARENT_VARIABLE
 from converge_harness.run_folder.layout import (
     AGENT_LOG,
     FAILURES,
     FAILURES_VARIABLE,
     GPU_OF_RANK,
+    PARENT_VARIABLE,
+    TOGETHER_VARIABLE,
     call_logs,
 )
 
 _FOREIGN = re.compile(
     r"(RANK|LOCAL_RANK|GROUP_RANK|ROLE_.*|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE"
     rf"|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|PET_.*|PYTHON_EXEC|{PARENT_VARIABLE}|{GPU_OF_RANK}"
-    rf"|{agent.TOGETHER_VARIABLE})"
+    rf"|{TOGETHER_VARIABLE})"
 )
 """Variables of a torchrun around the shell that sbatch was called in; sbatch hands them on."""
 _KEEP_ALIVE_S, _KEEP_ALIVES = 5, 12

@@ -7,9 +7,7 @@ import os
 import signal
 import sys
 
-PARENT_VARIABLE = "CONVERGE_PARENT"
-"""Process id of the parent of a process of ours: by it a process notices that its parent has
-already ended."""
+from converge_harness.run_folder.layout import PARENT_VARIABLE
 
 _PR_SET_PDEATHSIG = 1
 """``prctl(2)``: the signal this process gets when its parent dies. Cleared by fork."""

@@ -35,8 +35,9 @@ from typing import Any, NoReturn
 
 from converge_harness.rank.recorder.imported import resolve_imported
 from converge_harness.rank.start import entry
-from converge_harness.rank.start.parent import PARENT_VARIABLE, die_with_parent
+from converge_harness.rank.start.parent import die_with_parent
 from converge_harness.rank.start.stub import EXIT_CODE, LENGTH
+from converge_harness.run_folder.layout import PARENT_VARIABLE
 
 FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
 """pyarrow's allocator stops and restarts this one around a fork (pthread_atfork)."""

@@ -139,12 +139,20 @@ def _of_program(folder: Path, job: JobDocument, known: dict[str, Any]) -> Eviden
         curve = trainer_of_document(job).curve_of(folder, job)
         if curve is None:
             return _uninterrupted(folder, job, known)
-        evidence = read_foreign(curve.path, dict(curve.columns))
+        evidence = read_foreign(_inside(curve.path, folder), dict(curve.columns))
         rarely = logged_every(evidence.steps, job.get("steps"))
         found = {"precision": _precision(job, None), "logged_every": rarely, **expected}
         return replace(evidence, **found)
     except EvidenceError as error:
         return _unread(str(error), precision=_precision(job, None), **expected)
+
+
+def _inside(curve: Path, folder: Path) -> Path:
+    if curve.is_relative_to(folder):
+        return curve
+    raise EvidenceError(
+        f"{curve}: is outside of the run folder, so it may be the curve of another run"
+    )
 
 
 def logged_every(steps: Integers, expected: int | None) -> int:

@@ -10,6 +10,7 @@
     json_document.py   report.json, as report.schema.json has it
     junit.py           junit.xml
     npz_tables.py      report.npz, for programs and notebooks
+    issue_draft.py     the draft of an issue about a failed set
     cause_pages.py     what docs/causes.md says of a class of cause
     verdict_table.py   the verdict table as cells, for the terminal and Markdown
     palette.py, scales.py, downsample.py, marks.py   colours, axes, points and labels of figures

@@ -9,7 +9,9 @@ Also finds toolchains with a torchtitan of a supported release series.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,6 +69,9 @@ FEATURES = {
     ),
 }
 """By dialect."""
+SPMD_TYPES, PARTIAL_DTENSOR = "spmd_types", "partial_dtensor"
+FIT_FOR_SPMD_TYPES = (2, 15)
+"""The first torch on which torchtitan 0.3.0's default backend trained all parallelisms."""
 SPLIT_BACKWARD = frozenset({"InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"})
 """Schedules that split the backward pass."""
 
@@ -136,6 +141,16 @@ _FACTS = (
         _no_experts,
     ),
 )
+
+
+def features(toolchain: Toolchain) -> Features:
+    """The features of the release in a toolchain; torchtitan's own defaults if it is not built."""
+    found = FEATURES.get(toolchain.dialect, Features())
+    if not found.spmd_backends:
+        return found
+    numbers = re.match(r"(\d+)\.(\d+)", toolchain.versions.get("torch", ""))
+    fit = numbers is None or (int(numbers[1]), int(numbers[2])) >= FIT_FOR_SPMD_TYPES
+    return replace(found, default_spmd_backend=SPMD_TYPES if fit else PARTIAL_DTENSOR)
 
 
 def limitations(spec: SetSpec, dialect: str) -> Iterator[Limitation]:

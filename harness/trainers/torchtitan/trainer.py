@@ -118,7 +118,7 @@ class Torchtitan(TorchrunTrainer):
         return releases.toolchain_for(config)
 
     def features(self, toolchain: Toolchain) -> Features:
-        return releases.FEATURES.get(toolchain.dialect, Features())
+        return releases.features(toolchain)
 
     def limitations(self, spec: SetSpec, toolchain: Toolchain) -> Iterable[Limitation]:
         return releases.limitations(spec, toolchain.dialect)

@@ -16,11 +16,6 @@ NAME = "converge"
 """What ``dataloader.dataset`` (0.2: ``training.dataset``) calls it."""
 
 
-def documents_of(data_folder: Path) -> Path:
-    """``{"text": ...}`` a line, as ``converge_harness.corpus`` writes them."""
-    return data_folder / "text" / "documents.jsonl"
-
-
 def register_documents(run_folder: Path) -> None:
     """Add the dataset ``NAME`` to those that torchtitan knows; its path is a file of documents."""
     from torchtitan.hf_datasets import DatasetConfig

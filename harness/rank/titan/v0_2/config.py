@@ -15,7 +15,7 @@ from typing import Any
 
 from converge_harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten, news
 from converge_harness.rank.titan.common.checkpoints import checkpoint_settings
-from converge_harness.rank.titan.common.documents import NAME, documents_of
+from converge_harness.rank.titan.common.documents import NAME
 from converge_harness.rank.titan.common.job_checks import (
     loader_problems,
     repeat_problems,
@@ -24,6 +24,7 @@ from converge_harness.rank.titan.common.job_checks import (
 )
 from converge_harness.rank.titan.v0_2.fixes import FIXES, FLOAT8_TP
 from converge_harness.rank.titan.v0_2.float8 import ALIAS, CONVERTER
+from converge_harness.run_folder.corpus import documents_of
 from converge_harness.run_folder.job import RankJob
 
 _COLLECTIVE_TIMEOUT_S = 3600

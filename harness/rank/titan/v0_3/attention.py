@@ -8,13 +8,15 @@ masks are built, context-parallel sharding and tensor-parallel sharding see a Fl
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend, flex_attention, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_mask
+from torchtitan.models.common import attention
 from torchtitan.models.common.attention import FlexAttention
 
 from converge_harness.rank.titan.v0_3.series import SERIES
@@ -134,7 +136,59 @@ def dense_mask(mask: BlockMask) -> torch.Tensor:
     With context parallelism ``mask_mod`` already speaks of this rank's queries.
     """
     batch, _, queries, keys = mask.shape
-    return create_mask(mask.mask_mod, batch, None, queries, keys, device=mask.kv_indices.device)
+    device = mask.kv_indices.device
+    if not _takes_whole_tensors(mask.mask_mod):
+        return create_mask(mask.mask_mod, batch, None, queries, keys, device=device)
+    sizes = (batch, 1, queries, keys)
+    indices = (
+        torch.arange(size, device=device).view([-1 if place == each else 1 for each in range(4)])
+        for place, size in enumerate(sizes)
+    )
+    return mask.mask_mod(*indices).expand(sizes).contiguous()
+
+
+_OWN_MASKS = (flex_attention.__name__, attention.__name__)
+
+
+def _takes_whole_tensors(mask_mod: Callable[..., torch.Tensor]) -> bool:
+    """Whether a mask function may be called with tensors of indices that broadcast.
+
+    It is written for one index each, and ``create_mask`` calls it under four ``vmap``s, which
+    takes a hundred times as long. Functions of torch and torchtitan compare and look up entry by
+    entry; of a person's own, which may do anything, nothing is assumed.
+    """
+    if getattr(mask_mod, "__module__", None) not in _OWN_MASKS:
+        return False
+    used = (cell.cell_contents for cell in getattr(mask_mod, "__closure__", None) or ())
+    return all(_takes_whole_tensors(each) for each in _callables(used))
+
+
+def _callables(values: Iterable[Any]) -> Iterator[Callable[..., Any]]:
+    for value in values:
+        if callable(value):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _callables(value)
+
+
+def _mask_of_one_block(
+    mask_mod: Callable[..., torch.Tensor],
+    batch: int | None,
+    heads: int | None,
+    queries: int,
+    keys: int,
+    device: torch.device,
+    **_: Any,
+) -> BlockMask:
+    """What ``create_block_mask`` makes, without finding out which blocks are empty or full."""
+    blocks = torch.ones(batch or 1, heads or 1, 1, dtype=torch.int32, device=device)
+    return BlockMask.from_kv_blocks(
+        blocks,
+        torch.zeros_like(blocks).unsqueeze(-1),
+        BLOCK_SIZE=(queries, keys),
+        mask_mod=mask_mod,
+        seq_lengths=(queries, keys),
+    )
 
 
 _TRANSFORMERS_BACKEND = "torchtitan.experiments.transformers_modeling_backend.model"
@@ -182,8 +236,11 @@ def write_out_masks(trainer: Any) -> None:
     """Write every batch's mask out once, before the model, instead of once per layer.
 
     FSDP rebuilds a BlockMask at each layer, so nothing kept on it lasts; and inside a compiled
-    block there should be no mask building.
+    block there should be no mask building. Only context parallelism, which may balance ranks by
+    it, needs to know which blocks are empty.
     """
+    if not trainer.parallel_dims.cp_enabled:
+        attention._compiled_create_block_mask = _mask_of_one_block
     process = trainer.post_dataloading_process
 
     def post_dataloading_process(*args: Any, **kwargs: Any) -> Any:

@@ -15,9 +15,10 @@ import torch
 
 from converge_harness.rank.data_order import SampleStream, open_corpus
 from converge_harness.rank.settings import KeyProblem, SettingError
-from converge_harness.rank.titan.common.documents import NAME, documents_of, register_documents
+from converge_harness.rank.titan.common.documents import NAME, register_documents
 from converge_harness.rank.titan.v0_3.series import SERIES, BaseDataLoader, as_batch, loader_sizes
 from converge_harness.rank.titan.v0_3.streaming_package import TOOLCHAIN, is_installed
+from converge_harness.run_folder.corpus import documents_of
 from converge_harness.run_folder.job import RankJob
 from converge_harness.run_folder.layout import STREAMING
 
