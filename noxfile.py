@@ -99,6 +99,7 @@ BENCHMARKS = {
     "report": "benchmarks/report.py",
     "history": "benchmarks/history.py",
     "right_errors": "benchmarks/right_errors.py",
+    "stopping": "benchmarks/stopping.py",
 }
 NEED_TORCH = ("activations",)
 """Benchmarks that run in the toolchain."""

@@ -39,6 +39,7 @@ from converge_harness.run_folder.layout import (
     PASSES,
     RECORD,
     TORN,
+    WAIT,
     seed_checkpoint_of,
 )
 from converge_harness.run_folder.records import RecordDocument
@@ -275,7 +276,7 @@ class Store:
         Raises StoreError when it cannot be written.
         """
         try:
-            for name in (RECORD, ENDED):
+            for name in (RECORD, ENDED, WAIT):
                 (folder / name).unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(_explain("clean", folder, error)) from error

@@ -82,7 +82,8 @@ def test_the_curve_of_a_program_is_evidence(folder, place, tmp_path):
     file = curves / "events.1" if curves.name == "events" else curves
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("step,loss\n1,2.5\n")
-    job = {"name": "program", "run_folder": str(folder), "command": {"curves": str(curves)}}
+    command = {"probed": False, "curves": str(curves)}
+    job = {"name": "program", "run_folder": str(folder), "command": command}
     (folder / "job.json").write_text(json.dumps({"schema": 1, **job}))
     sealed = evidence_of(folder)
     assert broken_seal(folder, sealed) == ""

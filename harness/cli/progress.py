@@ -28,6 +28,7 @@ from converge_harness.launch.events import (
     Overview,
     Preparing,
     Queued,
+    Resting,
     Retrying,
     Reused,
     Started,
@@ -110,7 +111,7 @@ class Display:
 
     def __call__(self, event: Event) -> None:
         match event:
-            case Preparing() | Notice() | Reused() | Waiting() | GoingOn():
+            case Preparing() | Notice() | Reused() | Waiting() | GoingOn() | Resting():
                 self._print(*line(event), notable=isinstance(event, Notice))
             case Queued(job=job, job_id=job_id):
                 if job_id:
@@ -173,7 +174,9 @@ def queue_note(event: Overview) -> str:
     return f"{len(event.running)} running, {event.queued} waiting{reason}"
 
 
-def line(event: Preparing | Notice | Reused | Waiting | GoingOn) -> tuple[str, str]:
+def line(
+    event: Preparing | Notice | Reused | Waiting | GoingOn | Resting,
+) -> tuple[str, str]:
     """One line on an event that moves no bar, and its style."""
     match event:
         case Preparing(what=what):
@@ -186,6 +189,8 @@ def line(event: Preparing | Notice | Reused | Waiting | GoingOn) -> tuple[str, s
             return f"{job.name}: another converge process runs it; waiting for its result", ""
         case GoingOn(job=job, reason=reason):
             return f"{job.name}: goes on: {reason}", ""
+        case Resting(job=job, step=step):
+            return f"{job.name}: waits after step {step} for the runs it is compared with", "dim"
 
 
 def left(eta_s: float | None) -> str:

@@ -109,6 +109,16 @@ class GoingOn:
 
 
 @dataclass(frozen=True, slots=True)
+class Resting:
+    """The ranks of a job wait until runs that it is compared with have come as far."""
+
+    at: float
+    job: Job
+    step: int
+    """Its last."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The job has a record: finished, crashed, hung or skipped."""
 
@@ -143,6 +153,7 @@ Event: TypeAlias = (
     | Step
     | Retrying
     | GoingOn
+    | Resting
     | Ended
     | Overview
 )

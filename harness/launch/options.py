@@ -56,6 +56,10 @@ class RunOptions:
     """How often running jobs are checked, in seconds."""
     look: Look | None = None
     """Judges a running test set, which is stopped if its verdict is known; None: all train on."""
+    read_by: Mapping[str, tuple[Job, ...]] = field(default_factory=dict)
+    """By identity of a control or repeat that may end early, the test sets that read it: it ends
+    once all of them have been stopped.
+    """
     rank_module: str = RANK_MODULE
     """The module that torchrun runs in every rank."""
 

@@ -1,19 +1,26 @@
-"""Which test sets may be stopped before their last step, and when to look at them."""
+"""Which runs may be stopped before their last step, and when.
+
+A test set is looked at while it trains, and ends once its verdict is known. A control and its
+repeats are there to be read by the checks of test sets: they end once all of those have ended so.
+"""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from converge_harness.launch.events import Notice, Observer
 from converge_harness.launch.next_call import calls_again
-from converge_harness.launch.options import LookError, RunOptions, Training
+from converge_harness.launch.options import Look, LookError, RunOptions, Training
 from converge_harness.launch.progress import last_line
 from converge_harness.model import (
     Ask,
     Experiment,
     Job,
+    Plan,
     RankError,
     Role,
     RunRecord,
@@ -66,6 +73,53 @@ def looks(job: Job, experiment: Experiment) -> tuple[int, ...]:
     return tuple(sorted({*doubling, *settling_looks(job, experiment)}))
 
 
+def read_by(plan: Plan) -> dict[str, tuple[Job, ...]]:
+    """By identity of a control or repeat that may end early, the test sets that read it.
+
+    A control and its repeats end together, since limits are learnt from all of them up to one step.
+    They train to their last step if any set is never stopped that they are needed for, or if the
+    control is itself judged, by an anchor.
+    """
+    count = Counter(job.identity for job in plan.jobs)
+    sets: dict[str, list[Job]] = {}
+    for job in plan.jobs:
+        if job.role is Role.TEST:
+            for needed in plan.judged_by(job):
+                sets.setdefault(needed.identity, []).append(job)
+    found: dict[str, tuple[Job, ...]] = {}
+    for control in plan.jobs:
+        readers = tuple(sets.get(control.identity, ()))
+        if control.role is not Role.CONTROL or not readers or _is_challenged(control, plan):
+            continue
+        family = (control, *plan.repeats_of(control))
+        # The run of two sets may be needed by both.
+        alone = all(count[each.identity] == 1 for each in (*family, *readers))
+        probed = all(each.spec.trainer.can.probed and not calls_again(each) for each in family)
+        if alone and probed and all(looks(each, plan.experiment) for each in readers):
+            found |= dict.fromkeys((each.identity for each in family), readers)
+    return found
+
+
+def waits(
+    job: Job, experiment: Experiment, readers: Mapping[str, tuple[Job, ...]]
+) -> tuple[int, ...]:
+    """The steps after which a run may wait until others have come as far, in order.
+
+    Of a set these are the steps at which it may be settled; a control or repeat waits where the
+    sets that read it do, if each of them may be settled. Others have nothing to wait for.
+    """
+    if job.identity not in readers:
+        return settling_looks(job, experiment)
+    planned = [settling_looks(each, experiment) for each in readers[job.identity]]
+    return tuple(sorted({step for each in planned for step in each})) if all(planned) else ()
+
+
+def _is_challenged(control: Job, plan: Plan) -> bool:
+    """Whether a control is itself judged, by the anchor."""
+    experiment = plan.experiment
+    return experiment.anchor is not None and control.spec.name == experiment.controls[0].name
+
+
 class Looks:
     """Looks at the running test sets of one experiment, each when it is due."""
 
@@ -77,6 +131,8 @@ class Looks:
         """By identity, the steps after which looks are still due."""
         self._failed: dict[str, int] = {}
         """By identity, the step at which a look failed that is tried once more."""
+        self._reached: dict[str, int] = {}
+        """By identity, the last step of a run that was stopped."""
 
     def will_stop_any(self, jobs: Iterable[Job]) -> bool:
         """Whether one of the jobs may be stopped."""
@@ -120,29 +176,172 @@ class Looks:
             self._due[job.identity] = later
         return reason or ""
 
+    def why_to_end(self, job: Job, step: int, records: Mapping[str, RunRecord]) -> str:
+        """Why a control or repeat may end after a step; empty if it trains on."""
+        sets = self._options.read_by.get(job.identity, ())
+        return why_to_end(job, step, [self._stopped_by(each, records) for each in sets])
 
-def would_stop_again(
-    job: Job,
-    record: RunRecord,
+    def waits(self, job: Job) -> tuple[int, ...]:
+        """The steps after which a job may wait for others."""
+        return waits(job, self._experiment, self._options.read_by)
+
+    def stops_again(
+        self, job: Job, records: Mapping[str, RunRecord], training: Mapping[str, Training]
+    ) -> bool | None:
+        """Whether a set that was stopped earlier would be again, as the function of that name."""
+        look = self._options.look
+        return look is not None and stops_again(job, self._experiment, look, records, training)
+
+    def may_train_on(
+        self,
+        job: Job,
+        step: int,
+        records: Mapping[str, RunRecord],
+        training: Mapping[str, Training],
+    ) -> bool:
+        """Whether a run need not wait any longer after a step: it is known that it is to train on.
+
+        A set may once it was looked at. A control or repeat may once a set that reads it has
+        trained on itself, or has ended in another way than by being stopped by that step; and once
+        all have been stopped, if it was not.
+        """
+        sets = self._options.read_by.get(job.identity)
+        if sets is None:
+            return not self.is_due(job, step)
+        if all(each.identity in records for each in sets):
+            return not self.why_to_end(job, step, records)
+        return any(self._needs_more(each, step, records, training) for each in sets)
+
+    def _needs_more(
+        self,
+        job: Job,
+        step: int,
+        records: Mapping[str, RunRecord],
+        training: Mapping[str, Training],
+    ) -> bool:
+        """Whether a set is judged by steps after this one of its control, as far as is known."""
+        if job.identity not in records:
+            return job.identity in training and training[job.identity].step > step
+        last = self._stopped_by(job, records)
+        return last is None or last > step
+
+    def _stopped_by(self, job: Job, records: Mapping[str, RunRecord]) -> int | None:
+        """The last step of a run that was stopped; None for others."""
+        record = records.get(job.identity)
+        if record is None or record.status is not RunStatus.STOPPED:
+            return None
+        if job.identity not in self._reached:  # asked at every poll
+            self._reached[job.identity] = reached_by(job, record.folder)
+        return self._reached[job.identity]
+
+
+def why_to_end(job: Job, step: int, sets: Sequence[int | None]) -> str:
+    """Why a control or repeat may end after a step, in a clause; empty if it trains on.
+
+    It may once every set that reads it was stopped, if it has come as far as they had. A set that
+    ended in any other way is judged to its last step, or has to be repeated.
+
+    Args:
+        job: any job; one that no set reads never ends so.
+        step: its last.
+        sets: the last step of each set that reads it; None if that was not stopped.
+    """
+    stopped = [each for each in sets if each is not None]
+    if not stopped or len(stopped) < len(sets) or not max(stopped) <= step < job.steps:
+        return ""
+    if not is_worth_ending(job, step):
+        return ""
+    return f"every set that is judged by it was stopped by step {max(stopped)}"
+
+
+def is_worth_ending(job: Job, step: int) -> bool:
+    """Whether to end a run after a step although somebody may want its further ones later.
+
+    It then continues from its checkpoint. Without one it would begin again, which must not cost
+    more than what is saved now.
+    """
+    return comes_in_passes(job) or 2 * step <= job.steps
+
+
+def reached_by(job: Job, folder: Path) -> int:
+    """The last step that a run has ended, by what it left; 0 before its first."""
+    line = last_line(folder, in_passes=comes_in_passes(job))
+    return line.step if line else 0
+
+
+def unchanged_stopped(records: Mapping[str, RunRecord | None]) -> dict[str, RunRecord]:
+    """Of earlier runs by identity, those that were stopped and have not changed since.
+
+    Raises StoreError as ``stale`` does.
+    """
+    return {
+        identity: record
+        for identity, record in records.items()
+        if record and record.status is RunStatus.STOPPED and not stale(record)
+    }
+
+
+def stopped_again(
+    jobs: Iterable[Job],
+    stopped: Mapping[str, RunRecord],
     experiment: Experiment,
     options: RunOptions,
     records: Mapping[str, RunRecord],
-) -> bool:
-    """Whether an earlier run was stopped and would be stopped again, so that it need not run.
+) -> dict[str, RunRecord]:
+    """Of runs that were stopped earlier, those that would be stopped again, so need not run.
 
-    ``records`` are those of finished runs, by identity. Raises StoreError as ``stale`` does.
+    A control or repeat is among them if all sets that read it are.
+
+    Args:
+        jobs: of the plan.
+        stopped: the records of those that were stopped, as ``unchanged_stopped`` returns them.
+        experiment: theirs.
+        options: for the run.
+        records: of finished runs, by identity.
     """
-    look = options.look
-    if look is None or record.status is not RunStatus.STOPPED:
-        return False
+    look, jobs = options.look, tuple(jobs)
+    if look is None:
+        return {}
+    there = {
+        job.identity: Training(record.folder, reached_by(job, record.folder))
+        for job in jobs
+        if (record := stopped.get(job.identity))
+    }
+    found = {
+        job.identity: stopped[job.identity]
+        for job in jobs
+        if job.identity in there and stops_again(job, experiment, look, records, there)
+    }
+    steps = {identity: there[identity].step for identity in found}
+    ended = {
+        job.identity: stopped[job.identity]
+        for job in jobs
+        if job.identity in there and (sets := options.read_by.get(job.identity))
+        if why_to_end(job, there[job.identity].step, [steps.get(each.identity) for each in sets])
+    }
+    return found | ended
+
+
+def stops_again(
+    job: Job,
+    experiment: Experiment,
+    look: Look,
+    records: Mapping[str, RunRecord],
+    training: Mapping[str, Training],
+) -> bool | None:
+    """Whether a set that was stopped earlier would be again, so that it need not run.
+
+    None while a run that it is judged by has not come as far. ``records`` are those of runs that
+    have ended, and ``training`` are others, itself among them, both by identity.
+    """
     planned = looks(job, experiment)
-    reached = last_line(record.folder, in_passes=comes_in_passes(job))
-    if not planned or reached is None or reached.step < planned[0] or stale(record):
+    if not planned or training[job.identity].step < planned[0]:
         return False
     try:
-        return bool(look(job, records, {job.identity: Training(record.folder, reached.step)}))
+        answer = look(job, records, training)
     except LookError:
         return False
+    return None if answer is None else bool(answer)
 
 
 def stopped_error(reason: str, step: int, steps: int) -> RankError:

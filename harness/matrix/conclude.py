@@ -50,11 +50,23 @@ def conclude(
     learnt = given
     if learnt is None:
         learnt = learn(plan, evidences)
-        keep(store, learnt.values())
-    write_calibrations(folder / CALIBRATION_FILE, tuple(learnt.values()))
+        keep(store, _of_all_steps(learnt, evidences).values())
+    # Judged again, a matrix learns anew, unless the limits were given.
+    write_calibrations(folder / CALIBRATION_FILE, tuple(_of_all_steps(learnt, evidences).values()))
     calibrations = {name: each.calibration for name, each in learnt.items()}
     wall_s = None if begun is None else time.monotonic() - begun
     return _judge(finished, evidences, calibrations, wall_s=wall_s)
+
+
+def _of_all_steps(
+    learnt: Mapping[str, StoredCalibration], evidences: Mapping[str, Evidence]
+) -> dict[str, StoredCalibration]:
+    """Those that may be used again: not from runs that were stopped, as limits of all steps."""
+    return {
+        name: each
+        for name, each in learnt.items()
+        if name not in evidences or evidences[name].settled_of is None
+    }
 
 
 def conclude_again(folder: Path) -> tuple[SavedMatrix, Mapping[str, Evidence], Judged]:

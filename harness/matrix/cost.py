@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from converge_harness.launch.stopping import looks, settling_looks
-from converge_harness.model import Job, Plan, Role
+from converge_harness.launch.stopping import is_worth_ending, looks, read_by, settling_looks
+from converge_harness.model import Job, Launcher, Plan, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,12 @@ class Cost:
     at_most: int
     """If every run trains to its last step."""
     settled: int
-    """If every test set that may be settled is, at its first look."""
+    """If every test set that may be settled is, at its first look, and what only such sets are
+    judged by ends with the last of them.
+    """
+    waits: bool
+    """Whether it does: runs wait for each other. Where they do not, one that trains faster than the
+    sets ends later, and one that trains before them has trained to its end."""
     known_wrong: int | None
     """Until a test set that is wrong at its first step is known to FAIL, if it and the runs that it
     is judged by train at once: the most of any set that may be stopped; None if none may."""
@@ -30,7 +35,9 @@ class Cost:
             most = f"{hours:,.1f} GPU-hours at {tokens_per_gpu_second:,g} tokens per second and GPU"
         parts = [f"cost: {most} if every run trains to its last step"]
         if self.settled < self.at_most:
-            parts.append(f"{self._share(self.settled)} if every set is settled at its first look")
+            beside = "" if self.waits else " and its control and the repeats train beside it"
+            settled = f"if every set is settled at its first look{beside}"
+            parts.append(f"{self._share(self.settled)} {settled}")
         if self.known_wrong is not None:
             parts.append(
                 f"{self._share(self.known_wrong)} is what a set, its control and the repeats train "
@@ -45,21 +52,28 @@ class Cost:
 def cost_of(plan: Plan) -> Cost:
     """The cost of a plan; a seed checkpoint trains nothing, and a golden is not run."""
     count = Counter(job.identity for job in plan.jobs)
-    jobs = {job.identity: job for job in plan.without_golden.jobs}.values()
+    by_identity = {job.identity: job for job in plan.without_golden.jobs}
+    jobs = by_identity.values()
     # The run of two sets is trained once, and never stopped.
     alone = [job for job in jobs if count[job.identity] == 1]
     first = {job.name: found[0] for job in alone if (found := looks(job, plan.experiment))}
     settling = {
         job.name: found[0] for job in alone if (found := settling_looks(job, plan.experiment))
     }
+    for identity, readers in read_by(plan).items():
+        last = max(settling.get(each.name, each.steps) for each in readers)
+        if is_worth_ending(by_identity[identity], last):
+            settling[by_identity[identity].name] = last
     wrong = (
-        sum(_tokens(each, first[job.name]) for each in (job, *plan.judged_by(job)))
+        sum(tokens_of(each, first[job.name]) for each in (job, *plan.judged_by(job)))
         for job in alone
         if job.name in first
     )
     return Cost(
-        at_most=sum(map(_tokens, jobs)),
-        settled=sum(_tokens(job, settling.get(job.name)) for job in jobs),
+        at_most=sum(map(tokens_of, jobs)),
+        settled=sum(tokens_of(job, settling.get(job.name)) for job in jobs),
+        waits=plan.experiment.launcher is Launcher.LOCAL
+        and not plan.surroundings.hardware.startswith("gpu"),
         known_wrong=max(wrong, default=None),
     )
 
@@ -70,10 +84,10 @@ def gpu_hours(job: Job, throughput: float) -> float:
     The number of GPUs cancels out: twice as many take half the time. A frozen step counts like any
     other, since the update that it omits is cheap.
     """
-    return _tokens(job) / throughput / 3600
+    return tokens_of(job) / throughput / 3600
 
 
-def _tokens(job: Job, until: int | None = None) -> int:
+def tokens_of(job: Job, until: int | None = None) -> int:
     """What a job trains, up to a step if one is given, with its frozen steps."""
     if job.role is Role.SEED:
         return 0

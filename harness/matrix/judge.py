@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from converge_harness.launch.stopping import settling_looks
+from converge_harness.launch.stopping import read_by, settling_looks
 from converge_harness.matrix.pair_files import SHRUNK
 from converge_harness.model import (
     Ask,
@@ -61,12 +61,53 @@ class Judged:
 
 
 def read_evidence(plan: Plan, records: Sequence[RunRecord]) -> dict[str, Evidence]:
-    """The evidence of the anchor and of every control, repeat and test, by job name."""
-    return {
+    """The evidence of the anchor and of every control, repeat and test, by job name.
+
+    Controls and repeats that ended with the sets that read them are as ``ended_with_sets`` says.
+    """
+    found = {
         job.name: evidence_of(job, record)
         for job, record in zip(plan.jobs, records, strict=True)
         if job.role is not Role.SEED
     }
+    return ended_with_sets(plan, found)
+
+
+def ended_with_sets(plan: Plan, evidences: Mapping[str, Evidence]) -> dict[str, Evidence]:
+    """The same, with controls and their repeats as if they had ended as planned where they may end.
+
+    They may once every set that reads them was stopped: then all of them up to one step, no earlier
+    than the last of any such set, are what there is to judge it by. If that does not hold, for
+    example because a set has been added since, a run that was stopped counts as broken off.
+    """
+    found = dict(evidences)
+    readers = read_by(plan)
+    for control in plan.jobs:
+        if control.role is not Role.CONTROL or control.identity not in readers:
+            continue
+        family = [evidences[job.name] for job in (control, *plan.repeats_of(control))]
+        sets = [evidences[job.name] for job in readers[control.identity]]
+        if step := _ended_with(family, sets):
+            # One that broke stays broken, and one without that step is incomplete.
+            found |= {
+                each.name: replace(ended_at(each, step), settled_of=control.steps)
+                for each in family
+                if each.status in (RunStatus.FINISHED, RunStatus.STOPPED)
+            }
+    return found
+
+
+def _ended_with(family: Sequence[Evidence], sets: Sequence[Evidence]) -> int | None:
+    """The step with which a control and its repeats ended because their sets were stopped."""
+    ended = [each for each in family if each.status in (RunStatus.FINISHED, RunStatus.STOPPED)]
+    if all(each.status is RunStatus.FINISHED for each in ended):
+        return None
+    if any(each.status is not RunStatus.STOPPED for each in sets):
+        return None
+    if any(np.any(np.diff(each.steps) <= 0) for each in ended):
+        return None  # nobody knows what it had done by a step
+    step = min(int(each.steps.max(initial=0)) for each in ended)
+    return step if step >= max(int(each.steps.max(initial=0)) for each in sets) else None
 
 
 def evidence_of(job: Job, record: RunRecord) -> Evidence:

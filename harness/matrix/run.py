@@ -16,7 +16,7 @@ from converge_harness.launch.events import Observer, Preparing
 from converge_harness.launch.slurm.commands import Slurm
 from converge_harness.launch.slurm.follow import follow_plan
 from converge_harness.launch.slurm.job_status import Site
-from converge_harness.launch.stopping import looks
+from converge_harness.launch.stopping import looks, read_by
 from converge_harness.matrix.stop import look_at_running
 from converge_harness.model import Job, Launcher, Plan, RunRecord, SyntheticData
 from converge_harness.store import Store, read_record
@@ -55,7 +55,7 @@ def run_jobs(
     options = options_of(plan, data, fresh=fresh, warm=warm)
     to_run = plan.without_golden
     if any(looks(job, plan.experiment) for job in plan.jobs):
-        options = replace(options, look=look_at_running(plan))
+        options = replace(options, look=look_at_running(plan), read_by=read_by(plan))
     if plan.experiment.launcher is Launcher.SLURM:
         records = follow_plan(to_run, site_of(plan, store, options, observer), observer)
     else:

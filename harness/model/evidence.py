@@ -346,7 +346,7 @@ class Evidence:
     """A program's own curve may have one step in so many, from the first or so on, to the end."""
     settled_of: int | None = None
     """Planned steps of a run that ended after its last step here because its equivalence was
-    settled; None for other runs."""
+    settled, or because every set that reads it had been stopped; None for other runs."""
     error: RankError | None = None
     status: RunStatus = RunStatus.FINISHED
     wall_s: float | None = None

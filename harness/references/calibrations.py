@@ -207,7 +207,7 @@ def read_calibrations(path: Path) -> tuple[StoredCalibration, ...]:
         for problem in problems:
             _damaged(path, f"control {entry.control!r}: {problem}")
     if not file.calibrations:
-        _damaged(path, "it has no calibration")
+        _damaged(path, "it has no calibration: none is kept from repeats that were stopped early")
     return tuple(_learnt(entry) for entry in file.calibrations)
 
 

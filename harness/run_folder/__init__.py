@@ -17,6 +17,7 @@ identity. ``docs/architecture.md`` describes the files.
     passes.py       passes/NNN of a resumed run, and who may write there
     checkpoints.py  which checkpoints are complete; sets torn ones aside
     faults.py       faults/: which faults happened, and when
+    waits.py        wait.json: the steps after which ranks wait
     corpus.py       the files of a corpus that ranks read
     records.py      record.json and submission.json, which only the harness uses
 """

@@ -63,12 +63,14 @@ SUBMISSION = "submission.json"
 """The scheduler's job of the run."""
 ENDED = "ended.json"
 """Written by the batch script of a scheduler's job when it ends: exit code and restart count."""
+WAIT = "wait.json"
+"""The steps after which the ranks wait until the harness lets them train on."""
 
 NO_EVIDENCE = frozenset({CHECKPOINTS, DATASETS, COMPILED, LOGS, OUTPUT, STREAMING, TORN, IMPORTED})
 """Folders that are not evidence."""
 EVIDENCE_SUFFIXES = frozenset({".json", ".jsonl", ".npz", ".part"})
-WRITTEN_LATER = frozenset({RECORD, SUBMISSION})
-"""Files that are not evidence either: the harness writes them before or after the run."""
+WRITTEN_LATER = frozenset({RECORD, SUBMISSION, WAIT})
+"""Files that are not evidence either: the harness writes them."""
 
 OF_THE_RANKS = (METRICS, METRICS_PART, TENSORS, IN_FORCE, CHECKPOINTS, DATASETS, STREAMING)
 """What ranks write; a new start of a run that is not resumed must not find it."""

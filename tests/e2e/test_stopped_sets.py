@@ -1,4 +1,7 @@
-"""A set whose verdict is known is stopped, with the verdict that it would have had."""
+"""A set whose verdict is known is stopped, with the verdict that it would have had.
+
+So are the control and its repeats, which nothing reads any more.
+"""
 
 import json
 import re
@@ -10,7 +13,9 @@ from warm_toolchains import warm_toolchains
 MATRIX = f"""
 schema = 1
 repeats = ["ulp"]
+checkpoint_every = 32
 [stop]
+when = "settled"
 after = 2
 [trainer]
 train_config = "train_configs/llama3_debug.toml"
@@ -31,7 +36,6 @@ inject = "{INJECTIONS}:double_gradients"
 name = "right"
 parallelism.dp_replicate = 2
 waive = ["same-dp-degree"]
-stop = "settled"
 """
 
 DOUBLED = "gradients are scaled by 2, which equals"
@@ -78,6 +82,21 @@ def test_a_settled_set_passes_every_check_at_its_look(ran):
     assert "(one of several looks: at a level of 0.0056)" in checks["loss-equivalent"]["detail"]
 
 
+def test_what_both_are_judged_by_waits_for_them_and_ends_with_them(ran):
+    matrix, result = ran
+    for name in ("one", "one.ulp"):
+        record = recorded(matrix, name)
+        assert record["status"] == "stopped"
+        assert record["error"]["message"] == (
+            "every set that is judged by it was stopped by step 64; it ended after step 64 of 128"
+        )
+    note = "Of the control one and its repeats (1) the first 64 of 128 steps are used: every set"
+    assert note in " ".join(result.stdout.split())
+    assert not [*(matrix.store / "calibrations").glob("*")]  # none that is of fewer steps
+    checks = {check["name"]: check for check in matrix.tests()["right"]["checks"]}
+    assert checks["control-sound"]["detail"].startswith("64 steps")
+
+
 def test_stopped_runs_are_used_again_while_their_verdicts_are_known(ran):
     matrix, first = ran
     again = matrix.converge("run")
@@ -92,10 +111,15 @@ def test_who_wants_every_step_gets_them(ran):
     stopped = matrix.tests()["doubled"]
     matrix.experiment.write_text(MATRIX.replace("inject =", 'stop = "never"\ninject ='))
     again = matrix.converge("run")
-    assert [line for line in again.stdout.splitlines() if "started on" in line] == [
-        "doubled: started on 1 rank"
-    ]
-    assert recorded(matrix, "doubled")["status"] == "finished"
+    started = [line for line in again.stdout.splitlines() if "started on" in line]
+    assert sorted(line.partition(":")[0] for line in started) == ["doubled", "one", "one.ulp"]
+    # What they are judged by trains on where it ended, and the set that is settled stays so.
+    goes_on = again.stdout.count("from its checkpoint of step 64")
+    assert goes_on == 2, again.stdout
+    for name in ("doubled", "one", "one.ulp"):
+        assert recorded(matrix, name)["status"] == "finished"
+    assert recorded(matrix, "right")["status"] == "stopped"
+    assert matrix.tests()["right"]["verdict"] == "PASS"
     whole = matrix.tests()["doubled"]
     assert whole["cause"].startswith(DOUBLED)
     assert "stopped" not in whole["cause"]

@@ -5,15 +5,16 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from judge_examples import SAMPLES, in_force, run, spec
 
 from converge_harness.judge.calibration import calibrate
 from converge_harness.judge.compare.tost import ALPHA, level_of_look
-from converge_harness.matrix.judge import judge_pair, pairs_of
+from converge_harness.matrix.calibrate import calibrate_control
+from converge_harness.matrix.judge import ended_with_sets, judge_pair, pairs_of
 from converge_harness.matrix.load import load_plan
-from converge_harness.model import Judgement, RankError, RunStatus
+from converge_harness.model import Judgement, RankError, RepeatKind, Role, RunStatus
 from converge_harness.trainers import assume_toolchain
 
 ROOT = Path(__file__).parents[2]
@@ -202,3 +203,130 @@ def test_an_open_set_that_was_stopped_is_told_how_to_train_on(pairs):
 def test_a_crash_after_a_look_is_no_pass(pairs):
     crashed = replace(stopped_after(long_run("again", 203)), status=RunStatus.CRASHED)
     assert judged(pairs["again"], crashed).verdict.judgement is Judgement.ERROR
+
+
+# ------------------------------------- a control and repeats that ended with the sets they are for
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ended") / "matrix.toml"
+    settled = EXPERIMENT.replace('name = "whole"', 'name = "other"\nstop = "settled"')
+    path.write_text(settled.replace("schema = 1", 'schema = 1\nrepeats = ["ulp", "ulp.2"]'))
+    plan = load_plan(path, (), on_gpu=False, find=assume_toolchain)
+    # What the examples' runs were, instead of what the file's would be.
+    like = {
+        job.name: replace(job, spec=spec(job.spec.name), identity=job.name) for job in plan.jobs
+    }
+    tests = {
+        name: replace(job, spec=replace(job.spec, control="fsdp2", stop=plan.job(name).spec.stop))
+        for name, job in like.items()
+        if job.role is Role.TEST
+    }
+    return replace(plan, jobs=tuple((like | tests)[job.name] for job in plan.jobs))
+
+
+def repeat_run(name, steps=STEPS):
+    """A control's repeat, whose rounding differs a little."""
+    control = long_run(name, steps)
+    nudge = 1e-7 if name.endswith("2") else -1e-7
+    moved = {
+        signal: tuple(value * (1 + nudge) for value in control.signals[signal])
+        for signal in ("loss", "loss_recomputed", "grad_norm", "grad_norm_recomputed")
+    }
+    return replace(
+        control, signals={**control.signals, **moved}, repeat=RepeatKind.ULP, complete=True
+    )
+
+
+def evidence_of_all(plan, **steps):
+    """Evidence of runs that were stopped after these steps; those of no step finished."""
+    repeats = [job.name for job in plan.jobs if job.role is Role.REPEAT]
+    assert len(repeats) == 2
+    found = {}
+    for name in ("fsdp2", *repeats, "again", "other"):
+        key = name.replace(".", "_")
+        made = repeat_run if name in repeats else long_run
+        found[name] = stopped_after(made(name, steps[key])) if key in steps else made(name)
+    return found
+
+
+ENDED = {"fsdp2": 203, "fsdp2_ulp": 200, "fsdp2_ulp_2": 210, "again": 200, "other": 200}
+
+
+def verdicts(plan, evidences):
+    """As a matrix is judged."""
+    found = ended_with_sets(plan, evidences)
+    calibration = calibrate_control(plan, plan.job("fsdp2"), found)
+    return {pair.test.name: judge_pair(pair, found, calibration).verdict for pair in pairs_of(plan)}
+
+
+def test_sets_pass_that_were_settled_with_their_control_and_its_repeats(plan):
+    found = ended_with_sets(plan, evidence_of_all(plan, **ENDED))
+    for name in ("fsdp2", "fsdp2.ulp", "fsdp2.ulp.2"):
+        assert found[name].steps[-1] == 200
+        assert found[name].status is RunStatus.FINISHED
+        assert found[name].settled_of == STEPS
+    judged = verdicts(plan, evidence_of_all(plan, **ENDED))
+    whole = {name: ENDED[name] for name in ("again", "other")}
+    for each in (judged, verdicts(plan, evidence_of_all(plan, **whole))):
+        assert {v.judgement for v in each.values()} == {Judgement.PASS}, each
+    # A quicker control that finished is used as far as its repeats are.
+    quick = evidence_of_all(plan, **{name: at for name, at in ENDED.items() if name != "fsdp2"})
+    assert {v.judgement for v in verdicts(plan, quick).values()} == {Judgement.PASS}
+
+
+def test_runs_that_finished_are_left_as_they_are(plan):
+    evidences = evidence_of_all(plan, again=200, other=200)
+    assert ended_with_sets(plan, evidences) == evidences
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"again": None},  # a set trained to its end
+        {"again": 400},  # … or further than they did
+        {"fsdp2_ulp": 150},  # a repeat ended before the look
+        {"fsdp2": 199},
+    ],
+    ids=["whole", "further", "repeat", "control"],
+)
+def test_nothing_passes_by_a_control_or_repeat_that_ended_too_early(plan, changed):
+    steps = {name: at for name, at in (ENDED | changed).items() if at is not None}
+    evidences = evidence_of_all(plan, **steps)
+    assert ended_with_sets(plan, evidences) == evidences
+    for verdict in verdicts(plan, evidences).values():
+        assert verdict.judgement is Judgement.INVALID
+        assert "was stopped after step" in verdict.cause
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "fsdp2.ulp"])
+def test_one_that_broke_gives_no_pass_although_the_others_ended_with_the_sets(plan, name):
+    evidences = evidence_of_all(plan, **ENDED)
+    crashed = replace(evidences[name], status=RunStatus.CRASHED)
+    nan = with_value(evidences[name], "loss", 180, float("nan"))
+    backwards = replace(evidences[name], steps=(*range(1, evidences[name].steps.size), 7))
+    for broken in (crashed, nan, backwards):
+        judged = verdicts(plan, evidences | {name: broken})
+        # ERROR: the set itself was stopped, and nothing settles it.
+        undecided = {Judgement.INVALID, Judgement.ERROR}
+        assert {each.judgement for each in judged.values()} <= undecided
+
+
+def test_a_repeat_that_is_off_opens_nothing(plan):
+    """Of three repeats the limits are learnt; a wrong one would let a wrong set pass."""
+    evidences = evidence_of_all(plan, **ENDED)
+    off = with_value(evidences["fsdp2.ulp"], "loss", 180, 6.0)
+    judged = verdicts(plan, evidences | {"fsdp2.ulp": off})
+    assert all(each.judgement is not Judgement.PASS for each in judged.values())
+
+
+@settings(deadline=None, max_examples=50)  # the machine may be busy training
+@given(st.fixed_dictionaries({}, optional={name: st.integers(1, STEPS - 1) for name in ENDED}))
+def test_whatever_was_stopped_where_a_pass_needs_all_up_to_the_look(plan, steps):
+    judged = verdicts(plan, evidence_of_all(plan, **steps))
+    needed = [steps.get(name, STEPS) for name in ("fsdp2", "fsdp2_ulp", "fsdp2_ulp_2")]
+    for name, verdict in judged.items():
+        if verdict.judgement is Judgement.PASS:
+            assert steps.get(name, STEPS) >= 100  # the first look
+            assert min(needed) >= steps.get(name, STEPS)

@@ -1,15 +1,36 @@
-"""Test sets that are stopped once somebody says that their verdict is known."""
+"""Test sets that are stopped once somebody says that their verdict is known, and what they need."""
 
+import json
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from launch_jobs import plan_of, tiny_job
 
 from converge_harness import launch
 from converge_harness.launch import RunOptions, run_plan
 from converge_harness.launch.options import LookError, Training
-from converge_harness.launch.stopping import Looks, looks, settling_looks, would_stop_again
-from converge_harness.model import Ask, Role, RunRecord, RunStatus, Stop
+from converge_harness.launch.stopping import (
+    Looks,
+    looks,
+    read_by,
+    settling_looks,
+    stopped_again,
+    waits,
+    why_to_end,
+)
+from converge_harness.model import (
+    Ask,
+    Recovery,
+    Repeat,
+    RepeatKind,
+    RestartOwner,
+    Role,
+    RunRecord,
+    RunStatus,
+    Stop,
+)
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -119,8 +140,9 @@ def test_an_earlier_run_that_cannot_be_judged_is_run_again(tmp_path):
     line = '{"kind": "step", "step": 16, "loss": 1.0}'
     (tmp_path / "metrics.jsonl.part").write_text(f"{line}\n")
     record = RunRecord("long", job.identity, tmp_path, RunStatus.STOPPED, 1.0, ())
-    again = would_stop_again(job, record, plan_of(job).experiment, RunOptions(look=look), {})
-    assert again is False
+    stopped = {job.identity: record}
+    experiment = plan_of(job).experiment
+    assert stopped_again([job], stopped, experiment, RunOptions(look=look), {}) == {}
 
 
 class EnoughError(Exception):
@@ -173,13 +195,10 @@ def test_only_the_set_that_is_certain_to_fail_ends_early_and_is_not_run_again(
 
     longer = replace(plan, experiment=replace(plan.experiment, stop_after=400))
     assert looks(wrong, longer.experiment) == (400,)
-    assert not would_stop_again(
-        wrong,
-        store.record(wrong.identity),
-        longer.experiment,
-        options,
-        {control.identity: records[2]},
-    )
+    stopped = {wrong.identity: store.record(wrong.identity)}
+    finished = {control.identity: records[2]}
+    assert stopped_again([wrong], stopped, longer.experiment, options, finished) == {}
+    assert stopped_again([wrong], stopped, plan.experiment, options, finished) == stopped
 
     asked_for_all = replace(plan, experiment=replace(plan.experiment, stop_after=None))
     short = replace(asked_for_all, jobs=(control, right))
@@ -210,3 +229,219 @@ def test_a_set_is_stopped_while_what_it_is_judged_by_still_trains(warm_tiny, sto
 
     run_plan(plan, store, replace(cold, look=Judge("wrong", control)), note)
     assert ended == [("wrong", RunStatus.STOPPED), ("control", RunStatus.FINISHED)]
+
+
+# ------------------------------------------- a control and its repeats, which the sets read
+
+
+def family(make=tiny_job, stop=Stop.SETTLED, steps=130, sets=("first", "second"), **more):
+    """A control, a repeat of it, and sets that are judged by both."""
+    control = make("control", role=Role.CONTROL, ranks=1, steps=steps, **more)
+    repeat = make("control.ulp", role=Role.REPEAT, ranks=1, steps=steps, **more)
+    spec = replace(repeat.spec, name="control")
+    repeat = replace(repeat, spec=spec, repeat=Repeat(RepeatKind.ULP))
+    tests = [make(name, ranks=1, steps=steps, **more) for name in sets]
+    tests = [replace(job, spec=replace(job.spec, control="control", stop=stop)) for job in tests]
+    return control, repeat, *tests
+
+
+def test_a_control_and_its_repeats_are_read_by_every_set_that_is_judged_by_them():
+    control, repeat, *tests = family()
+    found = read_by(plan_of(control, repeat, *tests))
+    assert found == dict.fromkeys((control.identity, repeat.identity), tuple(tests))
+    # A calibration that is given replaces the repeats, so that nothing reads them.
+    calibrated = plan_of(control, *tests, calibration="given.json")
+    assert read_by(calibrated) == {control.identity: tuple(tests)}
+
+
+def test_what_a_set_needs_that_trains_to_its_end_is_never_ended():
+    control, repeat, first, second = family()
+    never = replace(second, spec=replace(second.spec, stop=Stop.NEVER))
+    assert read_by(plan_of(control, repeat, first, never)) == {}
+    assert read_by(plan_of(control, repeat)) == {}  # nothing reads it: it is there for its own sake
+    assert read_by(plan_of(control, repeat, first, stop_after=None)) == {}
+    assert read_by(plan_of(control, repeat, first, other_seeds=(2,))) == {}
+    # Another set, of another control, has the run of this repeat.
+    shared = replace(repeat, name="other", role=Role.TEST)
+    shared = replace(shared, spec=replace(first.spec, name="other"))
+    assert read_by(plan_of(control, repeat, first, shared)) == {}
+    # A set of another control is measured by this one, too.
+    measured = replace(never, matched="control")
+    other = tiny_job("other", role=Role.CONTROL, steps=130)
+    measured = replace(measured, spec=replace(measured.spec, control="other"))
+    assert read_by(plan_of(control, repeat, first, other, measured)) == {}
+
+
+def test_a_control_that_is_judged_by_an_anchor_is_never_ended():
+    control, repeat, first = family(sets=("first",))
+    anchor = tiny_job("anchor", role=Role.ANCHOR, steps=130)
+    anchored = plan_of(control, repeat, first, anchor, anchor=anchor.spec)
+    experiment = replace(anchored.experiment, controls=(control.spec,))
+    assert read_by(replace(anchored, experiment=experiment)) == {}
+    second = replace(experiment, controls=(anchor.spec, control.spec))
+    assert set(read_by(replace(anchored, experiment=second))) == {
+        *(control.identity, repeat.identity)
+    }
+
+
+def test_they_wait_where_all_their_sets_may_be_settled():
+    control, repeat, first, second = family(steps=1000)
+    readers = read_by(plan_of(control, repeat, first, second))
+    experiment = plan_of().experiment
+    for job in (control, repeat, first, second):
+        assert waits(job, experiment, readers) == (125, 250, 500)
+    warm = replace(second, spec=replace(second.spec, overrides={"lr_scheduler.warmup_steps": 100}))
+    readers = read_by(plan_of(control, repeat, first, warm))
+    assert waits(control, experiment, readers) == (125, 200, 250, 500)
+    assert waits(warm, experiment, readers) == (200, 250, 500)
+    # It waits for none of them if one trains to its end, unless that fails.
+    fails = replace(second, spec=replace(second.spec, stop=Stop.FAIL))
+    readers = read_by(plan_of(control, repeat, first, fails))
+    assert control.identity in readers
+    assert waits(control, experiment, readers) == waits(fails, experiment, readers) == ()
+
+
+@given(st.lists(st.none() | st.integers(1, 100), max_size=4), st.integers(1, 200), st.booleans())
+def test_a_run_ends_only_if_every_set_that_reads_it_was_stopped_by_then(sets, step, resumes):
+    job = tiny_job("control", role=Role.CONTROL, steps=150)
+    if resumes:
+        recovery = Recovery((), 10, RestartOwner.USER, max_restarts=0)
+        job = replace(job, spec=replace(job.spec, recovery=recovery))
+    known = bool(sets) and None not in sets and max(sets) <= step < 150
+    # One that would begin again ends only while that costs no more than is saved.
+    ends = known and (resumes or step <= 75)
+    assert bool(why_to_end(job, step, sets)) == ends
+
+
+def test_it_is_said_why_a_control_ends():
+    job = tiny_job("control", role=Role.CONTROL, steps=3000)
+    assert why_to_end(job, 1203, [16, 1200]) == (
+        "every set that is judged by it was stopped by step 1200"
+    )
+
+
+def trained(folder, step):
+    folder.mkdir()
+    line = json.dumps({"kind": "step", "step": step, "loss": 1.0})
+    (folder / "metrics.jsonl.part").write_text(line + "\n")
+    return folder
+
+
+def test_a_run_waits_while_a_set_that_reads_it_is_open(tmp_path):
+    control, repeat, first, second = family()
+    options = RunOptions(
+        look=lambda *_: None, read_by=read_by(plan_of(control, repeat, first, second))
+    )
+    looking = Looks(plan_of().experiment, options, [].append)
+
+    def may_train_on(records, **steps):
+        jobs = {job.name: job.identity for job in (control, first, second)}
+        training = {jobs[name]: Training(tmp_path, step) for name, step in steps.items()}
+        return looking.may_train_on(control, 65, records, {control.identity: 65, **training})
+
+    def record(job, status, step):
+        folder = trained(tmp_path / f"{job.name}-{status}-{step}", step)
+        return {job.identity: RunRecord(job.name, job.identity, folder, status, 1.0, ())}
+
+    assert not may_train_on({})  # neither has started
+    assert not may_train_on({}, first=65, second=64)
+    assert may_train_on({}, first=66)
+    settled = record(first, RunStatus.STOPPED, 65)
+    assert not may_train_on(settled, second=65)
+    assert may_train_on(settled, second=66)
+    assert may_train_on(record(first, RunStatus.CRASHED, 3), second=1)
+    # Both were stopped: it is ended, and does not train on in the meantime.
+    assert not may_train_on(settled | record(second, RunStatus.STOPPED, 16))
+    looking = Looks(plan_of().experiment, options, [].append)
+    assert may_train_on(settled | record(second, RunStatus.STOPPED, 67))
+
+
+SETTLED = 130
+"""The second look of a run of 260 steps; the first is after 65."""
+
+
+class Settling:
+    """Says of sets that they are settled at that look, once all that they need have come as far."""
+
+    def __init__(self, plan, *settled):
+        self.plan, self.settled, self.at = plan, settled, {}
+
+    def __call__(self, job, records, training):
+        planned = looks(job, self.plan.experiment)
+        step = max(each for each in planned if each <= training[job.identity].step)
+        needed = self.plan.judged_by(job)
+        for each in needed:
+            here = training.get(each.identity)
+            if each.identity not in records and (here is None or here.step < step):
+                return None
+        for each in (job, *needed):
+            if each.identity in training:
+                self.at[each.name, step] = training[each.identity].step
+        return "it was settled" if job.name in self.settled and step >= SETTLED else ""
+
+
+def options_for(plan, cold, *settled):
+    return replace(cold, look=Settling(plan, *settled), read_by=read_by(plan))
+
+
+def steps_of(record):
+    names = ("metrics.jsonl", "metrics.jsonl.part")
+    (path,) = (record.folder / name for name in names if (record.folder / name).is_file())
+    return [
+        each["step"] for each in map(json.loads, path.read_text().splitlines()) if "step" in each
+    ]
+
+
+def started(events):
+    return sorted(event.job.name for event in events if isinstance(event, launch.Started))
+
+
+def test_what_settled_sets_are_judged_by_ends_with_them_and_trains_on_for_another_set(
+    warm_tiny, store, cold
+):
+    """With room for one rank: they wait for each other, and nobody trains beyond a look."""
+    jobs = family(warm_tiny, steps=260)
+    plan = plan_of(*jobs, cpu_ranks=1)
+    options = options_for(plan, cold, "first", "second")
+    records = run_plan(plan, store, options, lambda event: None)
+    assert [each.status for each in records] == [RunStatus.STOPPED] * 4
+    assert [steps_of(each) for each in records] == [[*range(1, SETTLED + 1)]] * 4
+    at = options.look.at
+    assert {at[name, 65] for name in ("first", "second")} == {65}
+    assert {at[job.name, SETTLED] for job in jobs} == {SETTLED}
+    assert records[0].error.message == (
+        "every set that is judged by it was stopped by step 130; it ended after step 130 of 260"
+    )
+
+    again = run_plan(plan, store, options, lambda event: None)
+    assert [each.reused for each in again] == [True] * 4
+
+    # Interrupted while the control and its repeat waited: what was settled is not trained again.
+    for lost in records[:2]:
+        (lost.folder / "record.json").unlink()
+    events = []
+    again = run_plan(plan, store, options, events.append)
+    assert started(events) == ["control", "control.ulp"]
+    assert [each.reused for each in again] == [False, False, True, True]
+    assert [steps_of(each)[-1] for each in again] == [SETTLED] * 4
+
+    # A set more, which is never settled: what it needs trains to its end, and nothing else does.
+    third = family(warm_tiny, steps=260, sets=("third",))[-1]
+    more = plan_of(*jobs, third, cpu_ranks=2)
+    events = []
+    records = run_plan(more, store, options_for(more, cold, "first", "second"), events.append)
+    assert started(events) == ["control", "control.ulp", "third"]
+    assert [each.reused for each in records] == [False, False, True, True, False]
+    ends = [260, 260, SETTLED, SETTLED, 260]
+    assert [steps_of(each) for each in records] == [[*range(1, end + 1)] for end in ends]
+
+
+def test_nobody_waits_for_ever_for_a_run_that_breaks(warm_tiny, store, cold):
+    control, repeat, first = family(warm_tiny, sets=("first",))
+    broken = warm_tiny("control.ulp", role=Role.REPEAT, ranks=1, steps=130, mode="crash", at=20)
+    broken = replace(broken, spec=replace(broken.spec, name="control"), repeat=repeat.repeat)
+    plan = plan_of(control, broken, first, cpu_ranks=1)
+    records = run_plan(plan, store, options_for(plan, cold), lambda event: None)
+    assert [each.status for each in records] == [
+        *(RunStatus.FINISHED, RunStatus.CRASHED, RunStatus.FINISHED)
+    ]

@@ -45,6 +45,7 @@ def go_wrong(mode):
 def run(path):
     from converge_harness.rank.recorder.imported import leave_imported
     from converge_harness.rank.start.parent import die_with_parent
+    from converge_harness.rank.waiting import wait_after
 
     die_with_parent()
     faulthandler.register(signal.SIGUSR1)
@@ -74,6 +75,7 @@ def run(path):
         if rank == 0:
             with part.open("a") as stream:
                 stream.write(json.dumps({"kind": "step", "step": step, "loss": loss.item()}) + "\n")
+        wait_after(folder, step)
     if job["role"] == "seed checkpoint":
         (folder / "checkpoint" / "step-0").mkdir(parents=True)
         (folder / "checkpoint" / "step-0" / ".metadata").touch()

@@ -1,5 +1,6 @@
 """What a plan says that it costs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,10 +54,34 @@ def test_a_wrong_set_is_known_after_the_first_look_of_all_that_it_is_judged_by(p
     assert "settled" not in said
 
 
+def test_what_a_set_needs_that_trains_to_its_end_costs_all_of_its_steps(plan, tmp_path):
+    whole = EXPERIMENT.replace("WHEN", "settled") + 'stop = "fail"\n'
+    (tmp_path / "whole.toml").write_text(whole)
+    cost = cost_of(load_plan(tmp_path / "whole.toml", (), on_gpu=False, find=assume_toolchain))
+    assert cost.settled == (4 * 1000 + 125) * STEP
+    # After a long warm-up the first look is late, and a run without checkpoints would begin again.
+    late = EXPERIMENT.replace("WHEN", "settled").replace(
+        '"training.steps" = 1000', '"training.steps" = 1000, "lr_scheduler.warmup_steps" = 300'
+    )
+    (tmp_path / "late.toml").write_text(late)
+    cost = cost_of(load_plan(tmp_path / "late.toml", (), on_gpu=False, find=assume_toolchain))
+    assert cost.settled == (3 * 1000 + 2 * 600) * STEP
+    (tmp_path / "resumed.toml").write_text(
+        late.replace("schema = 1", "schema = 1\ncheckpoint_every = 50")
+    )
+    cost = cost_of(load_plan(tmp_path / "resumed.toml", (), on_gpu=False, find=assume_toolchain))
+    assert cost.settled == 5 * 600 * STEP
+
+
 def test_sets_that_may_be_settled_cost_as_much_as_up_to_their_first_look(plan):
     cost = cost_of(plan("settled"))
-    assert cost.settled == (3 * 1000 + 2 * 125) * STEP
-    assert "65.0% if every set is settled at its first look" in cost.sentence(None)
+    assert cost.settled == 5 * 125 * STEP  # the control and its repeats end with them
+    assert "12.5% if every set is settled at its first look;" in cost.sentence(None)
+    # GPUs are not kept from others by a run that waits.
+    made = plan("settled")
+    on_gpus = replace(made, surroundings=replace(made.surroundings, hardware="gpu-H100"))
+    said = cost_of(on_gpus).sentence(None)
+    assert "at its first look and its control and the repeats train beside it;" in said
     assert cost.sentence(5000).startswith("cost: 0.6 GPU-hours at 5,000 tokens per second and GPU")
 
 

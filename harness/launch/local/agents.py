@@ -38,6 +38,7 @@ from converge_harness.run_folder.layout import (
     call_logs,
     calls_so_far,
 )
+from converge_harness.run_folder.waits import wait_file, waits_document
 from converge_harness.store import RunLock, Store, write_json
 from converge_harness.trainers import (
     Call,
@@ -85,8 +86,11 @@ def start_run(
     slots: tuple[int, ...],
     attempt: int,
     lock: RunLock,
+    waits: tuple[int, ...] = (),
 ) -> Run:
     """Start a job in an empty run folder, or where an earlier start of it has left a checkpoint.
+
+    Its ranks wait after each of the steps ``waits``, until ``let_train_on`` is called.
 
     Raises StoreError if the folder cannot be written or the toolchain's Python cannot be started.
     """
@@ -105,6 +109,9 @@ def start_run(
         store.continue_run(folder)
         first = replace(first, number=calls_so_far(folder / LOGS) + 1)
         tail.new_steps()  # those of earlier starts
+    waits = tuple(each for each in waits if step is None or each > step)
+    if waits:
+        write_json(wait_file(folder), waits_document(waits))
     call = _start_call(place, job, folder, first, slots)
     return Run(
         job=job,
@@ -126,8 +133,17 @@ def start_run(
         payload=payload,
         tail=tail,
         growth=_growth(job, folder),
+        waits=waits,
         continues_from=step,
     )
+
+
+def let_train_on(run: Run, slots: tuple[int, ...]) -> None:
+    """Let a run that rests train on, in these slots. Raises StoreError if that cannot be said."""
+    run.waits = run.waits[1:]
+    write_json(wait_file(run.folder), waits_document(run.waits))
+    run.slots, run.rests = slots, False
+    run.last_step_at = time.monotonic()  # its next step is due from now on
 
 
 def _prepare(job: Job, folder: Path) -> None:

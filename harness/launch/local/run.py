@@ -54,6 +54,10 @@ class Run:
     tail: MetricsTail
     growth: Growth | None = None
     """For a program without step reports."""
+    waits: tuple[int, ...] = ()
+    """The steps after which its ranks still wait until they are let train on, in order."""
+    rests: bool = False
+    """Whether they do, and its slots are others' meanwhile."""
     continues_from: int | None = None
     """The step of the checkpoint from which it continues; None: it has started anew."""
     earlier: list[RunningCall] = field(default_factory=list)

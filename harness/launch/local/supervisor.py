@@ -25,6 +25,7 @@ from converge_harness.launch.events import (
     Overview,
     Preparing,
     Queued,
+    Resting,
     Retrying,
     Reused,
     Started,
@@ -35,6 +36,7 @@ from converge_harness.launch.interruption import Interruption, interruptible
 from converge_harness.launch.local.agents import (
     Machine,
     end_faults,
+    let_train_on,
     start_next_call,
     start_run,
     strike,
@@ -44,7 +46,13 @@ from converge_harness.launch.next_call import calls_again, faults_due
 from converge_harness.launch.options import RunOptions, Training
 from converge_harness.launch.private_folder import private_folder, remove_left_behind
 from converge_harness.launch.progress import Pace, matrix_eta_s
-from converge_harness.launch.stopping import Looks, stopped_error, would_stop_again
+from converge_harness.launch.stopping import (
+    Looks,
+    reached_by,
+    stopped_again,
+    stopped_error,
+    unchanged_stopped,
+)
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import (
     Experiment,
@@ -85,10 +93,10 @@ def run_plan(
     """
     remove_left_behind()  # even if nothing has to run
     records, others = ({}, {}) if options.fresh else finished_runs(plan.jobs, store)
-    for job in () if options.fresh else plan.jobs:
-        record = store.record(job.identity)
-        if record and would_stop_again(job, record, plan.experiment, options, records):
-            records[job.identity] = replace(record, reused=True)
+    to_use = () if options.fresh else plan.jobs
+    stopped = unchanged_stopped({job.identity: store.record(job.identity) for job in to_use})
+    again = stopped_again(plan.jobs, stopped, plan.experiment, options, records)
+    records |= {identity: replace(each, reused=True) for identity, each in again.items()}
     for identity, why in others.items():
         name = next(job.name for job in plan.jobs if job.identity == identity)
         observer(Notice(time.time(), f"{name} runs again: {why}"))
@@ -101,7 +109,7 @@ def run_plan(
         require_seed_checkpoints(jobs, records, store)
         store.require_writable()
         with interruptible() as stop:
-            records = _run(plan, jobs, records, store, options, observer, stop)
+            records = _run(plan, jobs, records, stopped, store, options, observer, stop)
     return tuple(replace(records[job.identity], name=job.name) for job in plan.jobs)
 
 
@@ -128,6 +136,7 @@ def _run(
     plan: Plan,
     jobs: tuple[Job, ...],
     records: Mapping[str, RunRecord],
+    stopped: Mapping[str, RunRecord],
     store: Store,
     options: RunOptions,
     observer: Observer,
@@ -152,7 +161,8 @@ def _run(
         for job in jobs:
             observer(Queued(time.time(), job))
         place = Machine(store, options, servers, inherited, loopback, private)
-        return Supervisor(plan.experiment, place, slots, observer).run(jobs, records, stop)
+        supervisor = Supervisor(plan.experiment, place, slots, observer)
+        return supervisor.run(jobs, records, stopped, stop)
 
 
 def _slots(plan: Plan, jobs: Sequence[Job], options: RunOptions) -> Slots:
@@ -224,23 +234,40 @@ class Supervisor:
         self._attempts: dict[str, int] = {}
         self._elsewhere: set[str] = set()
         """Identities that another converge process is running."""
+        self._earlier: dict[str, RunRecord] = {}
+        """By identity, earlier runs of waiting test sets that were stopped, and may be used again
+        once what they are judged by has come as far; and where they ended."""
+        self._ended_at: dict[str, Training] = {}
 
     def run(
-        self, pending: Sequence[Job], finished: Mapping[str, RunRecord], stop: Interruption
+        self,
+        pending: Sequence[Job],
+        finished: Mapping[str, RunRecord],
+        stopped: Mapping[str, RunRecord],
+        stop: Interruption,
     ) -> dict[str, RunRecord]:
         """Records of all jobs, by identity.
+
+        ``finished`` are those of runs that are used again, and ``stopped`` of runs that were
+        stopped earlier.
 
         Raises StoreError if the store cannot be written and Interrupted if a signal came. In all
         cases no process of a job is left.
         """
         self._records = dict(finished)
         self._waiting = list(launch_order(pending, tests_last=self._looks.will_stop_any(pending)))
+        for job in pending:
+            if job.role is Role.TEST and (record := stopped.get(job.identity)):
+                self._earlier[job.identity] = record
+                reached = reached_by(job, record.folder)
+                self._ended_at[job.identity] = Training(record.folder, reached)
         overview_due = 0.0
         try:
             while self._waiting or self._running:
                 stop.check()
                 self._notice_cold_starts()
                 self._follow()
+                self._wake_what_fits()
                 self._start_what_fits()
                 if time.monotonic() >= overview_due:
                     overview_due = time.monotonic() + _OVERVIEW_S
@@ -261,10 +288,23 @@ class Supervisor:
                 continue
             if needed is not None and needed.status is not RunStatus.FINISHED:
                 self._skip(job, needed)
+            elif job.identity in self._earlier and not self._elsewhere:
+                self._use_again(job)
             elif self._slots.fits(job.world_size) and not self._place.servers.starting(
                 job.toolchain.name
             ):
                 self._claim(job, needed)
+
+    def _use_again(self, job: Job) -> None:
+        """Use a set's earlier run, if it would be stopped again; wait while that is not known."""
+        record = self._earlier[job.identity]
+        again = self._looks.stops_again(job, self._records, self._training)
+        if again is None:
+            return
+        del self._earlier[job.identity], self._ended_at[job.identity]
+        if again:
+            self._waiting.remove(job)
+            self._conclude(job, replace(record, name=job.name, reused=True))
 
     def _skip(self, job: Job, needed: RunRecord) -> None:
         self._waiting.remove(job)
@@ -320,6 +360,7 @@ class Supervisor:
             slots=taken,
             attempt=attempt,
             lock=lock,
+            waits=self._waits_of(job),
         )
         self._slots = left
         self._running.append(run)
@@ -339,10 +380,44 @@ class Supervisor:
             end_faults(run, call_is_over=over)
             if over:
                 self._leave(run)
-            elif sentence := run.overdue(self._experiment):
+            elif not run.rests and (sentence := run.overdue(self._experiment)):
                 self._leave_hung(run, sentence)
             elif reason := self._why_to_stop(run):
                 self._stop(run, reason)
+            else:
+                self._let_rest(run)
+
+    def _waits_of(self, job: Job) -> tuple[int, ...]:
+        """The steps after which a job waits for others: not while it holds GPUs that they need."""
+        can_wait = trainer_of(job.spec).own_rank_code and not self._place.options.gpus
+        return self._looks.waits(job) if can_wait else ()
+
+    def _let_rest(self, run: Run) -> None:
+        """Give the slots of a run to others if its ranks wait for them now."""
+        if run.last is None or run.rests:
+            return
+        run.waits = tuple(step for step in run.waits if step >= run.last.step)
+        if run.last.step not in run.waits[:1]:
+            return
+        run.rests = True
+        self._slots = self._slots.give(run.slots)
+        self._tell(Resting(time.time(), run.job, run.last.step))
+
+    def _wake_what_fits(self) -> None:
+        """Let runs train on that have waited for long enough, before others start."""
+        resting = [run for run in self._running if run.rests]
+        training = self._training if resting else {}
+        for run in resting:
+            step = run.waits[0]
+            # What another converge process runs may wait for this run, or not even know that it is
+            # waited for.
+            if not self._elsewhere and not self._looks.may_train_on(
+                run.job, step, self._records, training
+            ):
+                continue
+            if self._slots.fits(run.job.world_size):
+                taken, self._slots = self._slots.take(run.job.world_size)
+                let_train_on(run, taken)
 
     def _new_steps(self, run: Run) -> set[int]:
         """Report the steps that have ended since the last call; return their numbers."""
@@ -373,18 +448,27 @@ class Supervisor:
             self._finish(run, RunStatus.HUNG, run.hung(sentence))
 
     def _why_to_stop(self, run: Run) -> str:
-        """Why a running test set may end now; empty if it trains on, or is not looked at now."""
-        if run.last is None or not self._looks.is_due(run.job, run.last.step):
+        """Why a run may end now; empty if it trains on, or is not looked at now."""
+        if run.last is None:
             return ""
-        training = {
-            each.job.identity: Training(each.folder, each.last.step)
-            for each in self._running
-            if each.last is not None
+        if reason := self._looks.why_to_end(run.job, run.last.step, self._records):
+            return reason
+        if not self._looks.is_due(run.job, run.last.step):
+            return ""
+        return self._looks.why_to_stop(run.job, self._records, self._training)
+
+    @property
+    def _training(self) -> dict[str, Training]:
+        """All runs that have ended a step, also earlier ones that may be used again."""
+        running = {
+            run.job.identity: Training(run.folder, run.last.step)
+            for run in self._running
+            if run.last is not None
         }
-        return self._looks.why_to_stop(run.job, self._records, training)
+        return self._ended_at | running
 
     def _stop(self, run: Run, reason: str) -> None:
-        """End a test set whose verdict is known."""
+        """End a test set whose verdict is known, or a run that nothing reads any more."""
         if run.is_over():  # it ended, or broke, while it was judged
             self._new_steps(run)
             self._leave(run)
@@ -418,7 +502,8 @@ class Supervisor:
 
     def _release(self, run: Run) -> None:
         self._running.remove(run)
-        self._slots = self._slots.give(run.slots)
+        if not run.rests:
+            self._slots = self._slots.give(run.slots)
         run.lock.release()
 
     def _conclude(self, job: Job, record: RunRecord) -> None:

@@ -251,11 +251,13 @@ class _Follower:
         self._tell(Notice(time.time(), message))
 
     def _why_to_stop(self, followed: Followed) -> str:
-        """Why a running test set may end now; empty if it trains on, or is not looked at now."""
+        """Why a running job may end now; empty if it trains on, or is not looked at now."""
         last = followed.last
-        if last is None or not self._looks.is_due(followed.job, last.step):
+        if last is None or followed.cancel_sent or not followed.is_running:
             return ""
-        if followed.cancel_sent or not followed.is_running:
+        if reason := self._looks.why_to_end(followed.job, last.step, self._records):
+            return reason
+        if not self._looks.is_due(followed.job, last.step):
             return ""
         training = {
             identity: Training(each.folder, each.last.step)

@@ -49,7 +49,7 @@ from converge_harness.launch.slurm.job_status import (
 )
 from converge_harness.launch.slurm.settle import Known, facts, has_ended, skipped
 from converge_harness.launch.slurm.submission import Submission, read_submission, write_submission
-from converge_harness.launch.stopping import would_stop_again
+from converge_harness.launch.stopping import stopped_again, unchanged_stopped
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import Job, Plan, RankError, RunRecord, RunStatus
 from converge_harness.run_folder.layout import (
@@ -124,11 +124,12 @@ def prepare_plan(plan: Plan, site: Site, observer: Observer, stop: Interruption)
             continue
         statuses[identity] = _reused(job_status, job_status.record, observer)
     records = PreparedPlan(statuses, tuple(todo)).records
-    for job in [] if fresh else list(todo):
-        stopped = statuses[job.identity].record
-        if stopped and would_stop_again(job, stopped, site.experiment, site.options, records):
-            statuses[job.identity] = _reused(statuses[job.identity], stopped, observer)
-            todo.remove(job)
+    if not fresh:
+        stopped = unchanged_stopped({job.identity: statuses[job.identity].record for job in todo})
+        again = stopped_again(todo, stopped, site.experiment, site.options, records)
+        for identity, record in again.items():
+            statuses[identity] = _reused(statuses[identity], record, observer)
+        todo = [job for job in todo if job.identity not in again]
     prepared = PreparedPlan(statuses, tuple(todo))
     _say_what_runs_again(todo, statuses, observer)
     queued = [each.job for each in prepared.queued.values()]

@@ -5,7 +5,7 @@ An injected function gets the ``MegatronTrainer``: it may replace any method or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -64,13 +64,14 @@ class MegatronTrainer:
     def has_last_stage(self) -> bool:
         return parallel_state.is_pipeline_last_stage(ignore_virtual=True)
 
-    def train(self) -> None:
-        """All steps of the job."""
+    def train(self, after_step: Callable[[int], None]) -> None:
+        """All steps of the job; ``after_step`` is called with each that has ended."""
         for part in self.parts:
             part.train()
         while self.step < self.config.tables.training.steps:
             self.train_step()
             self.step += 1
+            after_step(self.step)
 
     def train_step(self) -> None:
         """Forward and backward passes of all microbatches, then the update."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch.distributed as dist
 from megatron.core import parallel_state
 
@@ -30,6 +32,7 @@ from converge_harness.rank.megatron.seed_checkpoint import load_weights, save_we
 from converge_harness.rank.megatron.trainer import MegatronTrainer
 from converge_harness.rank.recorder.imported import leave_imported
 from converge_harness.rank.repeats import move_tensors
+from converge_harness.rank.waiting import wait_after
 from converge_harness.run_folder.job import RankJob
 from converge_harness.run_folder.layout import seed_checkpoint_of
 
@@ -76,7 +79,7 @@ def run(job: RankJob) -> None:
         injected.append(call_injected(job.inject, trainer))
     make_frozen_steps(trainer, job.frozen, recorder)
     first = FirstStepWatch(trainer, parts)
-    trainer.train()
+    trainer.train(functools.partial(wait_after, job.run_folder))
     recorder.close()
     # The rank that serves the process group's store must not leave before the others are done.
     dist.barrier()

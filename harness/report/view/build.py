@@ -164,6 +164,7 @@ def build_view(
             *_not_asked(verdicts),
             *map(plain, _answers(verdicts)),
             *map(plain, _settled(compared)),
+            *map(plain, _ended_with_sets(jobs.values(), every_evidence)),
             *notes(
                 by_steps,
                 every_evidence,
@@ -187,6 +188,22 @@ def _settled(comparisons: Mapping[str, RunComparison]) -> Iterator[str]:
                 'then it was settled that its loss is equivalent (stop = "settled"). What later '
                 "steps would have done is not known."
             )
+
+
+def _ended_with_sets(jobs: Iterable[Job], evidences: Mapping[str, Evidence]) -> Iterator[str]:
+    """Which controls and repeats ended before their last step, and why."""
+    jobs = tuple(jobs)
+    for control in jobs:
+        run = evidences.get(control.name)
+        if control.role is not Role.CONTROL or run is None or run.settled_of is None:
+            continue
+        count = sum(job.role is Role.REPEAT and job.spec.name == control.name for job in jobs)
+        repeats = f" and its repeats ({count})" if count else ""
+        yield (
+            f"Of the control {control.name}{repeats} the first {run.steps[-1]:,} of "
+            f"{run.settled_of:,} steps are used: every set that is judged by them had been stopped "
+            "by then, so they were stopped, too. A set that needs further steps trains them on."
+        )
 
 
 def _further(verdicts: Sequence[Verdict], seeds: Mapping[str, SeedRuns]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from converge_harness.launch.slurm.commands import Slurm
 from converge_harness.launch.slurm.detached import cancel, collect, status, submit_plan
 from converge_harness.launch.slurm.follow import follow_plan
 from converge_harness.launch.slurm.submission import read_submission
+from converge_harness.launch.stopping import read_by
 from converge_harness.model import Recovery, RestartOwner, Role, RunStatus
 from converge_harness.store import read_record
 
@@ -444,6 +445,32 @@ def test_a_set_that_is_certain_to_fail_is_cancelled_and_not_submitted_again(ligh
     again, events = follow(given, control, wrong, right)
     assert all(record.reused for record in again.values())
     assert again["wrong"].status is RunStatus.STOPPED
+    assert not any(isinstance(event, launch.Queued) for event in events)
+
+
+def test_a_control_is_cancelled_once_every_set_that_reads_it_was(light, site):
+    def look(job, records, training):
+        here = training.get(control.identity)
+        return "its FAIL was certain (loss-first-step)" if here and here.step >= 3 else None
+
+    control = light("control", role=Role.CONTROL, ranks=1, steps=10_000, seconds=0.05)
+    wrong = light("wrong", ranks=1, steps=10_000, seconds=0.05)
+    wrong = replace(wrong, spec=replace(wrong.spec, control="control"))
+    given = site(limits={"stop_after": 3})
+    readers = read_by(plan_of(control, wrong, stop_after=3))
+    given = replace(given, options=replace(given.options, look=look, read_by=readers))
+    records, _ = follow(given, control, wrong)
+    assert {each.status for each in records.values()} == {RunStatus.STOPPED}
+    message = records["control"].error.message
+    assert re.fullmatch(
+        r"every set that is judged by it was stopped by step (\d+); it ended after step \d+ of "
+        "10000",
+        message,
+    ), message
+    assert read_submission(records["control"].folder).stopped
+
+    again, events = follow(given, control, wrong)
+    assert all(record.reused for record in again.values())
     assert not any(isinstance(event, launch.Queued) for event in events)
 
 

@@ -85,6 +85,7 @@ def _train(
 ) -> None:
     from converge_harness.rank.faults import install_faults
     from converge_harness.rank.titan.v0_2 import audit, hooks
+    from converge_harness.rank.waiting import wait_between_steps
 
     injected: list[str] = []
 
@@ -100,6 +101,7 @@ def _train(
         injected.append(call_injected(job.inject, trainer))
     if recorder.this_pass:
         install_faults(trainer, job, recorder.this_pass.number)
+    wait_between_steps(trainer, job.run_folder)
     trainer.train()
     recorder.close()
     # The rank that serves the process group's store must not leave before the others are done.

@@ -26,6 +26,7 @@ from converge_harness.rank.titan.v0_3 import attention, audit, hooks
 from converge_harness.rank.titan.v0_3.config import BuiltConfig, build_config, flat_config
 from converge_harness.rank.titan.v0_3.series import CUDA_GRAPHS
 from converge_harness.rank.titan.v0_3.streaming_package import import_streaming, is_installed
+from converge_harness.rank.waiting import wait_between_steps
 from converge_harness.run_folder.job import RankJob
 
 _HEAVY = (
@@ -129,6 +130,7 @@ def _train(
         injected.append(call_injected(job.inject, trainer))
     if recorder.this_pass:
         install_faults(trainer, job, recorder.this_pass.number)
+    wait_between_steps(trainer, job.run_folder)
     trainer.train()
     recorder.close()
     # The rank that serves the process group's store must not leave before the others are done.

@@ -1,0 +1,42 @@
+"""Lets the ranks of a run wait after a step until the harness lets them train on.
+
+A control and the sets that are judged by it wait for each other at the steps at which a set may be
+settled, so that none of them trains steps that nobody reads. Every rank waits by itself, between
+two steps, so no collective is waited for meanwhile and none can time out.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from pathlib import Path
+from typing import Any
+
+from converge_harness.run_folder.waits import read_waits
+
+_POLL_SECONDS = 0.1
+
+
+def wait_after(run_folder: Path, step: int) -> None:
+    """Wait while ``wait.json`` names this step."""
+    while step in read_waits(run_folder):
+        time.sleep(_POLL_SECONDS)
+
+
+def wait_between_steps(trainer: Any, run_folder: Path) -> None:
+    """Let a torchtitan trainer wait once a step has ended and its checkpoint, if due, is complete.
+
+    Call it on every rank, after everything else that wraps the trainer's methods.
+    """
+    if not read_waits(run_folder):
+        return
+    # Called after every step; it decides whether a checkpoint is due.
+    save = trainer.checkpointer.save
+
+    @functools.wraps(save)
+    def save_and_wait(curr_step: int, last_step: bool = False) -> Any:  # noqa: FBT001, FBT002
+        saved = save(curr_step, last_step=last_step)
+        wait_after(run_folder, curr_step)
+        return saved
+
+    trainer.checkpointer.save = save_and_wait
