@@ -26,6 +26,7 @@ from converge_harness.run_folder.layout import (
     JOB,
     NO_EVIDENCE,
     WRITTEN_LATER,
+    is_inside,
 )
 from converge_harness.trainers import trainer_of_document
 
@@ -161,7 +162,7 @@ def _curves(folder: Path) -> Path | None:
         curve = trainer_of_document(job).curve_of(folder, job) if job else None
     except (ConvergeError, KeyError, TypeError, ValueError):
         return None
-    return curve.path if curve and curve.path.is_relative_to(folder) else None
+    return curve.path if curve and is_inside(curve.path, folder) else None
 
 
 def _job(folder: Path) -> JobDocument:

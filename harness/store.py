@@ -233,6 +233,7 @@ class Store:
             done_with += [CHECKPOINTS, TORN]
         for name in done_with:
             shutil.rmtree(record.folder / name, ignore_errors=True)
+        (record.folder / WAIT).unlink(missing_ok=True)  # its call, repeated by hand, must not wait
         sealed = replace(
             record, evidence=evidence_of(record.folder), sources=sources_of(record.folder)
         )

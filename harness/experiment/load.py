@@ -120,7 +120,7 @@ def load_experiment(
         problems += _repeat_problems(_place(path), top, builder, control_specs)
     for each in (builder, *others_by_name.values()):
         problems += _trainer_problems(each, launcher, data, _place(path))
-    problems += _golden_problems(builder, data, _place(path))
+    problems += _golden_problems(builder, others_by_name, data, _place(path))
     every_spec = (*control_specs, *test_specs, *([anchor_spec] if anchor_spec else []))
     problems += _unused_toolchain(_tables_of(data, "trainer"), builder, every_spec, _place(path))
     named = [_trainer_named(table) for table, _ in tests]
@@ -511,7 +511,10 @@ def _trainer_problems(
 
 
 def _golden_problems(
-    builder: SetBuilder, data: Mapping[str, object], where: Where
+    builder: SetBuilder,
+    others: Mapping[str, SetBuilder],
+    data: Mapping[str, object],
+    where: Where,
 ) -> Iterator[Problem]:
     """A golden in place of controls that cannot be blessed."""
     trainer = builder.of_file.trainer
@@ -521,6 +524,13 @@ def _golden_problems(
             where("baseline"),
             f"is a golden: {who}'s control cannot be blessed, because not all files of its program "
             "are known",
+            "leave it out: then the control is run",
+        )
+    if "baseline" in data and others:
+        yield Problem(
+            where("baseline"),
+            f"is a golden, which has no weights for the sets of [trainers.{next(iter(others))}] to "
+            "start from",
             "leave it out: then the control is run",
         )
 

@@ -49,10 +49,12 @@ def other_builders(tables: Mapping[str, Any], main: SetBuilder) -> dict[str, Set
             for each in sorted(FOR_ALL_SETS & table.keys())
         ]
         own = {each: value for each, value in table.items() if each not in FOR_ALL_SETS}
+        before = len(main.problems)
         read = read_trainer(own, where, main.problems)
+        is_right = len(main.problems) == before
         made = replace(main, table=read, key=key, where_trainer=where, train_configs={})
         found[name] = made
-        if not made.of_file.maps_weights:
+        if is_right and not made.of_file.maps_weights:
             main.problems.append(_unmapped(made, main))
     return found
 
@@ -114,11 +116,14 @@ def trainer_table_problems(
             hint = f'add trainer = "{name}" to the sets that it should train, or leave it out'
             yield Problem(made.where_trainer(""), "no test set names it", hint)
     first: dict[str, SetSpec] = {}
+    shared = set()
     for spec in specs:
         other = first.setdefault(spec.toolchain, spec)
-        if trainer_of(other) is not trainer_of(spec):  # each looks for its own packages in it
+        # Each looks for its own packages in it.
+        if trainer_of(other) is not trainer_of(spec) and spec.toolchain not in shared:
+            shared.add(spec.toolchain)
             yield Problem(
-                main.where_file(""),
+                main.where_file(f"{KEY} and {main.key}"),
                 f"toolchain {spec.toolchain!r} is for {other.trainer.kind} and, in {spec.name!r}, "
                 f"for {spec.trainer.kind}",
                 "name another toolchain for one of them",

@@ -12,11 +12,13 @@ from converge_harness.trainers import RANK_MODULE
 
 
 class Training(NamedTuple):
-    """A run that has not ended."""
+    """A run that has not finished."""
 
     folder: Path
     step: int
     """Its last."""
+    stopped: bool = False
+    """Whether it was stopped after that step; otherwise it trains on."""
 
 
 class LookError(Exception):

@@ -251,7 +251,7 @@ def why_to_end(job: Job, step: int, sets: Sequence[int | None]) -> str:
         return ""
     if not is_worth_ending(job, step):
         return ""
-    return f"every set that is judged by it was stopped by step {max(stopped)}"
+    return f"every set that is judged by it was stopped after step {max(stopped)} at the latest"
 
 
 def is_worth_ending(job: Job, step: int) -> bool:
@@ -303,7 +303,7 @@ def stopped_again(
     if look is None:
         return {}
     there = {
-        job.identity: Training(record.folder, reached_by(job, record.folder))
+        job.identity: Training(record.folder, reached_by(job, record.folder), stopped=True)
         for job in jobs
         if (record := stopped.get(job.identity))
     }

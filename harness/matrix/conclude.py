@@ -47,12 +47,12 @@ def conclude(
     if only is not None:
         save_matrix(folder, finished, only, on_gpu=bool(gpu_ids()))
     evidences = read_evidence(plan, ran.records)
-    learnt = given
-    if learnt is None:
-        learnt = learn(plan, evidences)
-        keep(store, _of_all_steps(learnt, evidences).values())
+    learnt = learn(plan, evidences) if given is None else given
+    kept = _of_all_steps(learnt, evidences) if given is None else given
+    if given is None:
+        keep(store, kept.values())
     # Judged again, a matrix learns anew, unless the limits were given.
-    write_calibrations(folder / CALIBRATION_FILE, tuple(_of_all_steps(learnt, evidences).values()))
+    write_calibrations(folder / CALIBRATION_FILE, tuple(kept.values()))
     calibrations = {name: each.calibration for name, each in learnt.items()}
     wall_s = None if begun is None else time.monotonic() - begun
     return _judge(finished, evidences, calibrations, wall_s=wall_s)

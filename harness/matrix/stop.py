@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,6 +71,7 @@ def look_at_running(plan: Plan) -> Look:
         unfinished = [each for each in judged_by if each.identity not in records]
         if not all(_has_come(each, step, training) for each in unfinished):
             return None
+        until = _judged_until(step, [training[each.identity] for each in unfinished])
         try:
             known = {
                 each.name: evidence(each, records[each.identity])
@@ -78,10 +79,10 @@ def look_at_running(plan: Plan) -> Look:
                 if each.identity in records
             }
             if unfinished:  # then all of them up to one step
-                known = {name: _cut(run, step) for name, run in known.items()}
+                known = {name: _cut(run, until) for name, run in known.items()}
             for each in unfinished:
-                so_far = _so_far(each, training[each.identity].folder, step)
-                known[each.name] = ended_at(so_far, step)
+                so_far = _so_far(each, training[each.identity].folder, until)
+                known[each.name] = ended_at(so_far, until)
             known[job.name] = _so_far(job, here.folder, step)
             name = pair.control.name
             calibration = calibrations.get(name) or calibration_for(plan, pair.control, known)
@@ -99,6 +100,16 @@ def _has_come(job: Job, step: int, training: Mapping[str, Training]) -> bool:
     """Whether a run that has not finished has ended a step, and trains on after it."""
     here = training.get(job.identity)
     return here is not None and step <= here.step and step < job.steps
+
+
+def _judged_until(step: int, unfinished: Sequence[Training]) -> int:
+    """The step up to which to read what a set is judged by at a look after ``step``.
+
+    If all of it was stopped, that is all that there will be: ``ended_with_sets`` reads as much.
+    """
+    if unfinished and all(each.stopped for each in unfinished):
+        return min(each.step for each in unfinished)
+    return step
 
 
 def _cut(run: Evidence, step: int) -> Evidence:

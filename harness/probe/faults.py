@@ -2,7 +2,8 @@
 
 ``kill`` strikes once the gradients of its step are recorded: after the backward pass, and before a
 parameter is updated. A fault of the harness (``preempt``) comes from outside: the ranks wait for it
-where the next step begins, so that the checkpoint of its own step is complete. What every rank of
+where the next step begins, so that the checkpoint of its own step is complete. It may come earlier,
+too, as soon as the harness reads that the step has ended. What every rank of
 converge's own rank code does, and how a fault is recorded, is the same
 (``converge_harness.run_folder.faults``).
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from pathlib import Path
 from types import FrameType
 
 from converge_harness.probe.errors import ProbeError
@@ -53,6 +53,7 @@ class ScriptedFaults:
             for index, fault in enumerate(job.faults)
             if fault.kind in HELD and index not in happened
         }
+        self._notice: _Notice | None = None
 
     def in_step(self, step: int) -> None:
         """Kill this rank if the script says so; called when its gradients are complete."""
@@ -62,33 +63,48 @@ class ScriptedFaults:
             record_struck(self._job.run_folder, index, fault, self._pass_number)
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def step_ended(self, step: int) -> None:
+        """Called before converge learns that a step has ended: from then on a fault may come."""
+        if step in self._held:
+            self._notice = _Notice()
+
     def after_step(self, step: int) -> None:
-        """Wait for a fault of the harness after a step; called where the next one begins."""
+        """Wait for a fault of the harness after a step; called where the next one begins.
+
+        A program that handles SIGTERM sets a flag and goes on to its next checkpoint: waiting for
+        any longer than until SIGTERM came would use up the time that it is given for that.
+        """
         over = self._held.pop(step, None)
-        if over is not None:
-            _hold(over)
+        if over is None:
+            return
+        notice = self._notice or _Notice()
+        try:
+            hold_until(over, lambda: notice.came)
+        finally:
+            notice.end()
 
 
-def _hold(over: Path) -> None:
-    """Wait until SIGTERM comes, which the program then gets, or until the fault is over.
+class _Notice:
+    """Notes that SIGTERM came, which the program gets as well; only the main thread can do that."""
 
-    A program that handles SIGTERM sets a flag and goes on to its next checkpoint: waiting here any
-    longer would use up the time that it is given for that. Only the main thread may handle signals.
-    """
-    before = signal.getsignal(signal.SIGTERM)
-    if before is None or threading.current_thread() is not threading.main_thread():
-        hold_until(over)
-        return
-    came = False
+    def __init__(self) -> None:
+        self.came = False
+        self._before = signal.getsignal(signal.SIGTERM)
+        # None: a handler that was not set in Python.
+        in_main = threading.current_thread() is threading.main_thread()
+        self._watches = self._before is not None and in_main
+        if self._watches:
+            signal.signal(signal.SIGTERM, self._note)
 
-    def note(_number: int, _frame: FrameType | None) -> None:
-        nonlocal came
-        came = True
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        if callable(self._before):
+            self._before(number, frame)
+        elif self._before == signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    signal.signal(signal.SIGTERM, note)
-    try:
-        hold_until(over, lambda: came)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    if came:
-        os.kill(os.getpid(), signal.SIGTERM)
+    def end(self) -> None:
+        """Put the program's handler back, unless it has set another meanwhile."""
+        if self._watches and signal.getsignal(signal.SIGTERM) == self._note:
+            signal.signal(signal.SIGTERM, self._before)

@@ -90,8 +90,8 @@ class Probe:
         """Say from where training goes on, before the first step, on every rank. Collective.
 
         The restored parameters and optimizer states are recorded as they are now, so call it after
-        everything that loads or changes them. Needed in elastic and fault sets only: in any other
-        run there is nothing to load.
+        everything that loads or changes them. Needed in elastic and fault sets only, and ignored
+        elsewhere.
 
         Args:
             step: the last step that the loaded checkpoint has; 0 if there is none, and training

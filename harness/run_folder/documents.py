@@ -22,7 +22,8 @@ Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 UPGRADES: Mapping[tuple[str, int], Upgrade] = {}
 """By file name and schema, a function from the file's object to that of the next schema: of
 ``metrics.jsonl`` each line, of an ``.npz`` its arrays by name, and for files of steps the name is
-without the step (``step.npz``). Files that are not listed are the same in both."""
+without the step (``step.npz``). An array that only older files have stays in ``arrays.KEYS``. Files
+that are not listed are the same in both."""
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 

@@ -86,6 +86,11 @@ LOADED = "loaded-step"
 """The same for a loaded one."""
 
 
+def is_inside(path: Path, run_folder: Path) -> bool:
+    """Whether a path is one of the run folder, which it does not leave again by ``..``."""
+    return path.is_relative_to(run_folder) and ".." not in path.relative_to(run_folder).parts
+
+
 def arrays_name(prefix: str, step: int) -> str:
     """The name of a step's file: ``step-00000001.npz``."""
     return f"{prefix}-{step:08d}.npz"

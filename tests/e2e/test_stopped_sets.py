@@ -88,7 +88,8 @@ def test_what_both_are_judged_by_waits_for_them_and_ends_with_them(ran):
         record = recorded(matrix, name)
         assert record["status"] == "stopped"
         assert record["error"]["message"] == (
-            "every set that is judged by it was stopped by step 64; it ended after step 64 of 128"
+            "every set that is judged by it was stopped after step 64 at the latest; "
+            "it ended after step 64 of 128"
         )
     note = "Of the control one and its repeats (1) the first 64 of 128 steps are used: every set"
     assert note in " ".join(result.stdout.split())

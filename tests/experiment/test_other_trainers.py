@@ -165,11 +165,22 @@ NAMED = 'trainer = "megatron"\n'
             "schema = 1\ncheckpoint_every = 4",
             "a megatron trainer decides itself when it writes a checkpoint",
         ),
+        (
+            "schema = 1",
+            'schema = 1\nbaseline = "night"',
+            ": baseline: is a golden, which has no weights for the sets of [trainers.megatron]",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(problems, old, new, says):
     assert old in TEXT
     assert any(says in each for each in problems(TEXT.replace(old, new, 1)))
+
+
+def test_a_misspelt_kind_is_the_only_thing_said_of_its_table(problems):
+    found = problems(TEXT.replace('kind = "megatron"', 'kind = "megatronn"'))
+    assert any("megatronn" in each for each in found)
+    assert not any("cannot start from the checkpoint" in each for each in found)
 
 
 def test_controls_start_from_their_own_weights(problems):

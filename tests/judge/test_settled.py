@@ -11,9 +11,11 @@ from judge_examples import SAMPLES, in_force, run, spec
 
 from converge_harness.judge.calibration import calibrate
 from converge_harness.judge.compare.tost import ALPHA, level_of_look
+from converge_harness.launch.options import Training
 from converge_harness.matrix.calibrate import calibrate_control
 from converge_harness.matrix.judge import ended_with_sets, judge_pair, pairs_of
 from converge_harness.matrix.load import load_plan
+from converge_harness.matrix.stop import _judged_until
 from converge_harness.model import Judgement, RankError, RepeatKind, Role, RunStatus
 from converge_harness.trainers import assume_toolchain
 
@@ -330,3 +332,11 @@ def test_whatever_was_stopped_where_a_pass_needs_all_up_to_the_look(plan, steps)
         if verdict.judgement is Judgement.PASS:
             assert steps.get(name, STEPS) >= 100  # the first look
             assert min(needed) >= steps.get(name, STEPS)
+
+
+def test_what_was_stopped_is_read_as_far_as_all_of_it_came():
+    """Whoever judges a stopped set again must see what the final verdict is judged by."""
+    stopped = [Training(Path("a"), 400, stopped=True), Training(Path("b"), 380, stopped=True)]
+    assert _judged_until(100, stopped) == 380
+    assert _judged_until(100, [*stopped, Training(Path("c"), 130)]) == 100
+    assert _judged_until(100, []) == 100

@@ -316,7 +316,7 @@ def test_a_run_ends_only_if_every_set_that_reads_it_was_stopped_by_then(sets, st
 def test_it_is_said_why_a_control_ends():
     job = tiny_job("control", role=Role.CONTROL, steps=3000)
     assert why_to_end(job, 1203, [16, 1200]) == (
-        "every set that is judged by it was stopped by step 1200"
+        "every set that is judged by it was stopped after step 1200 at the latest"
     )
 
 
@@ -410,7 +410,8 @@ def test_what_settled_sets_are_judged_by_ends_with_them_and_trains_on_for_anothe
     assert {at[name, 65] for name in ("first", "second")} == {65}
     assert {at[job.name, SETTLED] for job in jobs} == {SETTLED}
     assert records[0].error.message == (
-        "every set that is judged by it was stopped by step 130; it ended after step 130 of 260"
+        "every set that is judged by it was stopped after step 130 at the latest; "
+        "it ended after step 130 of 260"
     )
 
     again = run_plan(plan, store, options, lambda event: None)

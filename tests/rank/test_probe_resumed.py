@@ -279,6 +279,28 @@ def test_a_program_gets_sigterm_while_it_is_held_for_it(tmp_path, monkeypatch):
         signal.signal(signal.SIGTERM, before)
 
 
+def test_sigterm_that_comes_before_the_hold_is_neither_lost_nor_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(faults, "hold_until", lambda over, or_else: waited(or_else))
+    got = []
+
+    def own(*_):
+        got.append("SIGTERM")
+
+    before = signal.signal(signal.SIGTERM, own)
+    held = ScriptedFaults(job_of(tmp_path, {"kind": "preempt", "step": 2}), 0, 1)
+    try:
+        held.step_ended(1)
+        assert signal.getsignal(signal.SIGTERM) is own
+        held.step_ended(2)
+        os.kill(os.getpid(), signal.SIGTERM)  # while the program saves its checkpoint
+        assert got == ["SIGTERM"]
+        held.after_step(2)
+        assert got == ["SIGTERM"]
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def waited(or_else):
     deadline = time.monotonic() + 10
     while not or_else():

@@ -332,6 +332,7 @@ class Supervisor:
         try:
             self._waiting.remove(job)
             record = self._record_of_another(job)
+            self._elsewhere.discard(job.identity)
             if record is None:
                 self._start(job, needed, lock)
                 return

@@ -255,7 +255,9 @@ class _Follower:
         last = followed.last
         if last is None or followed.cancel_sent or not followed.is_running:
             return ""
-        if reason := self._looks.why_to_end(followed.job, last.step, self._records):
+        # A job that another converge process submitted may serve that one's sets, too.
+        ours = followed.job.identity in self._submitter.ours
+        if ours and (reason := self._looks.why_to_end(followed.job, last.step, self._records)):
             return reason
         if not self._looks.is_due(followed.job, last.step):
             return ""

@@ -48,7 +48,7 @@ from converge_harness.run_folder.job import (
     SegmentDocument,
     recovery_of,
 )
-from converge_harness.run_folder.layout import JOB, METRICS_FILES, RECORD
+from converge_harness.run_folder.layout import JOB, METRICS_FILES, RECORD, is_inside
 from converge_harness.run_folder.passes import passes_with_metrics
 from converge_harness.seal import broken_seal, other_code
 from converge_harness.store import read_record
@@ -148,7 +148,7 @@ def _of_program(folder: Path, job: JobDocument, known: dict[str, Any]) -> Eviden
 
 
 def _inside(curve: Path, folder: Path) -> Path:
-    if curve.is_relative_to(folder):
+    if is_inside(curve, folder):
         return curve
     raise EvidenceError(
         f"{curve}: is outside of the run folder, so it may be the curve of another run"

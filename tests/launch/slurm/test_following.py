@@ -463,8 +463,8 @@ def test_a_control_is_cancelled_once_every_set_that_reads_it_was(light, site):
     assert {each.status for each in records.values()} == {RunStatus.STOPPED}
     message = records["control"].error.message
     assert re.fullmatch(
-        r"every set that is judged by it was stopped by step (\d+); it ended after step \d+ of "
-        "10000",
+        r"every set that is judged by it was stopped after step (\d+) at the latest; "
+        r"it ended after step \d+ of 10000",
         message,
     ), message
     assert read_submission(records["control"].folder).stopped
