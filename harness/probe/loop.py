@@ -241,18 +241,18 @@ class ProbedLoop:
 
     def _require_loadable(self, step: int) -> None:
         """Raises ProbeError for a call of ``loaded`` that cannot be right."""
-        if not self._job.resumes:
-            return
-        if self._placed:
+        if self._job.resumes and self._placed:
             raise ProbeError(
                 f"{self._job.name}: probe.loaded({step}) after training has begun: call it once, "
                 "before the first step"
             )
-        if not 0 <= step < self._job.last_step:
+        last = self._job.last_step - 1 if self._job.resumes else 0
+        if not 0 <= step <= last:
+            ends = f"trains up to step {self._job.last_step}"
+            why = ends if self._job.resumes else "starts from its initial weights"
             raise ProbeError(
-                f"{self._job.name}: probe.loaded({step}), but this start trains up to step "
-                f"{self._job.last_step}: the program has loaded another run's checkpoint, or "
-                "counts steps otherwise"
+                f"{self._job.name}: probe.loaded({step}), but this start {why}: the program has "
+                "loaded another run's checkpoint, or counts steps otherwise"
             )
 
     def _counters(self, step: int) -> Counters:
