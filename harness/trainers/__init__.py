@@ -23,6 +23,7 @@ from converge_harness.trainers.base import (
     Start,
     Trainer,
     Untold,
+    curve_outside,
 )
 from converge_harness.trainers.calls import (
     Call,
@@ -86,6 +87,7 @@ __all__ = [
     "argv",
     "assume_toolchain",
     "comes_in_passes",
+    "curve_outside",
     "curves_of",
     "environment",
     "environment_of",

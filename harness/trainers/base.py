@@ -16,7 +16,7 @@ from pathlib import Path
 from signal import SIGABRT, Signals
 from typing import Any, ClassVar, NamedTuple
 
-from converge_harness.errors import ConfigError, Problem
+from converge_harness.errors import ConfigError, EvidenceError, Problem
 from converge_harness.model import (
     GLOBAL_BATCH,
     Fault,
@@ -73,6 +73,13 @@ class CurveFile(NamedTuple):
     path: Path
     columns: Mapping[str, str]
     """By signal or ``step``, its name in the file; others are found by their usual names."""
+
+
+def curve_outside(curve: str | Path) -> EvidenceError:
+    """The error for a curve that is not in the folder of its run."""
+    return EvidenceError(
+        f"{curve}: is outside of the run folder, so it may be the curve of another run"
+    )
 
 
 class Limitation(NamedTuple):

@@ -52,7 +52,7 @@ from converge_harness.run_folder.layout import JOB, METRICS_FILES, RECORD, is_in
 from converge_harness.run_folder.passes import passes_with_metrics
 from converge_harness.seal import broken_seal, other_code
 from converge_harness.store import read_record
-from converge_harness.trainers import kinds, trainer_of_document
+from converge_harness.trainers import curve_outside, kinds, trainer_of_document
 
 
 def run_folder_of(path: Path) -> Path | None:
@@ -150,9 +150,7 @@ def _of_program(folder: Path, job: JobDocument, known: dict[str, Any]) -> Eviden
 def _inside(curve: Path, folder: Path) -> Path:
     if is_inside(curve, folder):
         return curve
-    raise EvidenceError(
-        f"{curve}: is outside of the run folder, so it may be the curve of another run"
-    )
+    raise curve_outside(curve)
 
 
 def logged_every(steps: Integers, expected: int | None) -> int:

@@ -32,6 +32,7 @@ from converge_harness.trainers.base import (
     Start,
     Trainer,
     Untold,
+    curve_outside,
     is_complete,
     job_document,
 )
@@ -356,9 +357,7 @@ class CommandTrainer(Trainer):
         try:
             path = moved_with(folder, curves, job["run_folder"])
         except (ValueError, KeyError):
-            raise EvidenceError(
-                f"{curves}: is outside of the run folder, so it may be the curve of another run"
-            ) from None
+            raise curve_outside(curves) from None
         return CurveFile(path, dict(command.get("columns") or {}))
 
     def data_types(self, job: Mapping[str, Any], ran: Mapping[str, Any]) -> set[str]:
