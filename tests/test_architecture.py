@@ -1,6 +1,7 @@
 """The import table of docs/architecture.md, enforced."""
 
 import ast
+import functools
 import re
 import sys
 import tomllib
@@ -75,7 +76,8 @@ def layer_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imports_of(path: Path) -> set[str]:
+@functools.cache
+def imports_of(path: Path) -> frozenset[str]:
     """Every module imported anywhere in a file, inside functions too."""
     modules: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -88,7 +90,7 @@ def imports_of(path: Path) -> set[str]:
             modules |= {
                 f"{base}.{alias.name}" for alias in node.names if base == "converge_harness"
             }
-    return modules
+    return frozenset(modules)
 
 
 def names_of(requirements: Iterable[str]) -> set[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from two_layers import with_two_layers
+from warm_converge import warm_python
 from warm_toolchains import warm_toolchains
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +26,14 @@ BUGS = {
 CORRECT = ("ddp2", "fsdp2_accumulation2", "optimizer_for_loop")
 STEPS = 4
 
+PROVE = """
+import runpy, sys
+sys.executable = sys.argv.pop(1)
+sys.argv.pop(0)
+sys.path.insert(0, sys.argv[0].rpartition("/")[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""The script, which calls converge, with the Python that has it imported."""
 pytestmark = pytest.mark.slow
 
 
@@ -34,7 +43,8 @@ def prove(folder: Path, *names: str) -> subprocess.CompletedProcess[str]:
         for name in ("benchmarks/bugs", "train_configs"):
             shutil.copytree(ROOT / name, folder / name)
         with_two_layers(folder)
-    command = [sys.executable, str(ROOT / "benchmarks" / "prove.py"), "--steps", str(STEPS), *where]
+    script = str(ROOT / "benchmarks" / "prove.py")
+    command = [sys.executable, "-c", PROVE, warm_python(), script, "--steps", str(STEPS), *where]
     return subprocess.run(
         [*command, "--only", *names],
         cwd=folder,

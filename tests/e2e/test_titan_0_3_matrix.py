@@ -5,6 +5,7 @@ import time
 
 import pytest
 from real_matrices import INJECTIONS, Matrix, run
+from warm_toolchains import warm_toolchains
 
 TITAN_03 = f"""
 schema = 1
@@ -57,7 +58,9 @@ spmd_backend = "full_dtensor"
 
 @pytest.fixture(scope="module")
 def titan_03(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("titan 03 é"), TITAN_03)
+    """Run as users do; later commands find toolchains whose ranks have torchtitan imported."""
+    matrix, result = run(tmp_path_factory.mktemp("titan 03 é"), TITAN_03)
+    return matrix._replace(toolchains=warm_toolchains()), result
 
 
 def test_verdicts_of_0_3(titan_03):
@@ -157,7 +160,7 @@ def test_an_unknown_key_is_refused_before_anything_runs(titan_03, tmp_path):
     experiment.write_text(
         TITAN_03.replace("training.local_batch_size", "training.local_batch_sise")
     )
-    matrix = Matrix(experiment, tmp_path / "store", tmp_path / "report")
+    matrix = Matrix(experiment, tmp_path / "store", tmp_path / "report", warm_toolchains())
     result = matrix.converge("run")
     assert result.returncode == 2
     assert "training.local_batch_size" in result.stderr
