@@ -100,6 +100,11 @@ def _attempts(logs: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("attempt_")), reverse=True)
 
 
+def is_of_scheduler(line: str) -> bool:
+    """Whether a line of a batch script's log is the scheduler's, which does not say why."""
+    return bool(_SCHEDULER.match(line))
+
+
 def is_aftermath(message: str) -> bool:
     """Whether an error is only a consequence of another rank's death."""
     return bool(_AFTERMATH.search(message))
@@ -150,5 +155,5 @@ def _first_line(text: str) -> str:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    of_ranks = [line for line in lines if not _SCHEDULER.match(line)]
+    of_ranks = [line for line in lines if not is_of_scheduler(line)]
     return next(reversed(of_ranks or lines), "ended without output")

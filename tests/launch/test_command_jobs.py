@@ -147,14 +147,14 @@ torch.distributed.DistBackendError: Connection closed by peer
 @pytest.mark.parametrize("log", [CHAIN + AFTERMATH, AFTERMATH + CHAIN + "mpirun: killed\n"])
 def test_the_first_cause_is_told_of_a_log_that_ranks_share(tmp_path, log):
     (tmp_path / "program.log").write_text(f"step 1\n{log}")
-    error = program_error(tmp_path, 1)
+    error = program_error([tmp_path], 1)
     assert (error.rank, error.message) == (1, "RuntimeError: no loss")
     assert "KeyError" in error.traceback
 
 
 def test_a_signal_is_named(tmp_path):
     (tmp_path / "program.log").write_text("step 1\n")
-    assert program_error(tmp_path, 137).message == (
+    assert program_error([tmp_path], 137).message == (
         "the program was killed by SIGKILL; last output: step 1"
     )
 
