@@ -26,6 +26,7 @@ from converge_harness.model import (
     Toolchain,
 )
 from converge_harness.rank.start import loopback
+from converge_harness.run_folder.checkpoints import CheckpointForm
 from converge_harness.trainers.command import trained_by
 from converge_harness.trainers.command.failure import program_error
 from converge_harness.trainers.command.settings import Command, RankLauncher
@@ -81,6 +82,13 @@ ATTACKED = Cluster(
 )
 
 
+SEGMENTS = (
+    Segment(10, Parallelism(dp_shard=16), 1),
+    Segment(20, Parallelism(dp_shard=4), 4),
+    Segment(30, Parallelism(dp_shard=4, pp=4), 4, "1F1B"),
+)
+
+
 def program(launcher, *, ranks=16, probed=True, **changes):
     """A job of a person's own program, called with what a shell would spoil."""
     argv = ("train.py", "--text", HOSTILE, "--steps={steps}", "--out={output}")
@@ -97,6 +105,18 @@ def program(launcher, *, ranks=16, probed=True, **changes):
     return replace(
         made, toolchain=mine, spec=replace(made.spec, trainer=trained_by(command), recovery=None)
     )
+
+
+def resized_program():
+    """One that is started again on other ranks, from what it has saved."""
+    made = program(RankLauncher.TORCHRUN, steps=30, kind=Kind.ELASTIC, segments=SEGMENTS[:2])
+    command = replace(
+        made.spec.trainer.settings,
+        argv=("train.py", "--from={resume_from}", "--until={stop_at}"),
+        environment={"UNTIL": "{stop_at}", "FOLDER": "{checkpoint_dir}"},
+        checkpoints=CheckpointForm("step-{step}.pt", None),
+    )
+    return replace(made, spec=replace(made.spec, trainer=trained_by(command)))
 
 
 OF_PROGRAMS = Cluster(
@@ -125,11 +145,7 @@ CASES = {
             ranks=16,
             steps=30,
             kind=Kind.ELASTIC,
-            segments=(
-                Segment(10, Parallelism(dp_shard=16), 1),
-                Segment(20, Parallelism(dp_shard=4), 4),
-                Segment(30, Parallelism(dp_shard=4, pp=4), 4, "1F1B"),
-            ),
+            segments=SEGMENTS,
         ),
         Cluster(ranks_per_node=8),
     ),
@@ -149,6 +165,7 @@ CASES = {
     ),
     "program": (program(RankLauncher.TORCHRUN), OF_PROGRAMS),
     "program_of_curves": (program(RankLauncher.TORCHRUN, probed=False), OF_PROGRAMS),
+    "program_in_segments": (resized_program(), OF_PROGRAMS),
     "program_by_srun": (program(RankLauncher.SRUN), OF_PROGRAMS),
     "program_by_deepspeed": (program(RankLauncher.DEEPSPEED, ranks=8), OF_PROGRAMS),
     "hostile": (job("x\ntouch pwned", ranks=16, note=HOSTILE), ATTACKED),
