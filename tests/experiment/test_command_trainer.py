@@ -40,6 +40,7 @@ def script(folder):
     return folder / "train.py"
 
 
+BY_ITSELF = '["{python}", "train.py"]'
 PLAIN = SETS.replace("set = { zero.stage = 2 }\n", "")
 
 
@@ -316,15 +317,15 @@ def test_one_wrong_placeholder_is_one_problem_however_many_sets(problems, script
 @pytest.mark.parametrize(
     ("named", "launcher", "words"),
     [
-        ("mpirun", Launcher.SLURM, "srun starts the ranks, not mpirun: trainer.launcher = 'srun'"),
-        ("srun", Launcher.LOCAL, "trainer.launcher = 'srun' is Slurm's: --launcher slurm"),
+        ("mpirun", Launcher.SLURM, "srun starts the ranks, not mpirun (trainer.launcher = 'srun'"),
+        ("srun", Launcher.LOCAL, "trainer.launcher = 'srun' is Slurm's (--launcher slurm"),
     ],
 )
 def test_a_launcher_that_cannot_start_ranks_there_is_refused(
     script, folder, named, launcher, words
 ):
     path = folder / "x.toml"
-    path.write_text(text(f'launcher = "{named}"', argv='["{python}", "train.py"]'))
+    path.write_text(text(f'launcher = "{named}"', argv=BY_ITSELF, sets=PLAIN))
     with pytest.raises(ConfigError) as caught:
         load_experiment(path, launcher=launcher, cluster=Path("none.toml"))
     (problem,) = caught.value.problems
@@ -334,8 +335,8 @@ def test_a_launcher_that_cannot_start_ranks_there_is_refused(
 @pytest.mark.parametrize("named", ["torchrun", "srun"])
 def test_a_cluster_runs_it_without_checkpoints_that_a_person_has_elsewhere(script, folder, named):
     path = folder / "x.toml"
-    argv = '["{python}", "train.py"]' if named == "srun" else '["train.py"]'
-    path.write_text(text(f'launcher = "{named}"', argv=argv))
+    argv = BY_ITSELF if named == "srun" else ARGV
+    path.write_text(text(f'launcher = "{named}"', argv=argv, sets=PLAIN))
     mine = folder / "cluster.toml"
     mine.write_text("schema = 1\nranks_per_node = 8\ncheckpoint_every = 2\n")
     experiment = load_experiment(path, launcher=Launcher.SLURM, cluster=mine)

@@ -226,7 +226,8 @@ def test_several_nodes_need_a_launcher_that_starts_ranks_on_them(planned, refuse
         return
     (found,) = refused(f"{wide}2\n", **by)
     assert "parallelism: 4 ranks need 2 nodes, but " in found
-    assert "starts ranks on one node only: trainer.launcher = 'torchrun' or 'srun'" in found
+    assert "starts ranks on one node only [nodes-filled]" in found
+    assert "(trainer.launcher = 'torchrun' or 'srun')" in found
 
 
 def test_a_set_that_differs_in_nothing_from_its_control_may_be_run(planned):
