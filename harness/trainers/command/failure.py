@@ -15,13 +15,15 @@ from pathlib import Path
 from signal import SIGTERM, Signals
 
 from converge_harness.model import RankError
-from converge_harness.run_folder.layout import AGENT_LOG, FAILURES, PROGRAM_LOG
+from converge_harness.run_folder.layout import FAILURES, PROGRAM_LOG
 from converge_harness.trainers.failure import (
     end_of,
     is_aftermath,
     is_of_scheduler,
     launcher_tail,
+    listed_ranks,
     log_tail,
+    places,
     rank_log,
 )
 
@@ -34,8 +36,6 @@ _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = re.compile(r"The above exception was the direct cause|During handling of the above")
 _PREFIX = re.compile(r"^\[(?:rank)?(\d+)\]:? ?")
 """Prefix with which torch or a launcher marks a line with its rank."""
-_FAILED = re.compile(r"^ +rank +: (\d+) .*\n +exitcode +: (-?\d+)", re.MULTILINE)
-"""How torchrun lists the ranks that failed (torch 2.13, ``ChildFailedError``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def program_error(
         script: the log of the batch script around it, if there is one.
     """
     failures = sorted(each for folder in logs for each in _failures(folder))
-    found = [_of_rank(each.logs, each.rank, each.code) for each in failures]
+    found = [_of_rank(each) for each in failures]
     found = found or [each for one in logs for each in _tracebacks(end_of(one / PROGRAM_LOG))]
     first = next((each for each in found if not each.follows), found[0] if found else None)
     if first is not None:
@@ -83,43 +83,50 @@ class _RankFailure:
     at: float
     """Seconds since 1970, or its place among those of a log without times."""
     rank: int
+    place: int
+    """Of the rank on its node, by which torchrun names its logs."""
     code: int
     logs: Path
 
 
 def _failures(logs: Path) -> Iterator[_RankFailure]:
     """The ranks that failed, by torchrun or by the tasks themselves."""
+    placed = places(logs)
     try:
         listed = json.loads((logs / FAILURES).read_bytes())["failures"]
         yield from [
             _RankFailure(
-                entry.get("timestamp", 0), int(entry["rank"]), int(entry["exitcode"]), logs
+                at=entry.get("timestamp", 0),
+                rank=int(entry["rank"]),
+                place=placed.get(int(entry["rank"]), int(entry["rank"])),
+                code=int(entry["exitcode"]),
+                logs=logs,
             )
             for entry in listed
         ]
     except (OSError, ValueError, KeyError, TypeError):
-        found = _FAILED.findall(end_of(logs / AGENT_LOG))
-        # torchrun lists the root cause last, and again among the others.
-        unique = dict.fromkeys((int(rank), int(code)) for rank, code in reversed(found))
-        for place, (rank, code) in enumerate(unique):
-            yield _RankFailure(float(place), rank, code, logs)
+        for number, each in enumerate(dict.fromkeys(reversed(listed_ranks(logs)))):
+            yield _RankFailure(float(number), each.rank, each.place, each.code, logs)
     for path in (logs / TASKS).glob(f"*/{TASK_END}"):
         said, _, at = end_of(path).partition(" ")
         try:
-            failure = _RankFailure(float(at), int(path.parent.name), int(said), logs)
+            rank = int(path.parent.name)
+            failure = _RankFailure(float(at), rank, rank, int(said), logs)
         except ValueError:  # it is being written
             continue
         if failure.code:
             yield failure
 
 
-def _of_rank(logs: Path, rank: int, code: int) -> _Report:
-    text = rank_log(logs, rank, end_of)
+def _of_rank(failure: _RankFailure) -> _Report:
+    logs, rank, place = failure.logs, failure.rank, failure.place
+    text = rank_log(logs, place, end_of)
+    ended = failure.code == -SIGTERM
     found = list(_tracebacks(text))
     if found:
-        return _Report(found[-1].message, found[-1].text, rank, ended=code == -SIGTERM)
-    message = f"{_ended(code)}{_last_words(text)}"
-    return _Report(message, rank_log(logs, rank), rank, ended=code == -SIGTERM)
+        return _Report(found[-1].message, found[-1].text, rank, ended=ended)
+    message = f"{_ended(failure.code)}{_last_words(text)}"
+    return _Report(message, rank_log(logs, place), rank, ended=ended)
 
 
 def _tracebacks(text: str) -> list[_Report]:
