@@ -3,9 +3,14 @@
 import ast
 import re
 import sys
+import tomllib
+from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from converge_harness.run_folder import layout
 from converge_harness.toolchains.recipes import RECIPES
@@ -86,6 +91,11 @@ def imports_of(path: Path) -> set[str]:
     return modules
 
 
+def names_of(requirements: Iterable[str]) -> set[str]:
+    """Of distributions, from texts such as ``jinja2>=3.1; extra == 'x'``."""
+    return {canonicalize_name(Requirement(each).name) for each in requirements}
+
+
 SOURCES = sorted(
     path for path in PACKAGE.rglob("*.py") if layer_of(path) not in ("cli", "__main__")
 )
@@ -107,6 +117,22 @@ def test_imports_go_downwards_only(path):
 )
 def test_only_rank_code_imports_torch(path):
     assert not {name.split(".")[0] for name in imports_of(path)} & TRAINING
+
+
+def test_what_it_imports_is_installed_with_it():
+    """Outside of toolchains: a dependency, what comes with one, or what an extra is for."""
+    ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = ours["optional-dependencies"]
+    declared = names_of([*ours["dependencies"], *extras["tensorboard"], *extras["wandb"], "pytest"])
+    come_with = [metadata.requires(name) or [] for name in declared]
+    installed = declared | names_of(each for requirements in come_with for each in requirements)
+    providers = metadata.packages_distributions()
+    own = [path for path in PACKAGE.rglob("*.py") if layer_of(path) not in ("rank", "probe")]
+    imported = {name.split(".")[0] for path in own for name in imports_of(path)}
+    outside = imported - set(sys.stdlib_module_names) - {"converge_harness"}
+    assert {"numpy", "jinja2"} <= outside
+    lacking = {name for name in outside if not names_of(providers.get(name, [])) & installed}
+    assert lacking == set(), "add to dependencies in pyproject.toml"
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from scipy import special
 from scipy.ndimage import median_filter
-from scipy.stats import norm
 
 from converge_harness.history.query import Changed, Numbers, Series, SetNight, changed_between
 
@@ -211,7 +211,7 @@ def _noise(values: Numbers) -> Numbers:
     and at least the floor.
     """
     apart = np.abs(np.diff(values))
-    to_deviation = 1 / (norm.ppf(0.75) * np.sqrt(2))
+    to_deviation = 1 / (special.ndtri(0.75) * np.sqrt(2))
     around = median_filter(apart, size=min(_WINDOW, apart.size), mode="nearest")
     # By chance the median of few differences is often far too small.
     few = 1 + 4 / values.size

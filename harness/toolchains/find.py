@@ -20,6 +20,8 @@ import math
 import os
 import re
 from collections.abc import Iterable
+from email.message import Message
+from email.parser import HeaderParser
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
@@ -160,7 +162,7 @@ def all_packages(paths: list[str]) -> str:
     """A digest of the names and versions of all distributions except converge itself."""
     found: dict[str, str] = {}
     for distribution in distributions(path=paths):
-        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
+        name = re.sub(r"[-_.]+", "-", _headers(distribution)["Name"] or "").lower()
         if name not in ("", DISTRIBUTION):
             found.setdefault(name, _version(distribution))
     listed = "".join(f"{name}=={version}\n" for name, version in sorted(found.items()))
@@ -174,7 +176,7 @@ def _version(distribution: Distribution) -> str:
     pip records the commit in ``direct_url.json`` (PEP 610). An installed package that was edited in
     place gets a digest of the edited files: ``2.15.0+edited.1a2b3c4d``.
     """
-    version = distribution.version
+    version = _headers(distribution)["Version"]
     try:
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
         version = marked(version, f"g{str(origin['vcs_info']['commit_id'])[:12]}")
@@ -182,6 +184,14 @@ def _version(distribution: Distribution) -> str:
         pass
     edited = _edited(distribution)
     return marked(version, f"edited.{edited}") if edited else version
+
+
+def _headers(distribution: Distribution) -> Message:
+    """Its metadata without the description, which ``distribution.metadata`` parses too."""
+    # Its third place: an .egg-info that is a file.
+    places = map(distribution.read_text, ("METADATA", "PKG-INFO", ""))
+    text = next(filter(None, places), "")
+    return HeaderParser().parsestr(text.partition("\n\n")[0])
 
 
 def is_local(distribution: Distribution) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from own_fork import git
+from warm_converge import warm_python
 
 ROOT = Path(__file__).parents[2]
 MATRIX = f"""
@@ -66,7 +67,7 @@ def checkout(tmp_path, monkeypatch):
 def converge(folder, *options):
     where = ("--store", str(folder.parent / "store"), "--out", str(folder.parent / "out"))
     return subprocess.run(
-        [sys.executable, "-m", "converge_harness", "run", "e.toml", *options, *where],
+        [warm_python(), "-m", "converge_harness", "run", "e.toml", *options, *where],
         cwd=folder,
         env={
             **os.environ,
@@ -105,7 +106,7 @@ def test_a_change_that_computes_nothing_is_bitwise_identical(checkout):
     assert git(checkout, "worktree", "list").count("\n") == 0
     assert not [*(checkout.parent / "cache" / "converge" / "worktrees").glob("mine-*/")]
     report = subprocess.run(
-        [sys.executable, "-m", "converge_harness", "report", str(out)],
+        [warm_python(), "-m", "converge_harness", "report", str(out)],
         cwd=checkout,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm_converge import warm_python
 
 ROOT = Path(__file__).parents[2]
 MATRIX = f"""
@@ -51,7 +52,7 @@ def run(tmp_path):
         sets = "".join(TEST.format(each) for each in ("two", "three"))
         (tmp_path / "e.toml").write_text(MATRIX.replace("NAME", name) + sets)
         ended = subprocess.run(
-            [sys.executable, "-m", "converge_harness", "run", "e.toml", *options],
+            [warm_python(), "-m", "converge_harness", "run", "e.toml", *options],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
             capture_output=True,

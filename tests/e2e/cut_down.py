@@ -4,10 +4,10 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm_converge import warm_python
 from warm_toolchains import TOOLCHAINS
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,7 @@ def run_some(folder: Path, name: str, *only: str) -> dict[str, dict]:
     out = folder / name
     where = ("--store", str(folder / "store"), "--out", str(out))
     result = subprocess.run(
-        [sys.executable, "-m", "converge_harness", "run", str(experiment), *where, "--only", *only],
+        [warm_python(), "-m", "converge_harness", "run", str(experiment), *where, "--only", *only],
         cwd=ROOT,
         env={**os.environ, "CONVERGE_TOOLCHAINS": str(TOOLCHAINS)},
         capture_output=True,

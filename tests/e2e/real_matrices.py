@@ -4,11 +4,11 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from two_layers import with_two_layers
+from warm_converge import warm_python
 from warm_toolchains import TOOLCHAINS
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ class Matrix(NamedTuple):
             "calibrate": (str(self.experiment), "--store", str(self.store)),
         }.get(command, ())
         return subprocess.run(
-            [sys.executable, "-m", "converge_harness", command, *where, *more],
+            [warm_python(), "-m", "converge_harness", command, *where, *more],
             cwd=ROOT,
             env={
                 **os.environ,

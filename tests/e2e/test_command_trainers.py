@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from warm_converge import warm_python
 from warm_toolchains import warm_torch
 
 ROOT = Path(__file__).parents[2]
@@ -143,7 +144,7 @@ def sets(wrong: dict[str, object], more: str) -> str:
 def converge(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
-            sys.executable,
+            warm_python(),
             "-m",
             "converge_harness",
             *map(str, words),

@@ -3,12 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from real_matrices import INJECTIONS, ROOT
 from two_layers import with_two_layers
+from warm_converge import warm_python
 from warm_toolchains import warm_toolchains
 
 from converge_harness.references import read_golden
@@ -46,7 +46,7 @@ waive = ["control-is-1d-fsdp"]
 
 def converge(*words: object, store: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "converge_harness", *map(str, words), "--store", str(store)],
+        [warm_python(), "-m", "converge_harness", *map(str, words), "--store", str(store)],
         cwd=ROOT,
         env={**os.environ, "CONVERGE_TOOLCHAINS": str(warm_toolchains())},
         capture_output=True,

@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from warm_converge import warm_python
 from warm_toolchains import TOOLCHAINS, warm_torch
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +33,7 @@ def test_right_updates_pass_and_mistakes_fail_by_their_cause(tmp_path):
     file = tmp_path / "both.toml"
     repeats = 'name = "rl"\nrepeats = ["rerun", "ulp", "ulp.2"]'
     file.write_text(right.replace('name = "rl"', repeats, 1) + "\n[[test]]\n" + sets)
-    command = [sys.executable, "-m", "converge_harness", "run", str(file), "--only"]
+    command = [warm_python(), "-m", "converge_harness", "run", str(file), "--only"]
     where = ["--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")]
     done = subprocess.run(
         [*command, *RIGHT, *WRONG, *where],

@@ -6,7 +6,6 @@ of the time of a cold start.
 
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +15,7 @@ import pytest
 from real_matrices import INJECTIONS, ROOT, TOOLCHAINS
 from slurm_daemons import SlurmDaemons, slurm_daemons
 from two_layers import with_two_layers
+from warm_converge import warm_python
 from warm_toolchains import warm_toolchains
 
 pytestmark = pytest.mark.slow
@@ -84,7 +84,7 @@ class Site(NamedTuple):
         out = ("--out", str(self.out)) if command in ("run", "collect") else ()
         where = (str(self.experiment), "--store", str(self.store), *out)
         return subprocess.Popen(
-            [sys.executable, "-m", "converge_harness", command, *where, *more],
+            [warm_python(), "-m", "converge_harness", command, *where, *more],
             cwd=ROOT,
             env={
                 **self.cluster.environment,

@@ -61,13 +61,18 @@ def repository(tmp_path):
     return folder
 
 
-def what_converge_needs(folder):
-    """Links to all that is installed beside these tests, but for converge."""
-    folder.mkdir()
+def without_dependencies(folder):
+    """Variables for pip to install converge alone, beside links to all that these tests have.
+
+    Installing the rest takes longer than all jobs here. ``tests/test_architecture.py`` checks that
+    the wheel names it.
+    """
+    links = folder / "needed"
+    links.mkdir(exist_ok=True)
     for each in Path(sysconfig.get_path("purelib")).iterdir():
-        if "converge" not in each.name:
-            (folder / each.name).symlink_to(each)
-    return folder
+        if "converge" not in each.name and not (links / each.name).is_symlink():
+            (links / each.name).symlink_to(each)
+    return {"PIP_NO_DEPS": "1", "NEEDED": str(links)}
 
 
 def on_github(repository, runner, wheel, number=1, **environment):
@@ -75,8 +80,8 @@ def on_github(repository, runner, wheel, number=1, **environment):
     runner.mkdir(exist_ok=True)
     environment = {
         **machine(),
-        "PATH": path_with(runner, gh=GH),
-        "PIP_NO_COMPILE": "1",  # half of the time
+        "PATH": path_with(runner, gh=GH, python=PYTHON),
+        **without_dependencies(runner),
         "GH_LOG": str(runner / "gh.log"),
         "GH_COMMENT": str(runner / "comment.md"),
         **environment,
@@ -136,9 +141,7 @@ def test_the_gitlab_job_gates_a_repository_that_has_only_an_experiment(repositor
     job = yaml.safe_load(GITLAB.read_text())[".converge"]
     environment = {
         **machine(),
-        # The other test installs all of it, which takes longer than all jobs here.
-        "PIP_NO_DEPS": "1",
-        "NEEDED": str(what_converge_needs(tmp_path / "needed")),
+        **without_dependencies(tmp_path),
         "PATH": path_with(tmp_path, curl=CURL, python=PYTHON),
         "EXPERIMENT": "experiments/mine.toml",
         "TMPDIR": str(tmp_path / "tmp"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from two_layers import with_two_layers
+from warm_converge import warm_python
 from warm_toolchains import TOOLCHAINS, warm_toolchains
 from workflow_steps import Run, action_steps, machine
 
@@ -61,7 +62,11 @@ class Nights:
             "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "GH_LOG": str(self.calls),
         }
-        self.installed = Path(sys.executable).parent
+        self.installed = folder / "installed"
+        self.installed.mkdir()
+        command = self.installed / "converge"
+        command.write_text(f'#!/bin/sh\nexec {warm_python()} -m converge_harness "$@"\n')
+        command.chmod(stat.S_IRWXU)
         self.toolchains = TOOLCHAINS
         self.number = 0
         self.event = "schedule"

@@ -386,6 +386,11 @@ def _to_files(figure: Figure, axes: Axes, handles: Sequence[tuple[Line2D, str]])
     for text, (_, label) in zip(legend.get_texts(), handles, strict=True):
         text.set_parse_math(False)
         text.set_text(_short(label))
+    with warnings.catch_warnings():
+        _ignore_missing_letters()
+        figure.draw_without_rendering()
+    # Both forms have this layout; to find it takes as long as to draw.
+    figure.set_layout_engine("none")
     return {form: _saved(figure, form) for form in ("png", "svg")}
 
 
@@ -394,10 +399,14 @@ def _saved(figure: Figure, form: str) -> bytes:
     unsaid = {"Software": None} if form == "png" else {"Date": None, "Creator": None}
     # Letters as paths, because a reader's fonts are not known; the salt makes ids reproducible.
     with warnings.catch_warnings(), rc_context({"svg.hashsalt": "converge"}):
-        # Characters that the bundled font lacks are drawn as boxes, without a warning.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        _ignore_missing_letters()
         figure.savefig(buffer, format=form, metadata=unsaid)
     return buffer.getvalue()
+
+
+def _ignore_missing_letters() -> None:
+    """Characters that the bundled font lacks are drawn as boxes, without a warning."""
+    warnings.filterwarnings("ignore", message="Glyph .* missing from")
 
 
 def _short(text: str) -> str:
