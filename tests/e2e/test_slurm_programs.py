@@ -6,7 +6,6 @@ went wrong is told in the words of the rank. Ranks are forks of one server on th
 
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from typing import NamedTuple
 import pytest
 from real_matrices import ROOT
 from slurm_daemons import SlurmDaemons
+from warm_converge import warm_python
 from warm_toolchains import warm_torch
 
 TRAINERS = Path(__file__).parent / "trainers"
@@ -120,7 +120,7 @@ class Site(NamedTuple):
         out = ("--out", str(self.folder / "out")) if command in ("run", "collect") else ()
         where = (str(self.folder / "x.toml"), "--store", str(self.folder / "store"), *out)
         return subprocess.Popen(
-            [sys.executable, "-m", "converge_harness", command, *where, *more],
+            [warm_python(), "-m", "converge_harness", command, *where, *more],
             cwd=ROOT,
             env={
                 **self.cluster.environment,
