@@ -184,6 +184,10 @@ def test_a_command_of_a_wrong_type_is_not_missing_too(load):
             'launcher = "composer" starts it: name it, and leave composer out here',
         ),
         (
+            {"argv": '["srun", "train.py"]'},
+            'launcher = "srun" starts it: name it, and leave srun out here',
+        ),
+        (
             {"argv": '["torchrun", "train.py"]'},
             "the launcher starts torchrun itself: leave it out",
         ),
