@@ -495,15 +495,16 @@ def _trainer_problems(
     """
     trainer = builder.of_file.trainer
     who = f"a {trainer.kind} trainer"
-    if launcher is not Launcher.LOCAL and not trainer.can.several_nodes:
+    why, hint = builder.trainer.why_not_under(launcher, trainer)
+    if why:
+        yield Problem(where("launcher"), why, hint)
+    set_at = [CHECKPOINT_EVERY] if CHECKPOINT_EVERY in data else []
+    cluster = data.get("cluster")
+    if isinstance(cluster, Mapping) and CHECKPOINT_EVERY in cluster:
+        set_at.append(f"cluster.{CHECKPOINT_EVERY}")
+    for key in set_at if not trainer.can.continues else ():
         yield Problem(
-            where("launcher"),
-            f"is {launcher.value!r}, but {who} runs on this machine only",
-            "leave it out, or --launcher local",
-        )
-    if CHECKPOINT_EVERY in data and not trainer.can.continues:
-        yield Problem(
-            where(CHECKPOINT_EVERY),
+            where(key),
             f"is set, but {who} decides itself when it writes a checkpoint",
             "leave it out: an interrupted run starts over",
         )

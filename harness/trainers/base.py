@@ -22,6 +22,7 @@ from converge_harness.model import (
     Fault,
     Job,
     Kind,
+    Launcher,
     RankError,
     Recovery,
     Repeat,
@@ -40,9 +41,9 @@ from converge_harness.run_folder.layout import AGENT_LOG, metrics_files, seed_ch
 from converge_harness.run_folder.passes import last_step
 from converge_harness.toml import Where, find_file, read_toml
 from converge_harness.toolchains.find import assume_environment, find_environment
-from converge_harness.trainers.calls import Call, Rendezvous, comes_in_passes
+from converge_harness.trainers.calls import Call, NodeCommand, Rendezvous, comes_in_passes
 from converge_harness.trainers.environment import Resources
-from converge_harness.trainers.failure import launcher_tail
+from converge_harness.trainers.failure import launcher_tail, log_tail
 from converge_harness.trainers.table import TrainerOfFile, TrainerTable, plain_train_config
 
 RANK_MODULE = "converge_harness.rank"
@@ -259,6 +260,17 @@ class Trainer(ABC):
         needs = f"{kind.value!r} needs checkpoints between its passes"
         return f"{needs}: {who} can only have kind 'parallel'", ""
 
+    def why_not_under(self, launcher: Launcher, trainer: TrainerSpec) -> tuple[str, str]:
+        """Why the file's launcher cannot start it, and a hint; both empty if it can."""
+        if launcher is Launcher.LOCAL or trainer.can.several_nodes:
+            return "", ""
+        why = f"is {launcher.value!r}, but a {self.kind} trainer runs on this machine only"
+        return why, "leave it out, or --launcher local"
+
+    def why_one_node(self, spec: SetSpec) -> tuple[str, str]:
+        """Why the ranks of a set cannot be on several nodes, and a hint; both empty if they can."""
+        return "", ""
+
     def completed(self, spec: SetSpec) -> SetSpec:
         """A set completed from its own settings, for example with files that they name."""
         return spec
@@ -370,14 +382,16 @@ class Trainer(ABC):
         """The command that converge itself starts for one agent of a call."""
         return self.argv(job, folder, start)
 
-    def node_arguments(
-        self, job: Job, folder: Path, call: Call, meeting: Rendezvous, rank_module: str
-    ) -> tuple[str, ...]:
-        """Arguments of ``converge_harness.rank.start.node`` on one node of a scheduler's job.
+    def node_command(self, job: Job, folder: Path, start: Start) -> NodeCommand:
+        """What srun starts for one call of a scheduler's job, on as many nodes as meet.
 
         Raises ValueError for a trainer that cannot run under a scheduler.
         """
         raise ValueError(f"{self.kind} cannot run under a scheduler")
+
+    def one_task_per_rank(self, spec: SetSpec) -> bool:
+        """Whether srun starts every rank by itself; otherwise it starts a launcher on each node."""
+        return False
 
     def printable(
         self, job: Job, folder: Path, ranks_per_node: int | None, data: Path | None
@@ -405,12 +419,17 @@ class Trainer(ABC):
         """The environment of a job's processes in a call: pinned variables and its own."""
         return dict(pinned)
 
+    def variables(self, job: Job, folder: Path, call: Call, data: Path | None) -> Mapping[str, str]:
+        """Variables that the file sets for a job's program: they replace all others."""
+        return {}
+
     def needs_port(self, job: Job) -> bool:
         """Whether converge has to choose a free port for the job's ranks."""
         return False
 
-    def prepare(self, job: Job, folder: Path) -> None:  # noqa: B027 - most need nothing
-        """Make what a job needs in its run folder; raises OSError."""
+    def own_folders(self, job: Job) -> tuple[str, ...]:
+        """Names of folders in the run folder that a job needs, empty when it starts."""
+        return ()
 
     def work_folder(self, job: Job, folder: Path) -> Path:
         """The working directory of a job's processes."""
@@ -432,19 +451,35 @@ class Trainer(ABC):
         """File name of the log of a job's launcher."""
         return AGENT_LOG
 
-    def error(self, logs: Sequence[Path], failed: Sequence[Path], returncode: int) -> RankError:
+    def error(
+        self,
+        logs: Sequence[Path],
+        failed: Sequence[Path],
+        returncode: int | None,
+        script: Path | None = None,
+    ) -> RankError:
         """Why a call failed: the error of the rank that failed first. Reads logs.
 
-        ``logs`` are the log folders of all agents of the call, ``failed`` those of agents that
-        still existed at its end; ``returncode`` is the call's.
+        Args:
+            logs: the log folders of all agents of the call.
+            failed: those of agents that still existed at its end.
+            returncode: the call's; None: unknown.
+            script: the log of the batch script around it, if there is one.
         """
-        text = launcher_tail(logs[0])
+        text = next((text for each in logs if (text := launcher_tail(each))), "")
+        if not text and script is not None:
+            text = log_tail(script)
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
         return RankError(None, f"ended with exit code {returncode}: {last.strip()}", text)
 
     def incomplete(self, job: Job, folder: Path, last: int | None) -> str:
         """What is missing from a run whose ranks all ended with 0; ``last`` is its last step."""
-        return "every rank ended with exit code 0, but training is not complete"
+        where = (
+            "before its first step was finished"
+            if last is None
+            else f"after step {last} of {job.steps}"
+        )
+        return f"every rank ended with exit code 0, but training is not complete ({where})"
 
     def unsaved(self, job: Job) -> str:
         """What a program has to do to be resumed, as the end of a sentence on one that did not."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from converge_harness.model import Job, RestartOwner, Role
 
+MEETING_PLACE, MEETING_PORT = "$meeting_place", "$meeting_port"
+"""Variables of a batch script: host and port at which the nodes of a job meet, and the port."""
 _LAST_CALL_S = 5
 """Agents wait so long for further nodes once there are enough. Those that start together come
 together (``converge_harness.rank.start.agent``), so only a survivor of a loss waits in vain."""
@@ -70,6 +72,18 @@ class Rendezvous:
             f"store_type=file,last_call_timeout={_LAST_CALL_S},"
             f"keep_alive_interval={_KEEP_ALIVE_S},keep_alive_max_attempt={_KEEP_ALIVES}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCommand:
+    """What srun starts for one call of a job: on each of its nodes, or for each of its ranks."""
+
+    starter: tuple[str, ...]
+    """Keeps the output, and starts the rest with what only a node knows."""
+    launcher: tuple[str, ...] = ()
+    """The launcher and its options, in which ``MEETING_PLACE`` and ``MEETING_PORT`` may stand."""
+    program: tuple[str, ...] = ()
+    """What the launcher starts in every rank."""
 
 
 def comes_in_passes(job: Job) -> bool:

@@ -38,13 +38,15 @@ class Resources:
 
     ``devices`` are GPU ids, one per local rank, empty on the CPU, None if a scheduler assigns them;
     ``loopback`` is the name of the loopback interface, None to let gloo choose; ``shared`` says
-    that other ranks, of this job or another, may use the same GPUs.
+    that other ranks, of this job or another, may use the same GPUs; ``one_node`` says that a
+    scheduler places all ranks on one node.
     """
 
     device: str = "cpu"
     devices: tuple[int, ...] | None = ()
     loopback: str | None = "lo"
     shared: bool = False
+    one_node: bool = False
 
 
 def pinned_environment(

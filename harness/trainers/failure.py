@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGTERM, Signals
-from typing import Any
+from typing import Any, NamedTuple
 
 from converge_harness.model import RankError
 from converge_harness.run_folder.layout import AGENT_LOG, FAILURES, PROGRAM_LOG
@@ -29,6 +29,11 @@ _INFRASTRUCTURE = re.compile(
     re.IGNORECASE,
 )
 """Transient errors of the machine or network."""
+
+_LISTED = re.compile(
+    r"^ +rank +: (\d+) \(local_rank: (\d+)\).*\n +exitcode +: (-?\d+)", re.MULTILINE
+)
+"""How torchrun lists the ranks that failed (torch 2.13, ``ChildFailedError``)."""
 
 _SCHEDULER = re.compile(r"(srun|sbatch|slurmstepd|slurmd)(\[\d+\])?: ")
 """Prefix of a scheduler's lines, which say that something ended but not why."""
@@ -58,7 +63,8 @@ def rank_error(*logs: Path, script: Path | None = None) -> RankError:
         text = log_tail(script)
         return RankError(rank=None, message=_last_line(text), traceback=text)
     first, folder = min(found, key=lambda pair: (_is_aftermath(pair[0]), pair[0].written))
-    text = first.traceback or rank_log(folder, first.rank)
+    place = places(folder).get(first.rank, first.rank)
+    text = first.traceback or rank_log(folder, place)
     return RankError(first.rank, first.message or _last_line(text), text)
 
 
@@ -87,10 +93,34 @@ def launcher_tail(logs: Path) -> str:
     return log_tail(logs / AGENT_LOG) or log_tail(logs / PROGRAM_LOG)
 
 
-def rank_log(logs: Path, rank: int, read: Callable[[Path], str] = log_tail) -> str:
-    """The end of a rank's latest output: of standard error, else of standard output."""
+class ListedRank(NamedTuple):
+    """A rank that failed, as torchrun lists it."""
+
+    rank: int
+    place: int
+    """On its node; torchrun names the rank's logs by it."""
+    code: int
+    """Its exit code; negative: the signal."""
+
+
+def listed_ranks(logs: Path) -> tuple[ListedRank, ...]:
+    """The ranks of a node that torchrun says have failed; the root cause is last, and again."""
+    found = _LISTED.findall(end_of(logs / AGENT_LOG))
+    return tuple(ListedRank(*map(int, each)) for each in found)
+
+
+def places(logs: Path) -> dict[int, int]:
+    """The places of these ranks by rank; that of any other is its rank, on the first node."""
+    return {each.rank: each.place for each in listed_ranks(logs)}
+
+
+def rank_log(logs: Path, place: int, read: Callable[[Path], str] = log_tail) -> str:
+    """The end of a rank's latest output: of standard error, else of standard output.
+
+    ``place``: of the rank on the node of these logs.
+    """
     attempts = _attempts(logs)
-    files = (path / str(rank) / name for name in ("stderr.log", "stdout.log") for path in attempts)
+    files = (path / str(place) / name for name in ("stderr.log", "stdout.log") for path in attempts)
     return next((text for path in files if (text := read(path))), "")
 
 
@@ -98,6 +128,11 @@ def _attempts(logs: Path) -> list[Path]:
     """The folders of torchrun's attempts, one per start of its ranks, newest first."""
     found = logs.glob("*/attempt_*")
     return sorted(found, key=lambda path: int(path.name.removeprefix("attempt_")), reverse=True)
+
+
+def is_of_scheduler(line: str) -> bool:
+    """Whether a line of a batch script's log is the scheduler's, which does not say why."""
+    return bool(_SCHEDULER.match(line))
 
 
 def is_aftermath(message: str) -> bool:
@@ -150,5 +185,5 @@ def _first_line(text: str) -> str:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    of_ranks = [line for line in lines if not _SCHEDULER.match(line)]
+    of_ranks = [line for line in lines if not is_of_scheduler(line)]
     return next(reversed(of_ranks or lines), "ended without output")

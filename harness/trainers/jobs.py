@@ -9,7 +9,7 @@ from typing import Any
 from converge_harness.model import TORCHTITAN, Job, Toolchain, TrainerSpec
 from converge_harness.toolchains.own_python import before
 from converge_harness.trainers.base import RANK_MODULE, Features, Start
-from converge_harness.trainers.calls import Call, Rendezvous
+from converge_harness.trainers.calls import Call, NodeCommand, Rendezvous
 from converge_harness.trainers.environment import Resources, pinned_environment
 from converge_harness.trainers.registry import trainer_of, trainer_of_kind
 
@@ -69,11 +69,9 @@ def agent_argv(
     return trainer_of(job.spec).agent_argv(job, folder, start)
 
 
-def node_arguments(
-    job: Job, folder: Path, call: Call, meeting: Rendezvous, rank_module: str = RANK_MODULE
-) -> tuple[str, ...]:
-    """Arguments of ``converge_harness.rank.start.node`` on one node of a scheduler's job."""
-    return trainer_of(job.spec).node_arguments(job, folder, call, meeting, rank_module)
+def node_command(job: Job, folder: Path, start: Start) -> NodeCommand:
+    """What srun starts for one call of a scheduler's job."""
+    return trainer_of(job.spec).node_command(job, folder, start)
 
 
 def work_folder(job: Job, folder: Path) -> Path:

@@ -16,6 +16,7 @@ from converge_harness.toolchains.own_python import before
 from converge_harness.trainers.base import RANK_MODULE, Start, Trainer
 from converge_harness.trainers.calls import (
     Call,
+    NodeCommand,
     Rendezvous,
     calls_of_segments,
     comes_in_passes,
@@ -26,6 +27,8 @@ from converge_harness.trainers.failure import rank_error
 
 AGENT_MODULE = "converge_harness.rank.start.agent"
 """torchrun's agent, which ends with converge."""
+NODE_MODULE = "converge_harness.rank.start.node"
+"""The same on a node of a scheduler's job."""
 
 
 class TorchrunTrainer(Trainer):
@@ -45,18 +48,28 @@ class TorchrunTrainer(Trainer):
             ),
         )
 
-    def node_arguments(
-        self, job: Job, folder: Path, call: Call, meeting: Rendezvous, rank_module: str
-    ) -> tuple[str, ...]:
-        return torchrun_node_arguments(job, folder, call, meeting, rank_module)
+    def node_command(self, job: Job, folder: Path, start: Start) -> NodeCommand:
+        call = start.call or first_call(job)
+        folder = folder.absolute()
+        return NodeCommand(
+            starter=node_starter(job, folder, call),
+            launcher=node_options(job, call, start.meeting or Rendezvous()),
+            program=_rank_arguments(folder, start.rank_module, call),
+        )
 
     def printable(
         self, job: Job, folder: Path, ranks_per_node: int | None, data: Path | None
     ) -> str:
         return printable_command(job, folder, ranks_per_node)
 
-    def error(self, logs: Sequence[Path], failed: Sequence[Path], returncode: int) -> RankError:
-        return rank_error(*failed)
+    def error(
+        self,
+        logs: Sequence[Path],
+        failed: Sequence[Path],
+        returncode: int | None,
+        script: Path | None = None,
+    ) -> RankError:
+        return rank_error(*failed, script=script)
 
 
 HEAD_NODE = "HEAD_NODE:29500"
@@ -88,19 +101,24 @@ def torchrun_arguments(
     )
 
 
-def torchrun_node_arguments(
-    job: Job, folder: Path, call: Call, meeting: Rendezvous, rank_module: str = RANK_MODULE
-) -> tuple[str, ...]:
-    """The same for ``rank.start.node``, which adds what differs between nodes and starts of a job.
+def node_starter(job: Job, folder: Path, call: Call) -> tuple[str, ...]:
+    """Starts torchrun on a node, with options that differ between nodes and starts of a job.
 
-    That is the rendezvous id, the log folder, and whether the node has the rendezvous store (for
+    These are the rendezvous id, the log folder, and whether the node has the rendezvous store (for
     one node: the file of the rendezvous).
     """
+    return (
+        *(str(job.toolchain.python), "-m", NODE_MODULE),
+        *("--logs", str(folder / LOGS), "--call", str(call.number), "--"),
+    )
+
+
+def node_options(job: Job, call: Call, meeting: Rendezvous) -> tuple[str, ...]:
+    """The options of torchrun that are the same on every node."""
     return (
         *_agent_arguments(job, call, meeting),
         f"--max-restarts={call.max_restarts}",
         "--redirects=3",
-        *_rank_arguments(folder.absolute(), rank_module, call),
     )
 
 

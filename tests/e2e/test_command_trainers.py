@@ -206,7 +206,7 @@ def test_what_only_torchtitan_can_do_is_refused_in_words(tmp_path):
     file = tmp_path / "x.toml"
     file.write_text(CURVES)
     bless = ("bless", file, "--name", "n", "--author", "a", "--reason", "r", "--out", tmp_path)
-    for words in (bless, ("submit", file), ("plan", file, "--dry-run")):
+    for words in (bless, ("plan", file, "--dry-run")):
         done = converge(tmp_path, *words)
         assert done.returncode == 2, done.stdout
         assert "trainer.kind" in done.stderr

@@ -40,6 +40,7 @@ def script(folder):
     return folder / "train.py"
 
 
+BY_ITSELF = '["{python}", "train.py"]'
 PLAIN = SETS.replace("set = { zero.stage = 2 }\n", "")
 
 
@@ -183,6 +184,10 @@ def test_a_command_of_a_wrong_type_is_not_missing_too(load):
             'launcher = "composer" starts it: name it, and leave composer out here',
         ),
         (
+            {"argv": '["srun", "train.py"]'},
+            'launcher = "srun" starts it: name it, and leave srun out here',
+        ),
+        (
             {"argv": '["torchrun", "train.py"]'},
             "the launcher starts torchrun itself: leave it out",
         ),
@@ -313,13 +318,41 @@ def test_one_wrong_placeholder_is_one_problem_however_many_sets(problems, script
     assert len(found) == 1
 
 
-def test_a_cluster_is_refused_and_nothing_asked_of_it(script, folder):
+@pytest.mark.parametrize(
+    ("named", "launcher", "words"),
+    [
+        ("mpirun", Launcher.SLURM, "srun starts the ranks, not mpirun (trainer.launcher = 'srun'"),
+        ("srun", Launcher.LOCAL, "trainer.launcher = 'srun' is Slurm's (--launcher slurm"),
+    ],
+)
+def test_a_launcher_that_cannot_start_ranks_there_is_refused(
+    script, folder, named, launcher, words
+):
     path = folder / "x.toml"
-    path.write_text(text())
+    path.write_text(text(f'launcher = "{named}"', argv=BY_ITSELF, sets=PLAIN))
     with pytest.raises(ConfigError) as caught:
-        load_experiment(path, launcher=Launcher.SLURM, cluster=Path("none.toml"))
+        load_experiment(path, launcher=launcher, cluster=Path("none.toml"))
     (problem,) = caught.value.problems
-    assert "a command trainer runs on this machine only" in str(problem)
+    assert words in str(problem)
+
+
+@pytest.mark.parametrize("named", ["torchrun", "srun"])
+def test_a_cluster_runs_it_without_checkpoints_that_a_person_has_elsewhere(script, folder, named):
+    path = folder / "x.toml"
+    argv = BY_ITSELF if named == "srun" else ARGV
+    path.write_text(text(f'launcher = "{named}"', argv=argv, sets=PLAIN))
+    mine = folder / "cluster.toml"
+    mine.write_text("schema = 1\nranks_per_node = 8\ncheckpoint_every = 2\n")
+    experiment = load_experiment(path, launcher=Launcher.SLURM, cluster=mine)
+    assert experiment.cluster.ranks_per_node == 8
+    assert {spec.recovery for spec in (*experiment.controls, *experiment.tests)} == {None}
+
+
+def test_checkpoints_that_only_its_program_can_write_are_refused(script, folder):
+    path = folder / "x.toml"
+    path.write_text(text() + "\n[cluster]\nranks_per_node = 8\ncheckpoint_every = 2\n")
+    with pytest.raises(ConfigError, match=r"cluster.checkpoint_every: is set, but a command"):
+        load_experiment(path, launcher=Launcher.SLURM, cluster=None)
 
 
 def test_the_example_of_the_page_is_right(load, script):

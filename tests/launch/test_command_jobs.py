@@ -19,6 +19,7 @@ from converge_harness.run_folder.checkpoints import CheckpointForm
 from converge_harness.trainers.command import trained_by
 from converge_harness.trainers.command.failure import program_error
 from converge_harness.trainers.command.settings import Command, RankLauncher
+from converge_harness.trainers.failure import rank_error
 
 pytestmark = pytest.mark.timeout(300)
 HERE = Path(__file__).parent
@@ -147,16 +148,39 @@ torch.distributed.DistBackendError: Connection closed by peer
 @pytest.mark.parametrize("log", [CHAIN + AFTERMATH, AFTERMATH + CHAIN + "mpirun: killed\n"])
 def test_the_first_cause_is_told_of_a_log_that_ranks_share(tmp_path, log):
     (tmp_path / "program.log").write_text(f"step 1\n{log}")
-    error = program_error(tmp_path, 1)
+    error = program_error([tmp_path], 1)
     assert (error.rank, error.message) == (1, "RuntimeError: no loss")
     assert "KeyError" in error.traceback
 
 
 def test_a_signal_is_named(tmp_path):
     (tmp_path / "program.log").write_text("step 1\n")
-    assert program_error(tmp_path, 137).message == (
+    assert program_error([tmp_path], 137).message == (
         "the program was killed by SIGKILL; last output: step 1"
     )
+
+
+LISTED = """\
+  rank      : 3 (local_rank: 1)
+  exitcode  : 1 (pid: 77)
+"""
+
+
+@pytest.mark.parametrize("by_agent", [True, False])
+def test_a_rank_of_another_node_is_told_by_its_own_log(tmp_path, by_agent):
+    first, second = tmp_path / "call-01", tmp_path / "call-01.node-1"
+    own = second / "7.1_x" / "attempt_0" / "1"
+    for folder in (first, own):
+        folder.mkdir(parents=True)
+    (own / "stderr.log").write_text("Traceback (most recent call last):\n  x\nOSError: full\n")
+    (second / "torchrun.log").write_text(LISTED)
+    if by_agent:
+        failure = {"rank": 3, "exitcode": 1, "error_file": "<N/A>", "timestamp": 1}
+        (second / "failures.json").write_text(json.dumps({"failures": [failure]}))
+    error = program_error([first, second], 1)
+    assert (error.rank, error.message) == (3, "OSError: full")
+    if by_agent:
+        assert rank_error(first, second).traceback.endswith("OSError: full")
 
 
 # ------------------------------------------------------------------ stopped and resumed

@@ -210,6 +210,26 @@ def test_a_program_without_a_launcher_is_told_how_many_ranks_it_has(planned, ref
     assert "calls t exactly like ddp2" in found
 
 
+@pytest.mark.parametrize("launcher", ["composer", "deepspeed", "none", "torchrun", "srun"])
+def test_several_nodes_need_a_launcher_that_starts_ranks_on_them(planned, refused, launcher):
+    wide = ZERO.replace("dp_shard = 2", "dp_shard = 4") + "[cluster]\nranks_per_node = "
+    by = {
+        "trainer": f'launcher = "{launcher}"\n',
+        "command": '["train.py", "--stage", "{config.zero.stage}", "--ranks", "{ranks}"]',
+        "top": f'{TOP}launcher = "slurm"\n',
+    }
+    if launcher in ("none", "srun"):
+        by["command"] = by["command"].replace("[", '["{python}", ')
+    planned(f"{wide}4\n", **by)
+    if launcher in ("torchrun", "srun"):
+        planned(f"{wide}2\n", **by)
+        return
+    (found,) = refused(f"{wide}2\n", **by)
+    assert "parallelism: 4 ranks need 2 nodes, but " in found
+    assert "starts ranks on one node only [nodes-filled]" in found
+    assert "(trainer.launcher = 'torchrun' or 'srun')" in found
+
+
 def test_a_set_that_differs_in_nothing_from_its_control_may_be_run(planned):
     planned("[[test]]\nname = 'a'\nparallelism = { dp_replicate = 2 }\n", command='["train.py"]')
 

@@ -149,7 +149,7 @@ def test_deepspeed_is_told_the_gpus_of_the_job_by_their_ids():
 
 
 def test_a_port_is_chosen_where_no_launcher_does_it():
-    with_port = {RankLauncher.DEEPSPEED, RankLauncher.MPIRUN, RankLauncher.NONE}
+    with_port = {*RankLauncher} - {RankLauncher.TORCHRUN, RankLauncher.COMPOSER}
     assert {each for each in RankLauncher if needs_port(under(each))} == with_port
 
 

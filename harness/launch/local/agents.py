@@ -147,9 +147,10 @@ def let_train_on(run: Run, slots: tuple[int, ...]) -> None:
 
 
 def _prepare(job: Job, folder: Path) -> None:
-    """Make what the job's trainer needs in the run folder, such as an output folder."""
+    """Make the folders that a job's program needs in the run folder."""
     try:
-        trainer_of(job.spec).prepare(job, folder)
+        for name in trainer_of(job.spec).own_folders(job):
+            (folder / name).mkdir()
     except OSError as error:
         path = error.filename or folder
         raise StoreError(f"{path}: cannot be made: {error.strerror or error}") from error

@@ -1,7 +1,8 @@
-"""A job as a batch script for Slurm: the requested resources and the torchrun calls. Pure."""
+"""A job as a batch script for Slurm: the requested resources and the srun calls. Pure."""
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,29 +11,37 @@ from pathlib import Path
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.launch.next_call import calls_again
 from converge_harness.model import Cluster, Job
-from converge_harness.run_folder.layout import COMPILED, ENDED, LOGS, OF_THE_PASSES, OF_THE_RANKS
+from converge_harness.run_folder.layout import COMPILED, ENDED, OF_THE_PASSES, OF_THE_RANKS
 from converge_harness.store import folder_key, slug
 from converge_harness.trainers import (
+    MEETING_PLACE,
+    MEETING_PORT,
     PATH_VARIABLE,
     RANK_MODULE,
     Call,
     Rendezvous,
     Resources,
+    Start,
+    calls_of_segments,
     comes_in_passes,
     environment,
-    first_call,
-    node_arguments,
+    needs_port,
+    node_command,
     part_of,
-    searching,
+    trainer_of,
+    work_folder,
 )
 
 JOB_SCRIPT = "job.sh"
 SLURM_LOG = "slurm.log"
 HEAD_VARIABLE = "CONVERGE_HEAD_NODE"
 """Environment variable that overrides the name of a job's first node for the others."""
-_NODE_MODULE = "converge_harness.rank.start.node"
-_MEETING = "meeting_place"
-"""Variable in the script: host and port of the rendezvous."""
+_SEARCHED = ("PATH", PATH_VARIABLE)
+"""Variables in front of whose values converge puts folders."""
+_OF_SHELL = "\0"
+"""Stands for the value that such a variable has in the shell of the script."""
+_OF_MEETING = ("MASTER_ADDR", "MASTER_PORT")
+"""Variables whose values only the script knows."""
 _FIRST_PORT, _PORTS = 10_000, 20_000
 """Ports of the rendezvous, below those that Linux uses for outgoing connections."""
 
@@ -64,44 +73,43 @@ def batch_script(
     experiment: str,
     rank_module: str = RANK_MODULE,
     continues_after: int | None = None,
+    data: Path | None = None,
 ) -> str:
     """The script for sbatch; ``folder`` is the run folder, which has ``job.json``.
 
     ``continues_after``: the number of the last call of an earlier job of the run, from whose newest
-    checkpoint this one continues; None: it starts anew.
+    checkpoint this one continues; None: it starts anew. ``data`` is the folder of its corpus.
 
     What a ``Cluster`` says to sbatch and bash was checked where it was read
     (``converge_harness.experiment.cluster``). Raises ConfigError when the ranks do not fill nodes,
     and when sbatch cannot be told of the folder.
     """
     folder = folder.absolute()
-    calls = _calls(job)
+    calls = calls_of_segments(job)
     if continues_after is not None:  # with log folders of its own
         calls = tuple(replace(each, number=each.number + continues_after) for each in calls)
     layouts = [_layout(job, part_of(job, call).world_size, cluster) for call in calls]
     largest = max(layouts, key=lambda layout: layout.nodes * layout.ranks)
+    exported = [_exported(job, folder, cluster, call, largest, data) for call in calls]
+    start = Start(rank_module, devices=_devices(cluster), data=data)
     sections = (
         _header(job, largest, experiment, folder),
         _requests(job, folder, cluster, largest),
         _ending(folder),
-        _start(continues=continues_after is not None),
+        _start(job, continues=continues_after is not None),
         _restart(job) if _may_be_requeued(job, cluster) else "",
-        _surroundings(job, folder, cluster),
-        _meeting_place() if largest.nodes > 1 else "",
+        _own_folders(job),
+        _surroundings(cluster, exported[0]),
+        _meeting_place(job, largest),
+        _work_folder(job, folder),
         *(
-            _call(job, folder, cluster, call, layout, largest, rank_module)
-            for call, layout in zip(calls, layouts, strict=True)
+            _changed(before, after) + _call(job, folder, cluster, call, layout, largest, start)
+            for call, layout, before, after in zip(
+                calls, layouts, (exported[0], *exported), exported, strict=False
+            )
         ),
     )
     return "\n\n".join(section for section in sections if section) + "\n"
-
-
-def _calls(job: Job) -> tuple[Call, ...]:
-    """One, or for an elastic set one per segment."""
-    first = first_call(job)
-    if first.segment is None:
-        return (first,)
-    return tuple(Call(index + 1, segment=index) for index in range(len(job.spec.segments)))
 
 
 def _layout(job: Job, ranks: int, cluster: Cluster) -> _Layout:
@@ -135,14 +143,13 @@ def _header(job: Job, largest: _Layout, experiment: str, folder: Path) -> str:
 
 
 def _requests(job: Job, folder: Path, cluster: Cluster, largest: _Layout) -> str:
-    cpus = cluster.cpus_per_rank
     asked = {
         "partition": cluster.partition,
         "account": cluster.account,
         "qos": cluster.qos,
         "time": cluster.time,
         **_gpus(cluster, largest),
-        "cpus-per-task": None if cpus is None else cpus * largest.ranks,
+        "cpus-per-task": _cpus_per_task(job, cluster, largest),
         "mem": cluster.memory_per_node,
         "constraint": cluster.constraint,
     }
@@ -152,7 +159,7 @@ def _requests(job: Job, folder: Path, cluster: Cluster, largest: _Layout) -> str
         f"--output={SLURM_LOG}",
         "--open-mode=append",
         f"--nodes={largest.nodes}",
-        "--ntasks-per-node=1",
+        f"--ntasks-per-node={_tasks(job, largest)}",
         *(f"--{option}={value}" for option, value in asked.items() if value is not None),
         "--requeue" if _may_be_requeued(job, cluster) else "--no-requeue",
         "--kill-on-invalid-dep=yes",
@@ -174,23 +181,53 @@ def _may_be_requeued(job: Job, cluster: Cluster) -> bool:
     return cluster.requeue and not calls_again(job)
 
 
-def _surroundings(job: Job, folder: Path, cluster: Cluster) -> str:
-    on_cpu = cluster.device == "cpu"
-    resources = Resources(cluster.device, () if on_cpu else None, loopback=None)
-    exported: Mapping[str, str] = {
-        **environment({}, resources, folder, job),
-        **cluster.environment,
-    }
-    if PATH_VARIABLE in cluster.environment:
-        exported = searching(job.toolchain, exported)
-    exports = [f"export {name}={shlex.quote(exported[name])}" for name in sorted(exported)]
-    if job.toolchain.paths and PATH_VARIABLE not in cluster.environment:
-        own = f"export {PATH_VARIABLE}="
-        # What the shell that submits has there is kept, behind.
-        exports = [
-            f"{line}${{{PATH_VARIABLE}:+:${PATH_VARIABLE}}}" if line.startswith(own) else line
-            for line in exports
-        ]
+def _tasks(job: Job, layout: _Layout) -> int:
+    """Tasks of srun on each node: its ranks, or one that starts them."""
+    return layout.ranks if trainer_of(job.spec).one_task_per_rank(job.spec) else 1
+
+
+def _cpus_per_task(job: Job, cluster: Cluster, largest: _Layout) -> int | None:
+    if cluster.cpus_per_rank is None:
+        return None
+    return cluster.cpus_per_rank * largest.ranks // _tasks(job, largest)
+
+
+def _devices(cluster: Cluster) -> tuple[int, ...] | None:
+    return () if cluster.device == "cpu" else None
+
+
+def _exported(
+    job: Job, folder: Path, cluster: Cluster, call: Call, largest: _Layout, data: Path | None
+) -> dict[str, str]:
+    """The variables of a call; ``_OF_SHELL`` in them stands for what the shell has there."""
+    resources = Resources(
+        cluster.device, _devices(cluster), loopback=None, one_node=largest.nodes == 1
+    )
+    base = {name: cluster.environment.get(name, _OF_SHELL) for name in _SEARCHED}
+    pinned = environment(base, resources, folder, job, data=data, call=call)
+    # Those of the experiment's trainer count to the identity of its runs, so they are in force.
+    in_force = {*base, *trainer_of(job.spec).variables(job, folder, call, data)}
+    others = {name: text for name, text in cluster.environment.items() if name not in in_force}
+    known = {name: text for name, text in (pinned | others).items() if text != _OF_SHELL}
+    if needs_port(job):
+        known = {name: text for name, text in known.items() if name not in _OF_MEETING}
+    return known
+
+
+def _export(name: str, text: str) -> str:
+    own, inherited, _ = text.partition(f"{os.pathsep}{_OF_SHELL}")
+    # What the shell that submits has there is kept, behind.
+    return f"export {name}={shlex.quote(own)}{f'${{{name}:+:${name}}}' if inherited else ''}"
+
+
+def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """Lines that export what differs from the call before."""
+    names = sorted(name for name in after if after[name] != before.get(name))
+    return "".join(f"{_export(name, after[name])}\n" for name in names)
+
+
+def _surroundings(cluster: Cluster, exported: Mapping[str, str]) -> str:
+    exports = [_export(name, exported[name]) for name in sorted(exported)]
     modules = [f"module load {shlex.quote(name)}" for name in cluster.modules]
     if not modules and not cluster.prologue:
         return "\n".join(exports)
@@ -200,11 +237,28 @@ def _surroundings(job: Job, folder: Path, cluster: Cluster) -> str:
     return "\n".join((strict_not, *modules, *exports, *cluster.prologue, "set -u"))
 
 
-def _meeting_place() -> str:
-    return f"""\
-# Rendezvous of the nodes' agents. Jobs that run at the same time have nearby ids, so other ports.
-head_node=${{{HEAD_VARIABLE}:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}}
-{_MEETING}=$head_node:$(({_FIRST_PORT} + SLURM_JOB_ID % {_PORTS}))"""
+def _meeting_place(job: Job, largest: _Layout) -> str:
+    """Where ranks meet, if they are on several nodes or nobody else finds a port for them."""
+    if largest.nodes == 1 and not needs_port(job):
+        return ""
+    head = f'${{{HEAD_VARIABLE}:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}}'
+    place, port = MEETING_PLACE.removeprefix("$"), MEETING_PORT.removeprefix("$")
+    lines = [
+        "# Where ranks meet. Jobs that run at the same time have nearby ids, so other ports.",
+        f"head_node={head if largest.nodes > 1 else '127.0.0.1'}",
+        f"{port}=$(({_FIRST_PORT} + SLURM_JOB_ID % {_PORTS}))",
+    ]
+    if needs_port(job):
+        address, at = _OF_MEETING
+        lines.append(f"export {address}=$head_node {at}={MEETING_PORT}")
+    else:
+        lines.append(f"{place}=$head_node:{MEETING_PORT}")
+    return "\n".join(lines)
+
+
+def _work_folder(job: Job, folder: Path) -> str:
+    work = work_folder(job, folder)
+    return "" if work == folder else f"cd {shlex.quote(str(work))}"
 
 
 def _call(
@@ -214,48 +268,39 @@ def _call(
     call: Call,
     layout: _Layout,
     largest: _Layout,
-    rank_module: str,
+    start: Start,
 ) -> str:
-    """One srun call: an agent on each of the first nodes of the allocation."""
+    """One srun call, on the first nodes of the allocation."""
+    tasks = _tasks(job, layout)
     where = [
-        *("srun", f"--nodes={layout.nodes}", f"--ntasks={layout.nodes}", "--ntasks-per-node=1"),
-        *(["--relative=0"] if layout.nodes < largest.nodes else []),
+        *("srun", f"--nodes={layout.nodes}", f"--ntasks={layout.nodes * tasks}"),
+        *(
+            f"--ntasks-per-node={tasks}",
+            *(["--relative=0"] if layout.nodes < largest.nodes else []),
+        ),
     ]
     # The ranks of a node share its CPUs. By default srun would bind their agent to one CPU, and
     # since Slurm 22.05 it ignores --cpus-per-task of #SBATCH lines.
-    how = [*_cpus(cluster, largest), "--cpu-bind=none", "--export=ALL", "--kill-on-bad-exit=1"]
-    node = [
-        *(str(job.toolchain.python), "-m", _NODE_MODULE),
-        *("--logs", str(folder / LOGS), "--call", str(call.number), "--"),
+    cpus = _cpus_per_task(job, cluster, largest)
+    how = [
+        *([] if cpus is None else [f"--cpus-per-task={cpus}"]),
+        *("--cpu-bind=none", "--export=ALL", "--kill-on-bad-exit=1"),
     ]
-    torchrun = _torchrun(job, folder, call, layout, rank_module)
-    rest = torchrun.index("-m")
+    meeting = Rendezvous()
+    if layout.nodes > 1:
+        meeting = Rendezvous(layout.nodes, layout.nodes, MEETING_PLACE, here=False)
+    command = node_command(job, folder, replace(start, call=call, meeting=meeting))
     lines = (
         shlex.join(where),
         shlex.join(how),
         shlex.join(cluster.srun),
         shlex.join(cluster.container),
-        shlex.join(node),
-        " ".join(_quoted_but_meeting(word) for word in torchrun[:rest]),
-        shlex.join(torchrun[rest:]),
+        shlex.join(command.starter),
+        " ".join(map(_quoted_but_meeting, command.launcher)),
+        shlex.join(command.program),
     )
     segment = "" if call.segment is None else _segment_comment(job, call.segment)
     return segment + " \\\n    ".join(line for line in lines if line)
-
-
-def _torchrun(
-    job: Job, folder: Path, call: Call, layout: _Layout, rank_module: str
-) -> tuple[str, ...]:
-    meeting = Rendezvous()
-    if layout.nodes > 1:
-        meeting = Rendezvous(layout.nodes, layout.nodes, f"${_MEETING}", here=False)
-    return node_arguments(job, folder, call, meeting, rank_module)
-
-
-def _cpus(cluster: Cluster, largest: _Layout) -> list[str]:
-    if cluster.cpus_per_rank is None:
-        return []
-    return [f"--cpus-per-task={cluster.cpus_per_rank * largest.ranks}"]
 
 
 def _segment_comment(job: Job, index: int) -> str:
@@ -271,11 +316,12 @@ def _segment_comment(job: Job, index: int) -> str:
 
 
 def _quoted_but_meeting(word: str) -> str:
-    """An argument of torchrun in which bash inserts the rendezvous endpoint."""
-    before, variable, after = word.partition(f"${_MEETING}")
-    if not variable:
-        return shlex.quote(word)
-    return f'{shlex.quote(before)}"${_MEETING}"{shlex.quote(after) if after else ""}'
+    """An argument of a launcher in which bash inserts the meeting place or its port."""
+    for variable in (MEETING_PLACE, MEETING_PORT):
+        before, found, after = word.partition(variable)
+        if found:
+            return f'{shlex.quote(before)}"{variable}"{shlex.quote(after) if after else ""}'
+    return shlex.quote(word)
 
 
 def _path(folder: Path) -> str:
@@ -322,22 +368,34 @@ trap finish EXIT
 trap 'exit 143' TERM"""
 
 
-def _start(*, continues: bool) -> str:
+def _start(job: Job, *, continues: bool) -> str:
     """Removes files of an earlier job, for example of one that was submitted twice."""
     if continues:
         return f"""\
 # This job continues from the newest checkpoint of an earlier one.
 (cd "$run_folder" && rm -rf {" ".join(_OF_EVERY_START)})"""
+    files = (*_OF_EVERY_START, *_of_the_ranks(job), *OF_THE_PASSES)
     return f"""\
 # A job that starts must not use files of an earlier one.
 if [ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ]; then
-    (cd "$run_folder" && rm -rf {" ".join((*_OF_EVERY_START, *OF_THE_RANKS, *OF_THE_PASSES))})
+    (cd "$run_folder" && rm -rf {" ".join(files)})
 fi"""
+
+
+def _of_the_ranks(job: Job) -> tuple[str, ...]:
+    own = trainer_of(job.spec).own_folders(job)
+    return tuple(dict.fromkeys((*OF_THE_RANKS, *own)))
+
+
+def _own_folders(job: Job) -> str:
+    own = trainer_of(job.spec).own_folders(job)
+    return f'(cd "$run_folder" && mkdir -p {" ".join(own)})' if own else ""
 
 
 def _restart(job: Job) -> str:
     """Removes files from before Slurm requeued the job that it might not overwrite."""
-    files = " ".join(_OF_EVERY_START if comes_in_passes(job) else (*_OF_EVERY_START, *OF_THE_RANKS))
+    of_ranks = () if comes_in_passes(job) else _of_the_ranks(job)
+    files = " ".join((*_OF_EVERY_START, *of_ranks))
     how = "continues from its newest checkpoint" if comes_in_passes(job) else "starts over"
     return f"""\
 # A job that Slurm has requeued {how}.

@@ -15,6 +15,7 @@ from pathlib import Path
 from converge_harness.errors import ClusterError
 from converge_harness.launch.slurm.backend import JobState, Phase, Refused, SubmitRequest
 from converge_harness.model import Cluster
+from converge_harness.run_folder.layout import JOB_VARIABLE, SEGMENT_VARIABLE
 
 _TIMEOUT_S = 120.0
 """Longest time of a Slurm command; sbatch itself retries for about a minute."""
@@ -30,6 +31,13 @@ _SLURMS = re.compile(r"(SLURM|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|SINFO|SALLOC)_.*"
 """Variables that change what these commands request or print, and those of a job in which converge
 itself may run, which its jobs must not inherit.
 """
+
+_OF_LAUNCHERS = re.compile(
+    r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|NODE_RANK|BASE_RANK|LOCAL_SIZE"
+    r"|MASTER_(ADDR|PORT)|(TORCHELASTIC|PET|OMPI_COMM_WORLD)_.*|PMI_(RANK|SIZE|FD)|PMIX_RANK"
+    rf"|{JOB_VARIABLE}|{SEGMENT_VARIABLE})"
+)
+"""The same of launchers, by which a program would take its ranks for those of another."""
 
 _FOR_NOW = re.compile(
     r"MaxSubmitJob|MaxJobCount|temporarily unable|violates accounting/QOS policy", re.IGNORECASE
@@ -230,7 +238,7 @@ def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
     kept = {
         name: value
         for name, value in inherited.items()
-        if _KEPT.fullmatch(name) or not _SLURMS.fullmatch(name)
+        if _KEPT.fullmatch(name) or not (_SLURMS.fullmatch(name) or _OF_LAUNCHERS.fullmatch(name))
     }
     return {**kept, "LC_ALL": "C"}
 
@@ -285,11 +293,12 @@ _ENDED = frozenset(
 _NEVER = re.compile(
     r"DependencyNeverSatisfied|PartitionNodeLimit|PartitionTimeLimit|BadConstraints|DeadLine"
     r"|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed|MaxMemPerLimit"
-    r"|(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+"
+    r"|(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+|JobHoldMaxRequeue"
 )
 """Reasons of pending jobs that request more than they can ever get. Not included: limits that other
 jobs use up (``…Grp…``, ``…PerUser…``), nodes that are down, held jobs, and ``PartitionConfig``,
-which Slurm 22.05 says first and replaces a second later.
+which Slurm 22.05 says first and replaces a second later. ``JobHoldMaxRequeue``: the job was queued
+again more often than the cluster allows.
 """
 
 

@@ -17,7 +17,7 @@ from converge_harness.errors import ClusterError, ConvergeError, StoreError
 from converge_harness.launch.events import Ended, GoingOn, Notice, Observer, Overview, Started, Step
 from converge_harness.launch.interruption import Interruption, interruptible
 from converge_harness.launch.options import Training
-from converge_harness.launch.progress import MetricsTail, remaining_s
+from converge_harness.launch.progress import Growth, MetricsTail, remaining_s
 from converge_harness.launch.slurm.backend import JobState, Phase
 from converge_harness.launch.slurm.batch_script import submit_argv
 from converge_harness.launch.slurm.job_status import UNKNOWN_LOOKS, Site, conclude, state_of
@@ -26,8 +26,9 @@ from converge_harness.launch.slurm.submission import Submission, read_submission
 from converge_harness.launch.slurm.submit import PreparedPlan, Submitter, cancel_all, prepare_plan
 from converge_harness.launch.stopping import Looks
 from converge_harness.model import Experiment, Job, Plan, RunRecord, RunStatus
+from converge_harness.run_folder.layout import LOGS
 from converge_harness.run_folder.metrics import StepLine
-from converge_harness.trainers import comes_in_passes
+from converge_harness.trainers import comes_in_passes, curves_of, trainer_of
 
 OUTAGE_S = 3600.0
 """How long to retry a scheduler that does not answer; its jobs go on."""
@@ -329,6 +330,8 @@ class Followed:
     folder: Path
     submission: Submission
     tail: MetricsTail
+    growth: Growth | None = None
+    """For a program without step reports, since its newest start."""
     state: JobState | None = None
     """The scheduler's last answer."""
     cancel_sent: bool = False
@@ -384,6 +387,8 @@ class Followed:
         self.runs, self.starts, self.restarts = True, self.starts + 1, restarts
         self._started = time.monotonic() - (state.ran_s or 0.0)
         self._stepped = False
+        curves = curves_of(self.job, self.folder)
+        self.growth = None if curves is None else Growth(curves, self.folder / LOGS)
 
     def new_steps(self) -> tuple[StepLine, ...]:
         """Steps that ended since the last call, replayed ones again."""
@@ -410,18 +415,34 @@ class Followed:
             return ""
         if self.state.word not in ("", "RUNNING"):  # suspended, or ending
             return ""
+        if self.growth is not None:
+            self.growth.look()
+            return self.growth.overdue(experiment.startup_timeout_s, experiment.progress_timeout_s)
+        return self._no_step(experiment)
+
+    def _no_step(self, experiment: Experiment) -> str:
         now = time.monotonic()
         if not self._stepped or self.last is None:
             limit = experiment.startup_timeout_s
             if now - self._started > limit:
-                return f"no step finished within {limit:g} s of the start (startup_timeout_s)"
+                return (
+                    f"no step finished within {limit:g} s of the start (startup_timeout_s)"
+                    f"{self._waits_for()}"
+                )
             return ""
         limit = experiment.progress_timeout_s
         if now - self._last_step_at > limit:
             return (
                 f"no step finished for {limit:g} s after step {self.last.step} (progress_timeout_s)"
+                f"{self._waits_for()}"
             )
         return ""
+
+    def _waits_for(self) -> str:
+        """What the ranks of a user's program may wait for: only one of them reports its steps."""
+        is_through = self.last is not None and self.last.step == self.job.steps
+        why = "" if is_through else trainer_of(self.job.spec).waits_for(self.job)
+        return f"; {why}" if why else ""
 
 
 def follow_from(job: Job, folder: Path, submission: Submission) -> Followed:

@@ -82,6 +82,7 @@ def script_of(job: Job, folder: Path, site: Site, *, continues_after: int | None
         experiment=site.experiment.name,
         rank_module=site.options.rank_module,
         continues_after=continues_after,
+        data=site.options.data_of(job),
     )
 
 

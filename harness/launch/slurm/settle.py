@@ -22,8 +22,14 @@ from converge_harness.launch.stopping import stopped_error
 from converge_harness.model import Cluster, Job, RankError, RunRecord, RunStatus
 from converge_harness.run_folder.layout import ENDED, JOB, LOGS
 from converge_harness.store import read_json
-from converge_harness.trainers import Call, comes_in_passes, is_complete
-from converge_harness.trainers.failure import log_tail, rank_error, rank_log
+from converge_harness.trainers import (
+    Call,
+    comes_in_passes,
+    curves_of,
+    is_complete,
+    trainer_of,
+)
+from converge_harness.trainers.failure import launcher_tail, log_tail, rank_log
 
 _TIME_IS_UP = frozenset({"TIMEOUT", "DEADLINE"})
 _TAKEN_AWAY = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED"})
@@ -187,7 +193,9 @@ def _stopped(known: Known) -> tuple[RunStatus, RankError]:
 def _ended_well(known: Known) -> tuple[RunStatus, RankError | None]:
     if is_complete(known.job, known.folder):
         return RunStatus.FINISHED, None
-    message = f"every rank ended with exit code 0, but training is not complete ({_where(known)})"
+    last = last_line(known.folder, in_passes=comes_in_passes(known.job))
+    step = None if last is None else last.step
+    message = trainer_of(known.job.spec).incomplete(known.job, known.folder, step)
     return RunStatus.CRASHED, _with_log(known, message)
 
 
@@ -217,7 +225,9 @@ def _taken(known: Known) -> str:
 
 
 def _where(known: Known) -> str:
-    """The last finished step of the job."""
+    """The last finished step of the job, if its ranks say it."""
+    if curves_of(known.job, known.folder) is not None:
+        return "while the program ran"
     last = last_line(known.folder, in_passes=comes_in_passes(known.job))
     if last is None:
         return "before its first step was finished"
@@ -225,10 +235,17 @@ def _where(known: Known) -> str:
 
 
 def _with_log(known: Known, message: str) -> RankError:
-    """An error with the end of rank 0's log, else of the script's output."""
+    """An error with the end of rank 0's log, else of its launcher's or the script's output."""
     logs = call_logs(known.folder)
-    text = next((text for each in logs if (text := rank_log(each, 0))), "")
+    texts = (read for each in logs for read in (rank_log(each, 0), _of_launcher(known, each)))
+    text = next(filter(None, texts), "")
     return RankError(None, message, text or log_tail(known.folder / SLURM_LOG))
+
+
+def _of_launcher(known: Known, logs: Path) -> str:
+    """The end of a launcher's log in which the output of its ranks is, too."""
+    own = trainer_of(known.job.spec).own_rank_code
+    return "" if own else launcher_tail(logs)
 
 
 def _failed(known: Known, returncode: int | None) -> RankError:
@@ -242,7 +259,8 @@ def _failed(known: Known, returncode: int | None) -> RankError:
     if returncode == _TERMINATED and known.state.phase is Phase.UNKNOWN:
         message = "was ended by SIGTERM (time limit, preemption, scancel): Slurm no longer says why"
         return _with_log(known, f"{message}, {_where(known)}")
-    error = rank_error(*logs, script=known.folder / SLURM_LOG)
+    script = known.folder / SLURM_LOG
+    error = trainer_of(job.spec).error(logs, logs, returncode, script)
     number = _number(logs[0]) if logs else 0
     if not comes_in_passes(job) or not 0 < number <= len(job.spec.segments):
         return error

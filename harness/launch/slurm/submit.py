@@ -185,7 +185,8 @@ def _await_dying(
 
 def _check(jobs: Sequence[Job], site: Site, observer: Observer, stop: Interruption) -> None:
     """Let the toolchains, which are also on this machine, check the configs of jobs."""
-    to_check = unchecked(jobs, site.store) if site.options.check else ()
+    asked = [job for job in jobs if job.spec.trainer.can.checks_config]
+    to_check = unchecked(asked, site.store) if site.options.check else ()
     if not to_check:
         return
     observer(Preparing(time.time(), f"checking {count_of(to_check)}"))

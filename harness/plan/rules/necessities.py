@@ -201,7 +201,7 @@ HERE = 'run it here, with launcher = "local"'
 
 @necessity
 def nodes_filled(planned: PlannedJob) -> Iterator[Breach]:
-    """A job's ranks fill whole nodes of a cluster, or fit on one."""
+    """A job's ranks fill whole nodes of a cluster, as many as its launcher starts ranks on."""
     if planned.experiment.cluster is None:
         return
     ranks, per_node = planned.job.world_size, planned.experiment.cluster.ranks_per_node
@@ -211,6 +211,12 @@ def nodes_filled(planned: PlannedJob) -> Iterator[Breach]:
             f"{ranks} ranks do not fill nodes of {per_node}",
             f"cluster.ranks_per_node is {per_node}: up to {per_node} ranks, or a multiple",
         )
+    elif ranks > per_node:
+        why, hint = trainer_of(planned.job.spec).why_one_node(planned.job.spec)
+        if why:
+            yield Breach(
+                "parallelism", f"{ranks} ranks need {ranks // per_node} nodes, but {why}", hint
+            )
 
 
 @necessity

@@ -7,6 +7,7 @@
     settings.py   Command, the validated settings; templates with placeholders
     program.py    the files of the program, found in its template
     argv.py       argv under each launcher, environment; which settings reach the program
+    on_nodes.py   what srun starts on the nodes of a scheduler's job
     failure.py    why a program failed, from its ranks' output
 """
 

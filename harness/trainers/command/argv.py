@@ -53,8 +53,16 @@ UNKNOWN_DATA = "DATA"
 """In printed commands, the folder of a corpus that does not exist yet."""
 _ON_LOOPBACK = Path(__file__).parents[2] / "rank" / "start" / "on_loopback"
 """First on ``PYTHONPATH`` if rank 0, not an agent of ours, makes the ranks' store."""
-_WITH_PORT = frozenset({RankLauncher.DEEPSPEED, RankLauncher.MPIRUN, RankLauncher.NONE})
+_WITH_PORT = frozenset(
+    {RankLauncher.DEEPSPEED, RankLauncher.MPIRUN, RankLauncher.SRUN, RankLauncher.NONE}
+)
 """Launchers whose ranks need a port from us; torchrun and composer find a free one."""
+OF_A_TASK = (
+    "export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_STEP_NUM_TASKS LOCAL_RANK=$SLURM_LOCALID "
+    "NODE_RANK=$SLURM_NODEID LOCAL_WORLD_SIZE=${SLURM_STEP_TASKS_PER_NODE%%[(,]*}"
+)
+"""Bash in a task of srun: torch's variables (``env://``) from Slurm's. Its tasks per node are such
+as ``8(x4)``: every node has as many."""
 _FOREIGN = re.compile(
     rf"{JOB_VARIABLE}|{SEGMENT_VARIABLE}|NODE_RANK|BASE_RANK|LOCAL_SIZE|OMPI_COMM_WORLD_.*|PMI_(RANK|SIZE|FD)|PMIX_RANK"
 )
@@ -94,7 +102,7 @@ def payload(job: Job, folder: Path, data: Path | None) -> CommandDocument:
         "probed": command.probed,
         "curves": None if curves is None else str(curves),
         "columns": dict(command.columns),
-        "environment": _variables(job, folder, data),
+        "environment": variables_of_file(job, folder, data),
         "folder": str(command.folder),
     }
     form = command.checkpoints
@@ -218,20 +226,34 @@ def command_argv(
                 "--redirects=3",
                 *program,
             )
+        case RankLauncher.SRUN:
+            of_task = f'{OF_A_TASK}; exec "$@"'
+            return ("srun", f"--ntasks={ranks}", "bash", "-c", of_task, "rank", *program)
+        case _:
+            return (*launcher_call(job, ranks, str(port_of(meeting)), devices), *program)
+
+
+def launcher_call(
+    job: Job, ranks: int, port: str, devices: tuple[int, ...] | None
+) -> tuple[str, ...]:
+    """A launcher that starts all ranks of a machine, with its options; empty for ``NONE``.
+
+    ``devices`` are ids of the job's GPUs: empty on the CPU, None if a scheduler assigns them.
+    """
+    python = str(job.toolchain.python)
+    match command_of(job.spec).launcher:
         case RankLauncher.COMPOSER:
-            return (python, "-m", "composer.cli.launcher", f"--nproc={ranks}", *program)
+            return (python, "-m", "composer.cli.launcher", f"--nproc={ranks}")
         case RankLauncher.DEEPSPEED:
-            # Without either option it uses every device that it finds.
-            chosen = f"--include=localhost:{','.join(map(str, devices))}" if devices else None
-            return (
-                *(python, "-m", "deepspeed.launcher.runner", f"--master_port={port_of(meeting)}"),
-                chosen or f"--num_gpus={ranks}",
-                *program,
-            )
+            # Without either option it uses every device that it finds: those that were assigned.
+            chosen = () if devices is None else (f"--num_gpus={ranks}",)
+            if devices:
+                chosen = (f"--include=localhost:{','.join(map(str, devices))}",)
+            return (python, "-m", "deepspeed.launcher.runner", f"--master_port={port}", *chosen)
         case RankLauncher.MPIRUN:
-            return ("mpirun", "-n", str(ranks), *program)
-        case RankLauncher.NONE:
-            return program
+            return ("mpirun", "-n", str(ranks))
+        case _:
+            return ()
 
 
 def port_of(meeting: Rendezvous | None) -> int:
@@ -246,19 +268,21 @@ def with_variables(
     *,
     device: str = "cpu",
     here: bool = True,
+    agent: bool = True,
     meeting: Rendezvous | None = None,
     data: Path | None = None,
     call: Call | None = None,
 ) -> dict[str, str]:
     """An environment plus the variables for a job's program; its own variables come last.
 
-    ``here``: all its ranks are on this machine.
+    ``here``: all its ranks are on one machine. ``agent``: under torchrun, an agent of ours keeps
+    their store to loopback.
     """
     kept = {name: value for name, value in base.items() if not _FOREIGN.fullmatch(name)}
     own = own_variables(job, folder, device, meeting, data, kept.get("PATH"), call)
     made = {**kept, **own}
-    of_agent = command_of(job.spec).launcher is RankLauncher.TORCHRUN and OWN_STORE not in made
-    if here and not of_agent:
+    under_torchrun = command_of(job.spec).launcher is RankLauncher.TORCHRUN
+    if here and not (agent and under_torchrun and OWN_STORE not in made):
         paths = filter(None, (str(_ON_LOOPBACK), made.get("PYTHONPATH")))
         made["PYTHONPATH"] = os.pathsep.join(paths)
     return made
@@ -290,12 +314,13 @@ def own_variables(
         variables["LOCAL_SIZE"] = str(job.world_size)
         if device == "cpu":
             variables["DS_ACCELERATOR"] = "cpu"
-    return variables | _variables(job, folder, data, call)
+    return variables | variables_of_file(job, folder, data, call)
 
 
-def _variables(
+def variables_of_file(
     job: Job, folder: Path, data: Path | None, call: Call | None = None
 ) -> dict[str, str]:
+    """The variables of ``[trainer] environment``, with their values in a call."""
     return {
         name: filled(value, job, folder, data, call)
         for name, value in command_of(job.spec).environment.items()

@@ -1,32 +1,41 @@
 """Why a user's program failed, from its ranks' output, since they write no error file.
 
-Under torchrun each rank has its own log, and torchrun says which ranks failed; other launchers mix
-the output of all ranks. A Python traceback is most informative, so it is searched for first.
+Under torchrun and srun each rank has its own log, and it is known which ranks failed. Other
+launchers mix the output of all ranks. A Python traceback is most informative, so it is searched for
+first.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGTERM, Signals
 
 from converge_harness.model import RankError
-from converge_harness.run_folder.layout import AGENT_LOG, FAILURES, PROGRAM_LOG
+from converge_harness.run_folder.layout import FAILURES, PROGRAM_LOG
 from converge_harness.trainers.failure import (
     end_of,
     is_aftermath,
+    is_of_scheduler,
     launcher_tail,
+    listed_ranks,
+    log_tail,
+    places,
     rank_log,
 )
+
+TASKS = "srun/attempt_0"
+"""In the logs of a call: a folder for each task of srun, laid out as torchrun does for ranks."""
+TASK_END = "ended"
+"""In a task's folder: its exit code (negative: the signal), and when, in seconds since 1970."""
 
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = re.compile(r"The above exception was the direct cause|During handling of the above")
 _PREFIX = re.compile(r"^\[(?:rank)?(\d+)\]:? ?")
 """Prefix with which torch or a launcher marks a line with its rank."""
-_FAILED = re.compile(r"^ +rank +: (\d+) .*\n +exitcode +: (-?\d+)", re.MULTILINE)
-"""How torchrun lists the ranks that failed (torch 2.13, ``ChildFailedError``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,39 +54,79 @@ class _Report:
         return self.ended or is_aftermath(self.message)
 
 
-def program_error(logs: Path, returncode: int) -> RankError:
+def program_error(
+    logs: Sequence[Path], returncode: int | None, script: Path | None = None
+) -> RankError:
     """The error of the rank that failed first, as far as the logs of a call show.
 
-    ``returncode`` is that of the whole call.
+    Args:
+        logs: the log folders of the call, one per node.
+        returncode: of the whole call; None: unknown.
+        script: the log of the batch script around it, if there is one.
     """
-    found = [_of_rank(logs, rank, code) for rank, code in _failed_ranks(logs)]
-    found = found or list(_tracebacks(end_of(logs / PROGRAM_LOG)))
+    failures = sorted(each for folder in logs for each in _failures(folder))
+    found = [_of_rank(each) for each in failures]
+    found = found or [each for one in logs for each in _tracebacks(end_of(one / PROGRAM_LOG))]
     first = next((each for each in found if not each.follows), found[0] if found else None)
     if first is not None:
         return RankError(first.rank, first.message, first.text)
-    text = launcher_tail(logs)
+    text = next((text for folder in logs if (text := launcher_tail(folder))), "")
+    if not text and script is not None:
+        text = log_tail(script)
     return RankError(None, f"the program {_ended(returncode)}{_last_words(text)}", text)
 
 
-def _failed_ranks(logs: Path) -> list[tuple[int, int]]:
-    """Rank and exit code of the ranks that torchrun saw fail, the first failure first."""
+@dataclass(frozen=True, slots=True, order=True)
+class _RankFailure:
+    """A rank that failed; the earlier is the smaller."""
+
+    at: float
+    """Seconds since 1970, or its place among those of a log without times."""
+    rank: int
+    place: int
+    """Of the rank on its node, by which torchrun names its logs."""
+    code: int
+    logs: Path
+
+
+def _failures(logs: Path) -> Iterator[_RankFailure]:
+    """The ranks that failed, by torchrun or by the tasks themselves."""
+    placed = places(logs)
     try:
         listed = json.loads((logs / FAILURES).read_bytes())["failures"]
-        listed.sort(key=lambda entry: entry.get("timestamp", 0))
-        return [(int(entry["rank"]), int(entry["exitcode"])) for entry in listed]
+        yield from [
+            _RankFailure(
+                at=entry.get("timestamp", 0),
+                rank=int(entry["rank"]),
+                place=placed.get(int(entry["rank"]), int(entry["rank"])),
+                code=int(entry["exitcode"]),
+                logs=logs,
+            )
+            for entry in listed
+        ]
     except (OSError, ValueError, KeyError, TypeError):
-        found = _FAILED.findall(end_of(logs / AGENT_LOG))
-        # torchrun lists the root cause last, and again among the others.
-        return list(dict.fromkeys((int(rank), int(code)) for rank, code in reversed(found)))
+        for number, each in enumerate(dict.fromkeys(reversed(listed_ranks(logs)))):
+            yield _RankFailure(float(number), each.rank, each.place, each.code, logs)
+    for path in (logs / TASKS).glob(f"*/{TASK_END}"):
+        said, _, at = end_of(path).partition(" ")
+        try:
+            rank = int(path.parent.name)
+            failure = _RankFailure(float(at), rank, rank, int(said), logs)
+        except ValueError:  # it is being written
+            continue
+        if failure.code:
+            yield failure
 
 
-def _of_rank(logs: Path, rank: int, code: int) -> _Report:
-    text = rank_log(logs, rank, end_of)
+def _of_rank(failure: _RankFailure) -> _Report:
+    logs, rank, place = failure.logs, failure.rank, failure.place
+    text = rank_log(logs, place, end_of)
+    ended = failure.code == -SIGTERM
     found = list(_tracebacks(text))
     if found:
-        return _Report(found[-1].message, found[-1].text, rank, ended=code == -SIGTERM)
-    message = f"{_ended(code)}{_last_words(text)}"
-    return _Report(message, rank_log(logs, rank), rank, ended=code == -SIGTERM)
+        return _Report(found[-1].message, found[-1].text, rank, ended=ended)
+    message = f"{_ended(failure.code)}{_last_words(text)}"
+    return _Report(message, rank_log(logs, place), rank, ended=ended)
 
 
 def _tracebacks(text: str) -> list[_Report]:
@@ -104,7 +153,9 @@ def _tracebacks(text: str) -> list[_Report]:
     return found
 
 
-def _ended(code: int) -> str:
+def _ended(code: int | None) -> str:
+    if code is None:
+        return "was ended"
     number = -code if code < 0 else code - 128
     if code < 0 or code > 128:  # noqa: PLR2004 - a shell's exit code for signals
         try:
@@ -115,5 +166,6 @@ def _ended(code: int) -> str:
 
 
 def _last_words(text: str) -> str:
-    line = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-    return f"; last output: {line}" if line else " without output"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = [line for line in lines if not is_of_scheduler(line)] or lines
+    return f"; last output: {said[-1]}" if said else " without output"

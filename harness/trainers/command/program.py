@@ -99,7 +99,7 @@ def _is_plain(text: str) -> bool:
     return "{" not in text and not text.startswith("-")
 
 
-_STARTED = re.compile(r"python[\d.]*|torchrun|composer|deepspeed|mpirun|mpiexec")
+_STARTED = re.compile(r"python[\d.]*|torchrun|composer|deepspeed|mpirun|mpiexec|srun")
 """What people write in front of their script; a template must not contain it."""
 
 

@@ -19,6 +19,8 @@ class RankLauncher(StrEnum):
     COMPOSER = "composer"
     DEEPSPEED = "deepspeed"
     MPIRUN = "mpirun"
+    SRUN = "srun"
+    """Slurm's own, with one task per rank; the template is the whole argv of a task."""
     NONE = "none"
     """Nothing: the template is the whole argv, and starts its ranks itself."""
 

@@ -5,7 +5,7 @@ As TOML (docs/any-trainer.md)::
     [trainer]
     kind = "command"                # default: "torchtitan"
     command = ["train.py", "--steps", "{steps}", "--stage", "{config.zero.stage}"]
-    launcher = "torchrun"           # the default; composer, deepspeed, mpirun, none
+    launcher = "torchrun"           # the default; composer, deepspeed, mpirun, srun, none
     toolchain = "deepspeed-0.19.8"  # or python = "env/bin/python"; default: `python` on PATH
     probe = true                    # the default: the program calls converge_harness.probe
     curves = "{output}/loss.csv"    # if probe = false

@@ -14,6 +14,7 @@ from converge_harness.model import (
     FaultKind,
     Job,
     Kind,
+    Launcher,
     RankError,
     SetSpec,
     Surroundings,
@@ -22,7 +23,7 @@ from converge_harness.model import (
 )
 from converge_harness.run_folder.checkpoints import OUR_FORM, CheckpointForm
 from converge_harness.run_folder.job import moved_with
-from converge_harness.run_folder.layout import AGENT_LOG, CHECKPOINTS, JOB, PROGRAM_LOG
+from converge_harness.run_folder.layout import AGENT_LOG, CHECKPOINTS, JOB, OUTPUT, PROGRAM_LOG
 from converge_harness.toml import Where
 from converge_harness.toolchains.find import assume_environment, find_environment
 from converge_harness.toolchains.own import own_source
@@ -36,8 +37,8 @@ from converge_harness.trainers.base import (
     is_complete,
     job_document,
 )
-from converge_harness.trainers.calls import Call, Rendezvous
-from converge_harness.trainers.command import argv
+from converge_harness.trainers.calls import Call, NodeCommand, Rendezvous
+from converge_harness.trainers.command import argv, on_nodes
 from converge_harness.trainers.command.argv import (
     command_of,
     describe_command,
@@ -68,8 +69,8 @@ LOOPBACK_TORCHRUN = Path(__file__).parents[2] / "rank" / "start" / "loopback.py"
 """torchrun with ports that only this machine can reach; does not need this package."""
 _DATA_TYPES = ("training.dtype", "training.mixed_precision_param")
 """Keys of its train config that name a data type."""
-
-
+ON_ONE_NODE = frozenset({RankLauncher.COMPOSER, RankLauncher.DEEPSPEED, RankLauncher.NONE})
+"""Launchers that srun starts on one node only."""
 RESUMED = (Kind.ELASTIC, Kind.FAULT)
 """Kinds of sets that a program can be trained as if it can be stopped and resumed."""
 FAULTS = frozenset({FaultKind.KILL, FaultKind.PREEMPT})
@@ -85,6 +86,7 @@ def trained_by(command: Command) -> TrainerSpec:
         rounds_otherwise=probed,
         kinds=frozenset({Kind.PARALLEL, *resumed}),
         faults=FAULTS if Kind.FAULT in resumed else frozenset(),
+        several_nodes=command.launcher is not RankLauncher.MPIRUN,
     )
     return TrainerSpec("command", can, command)
 
@@ -128,6 +130,23 @@ class CommandTrainer(Trainer):
             return super().why_not(kind, trainer)
         why, hint = lacks(kind, trainer.settings)
         return f"{kind.value!r} {why}", hint
+
+    def why_not_under(self, launcher: Launcher, trainer: TrainerSpec) -> tuple[str, str]:
+        by: RankLauncher = trainer.settings.launcher
+        if launcher is Launcher.LOCAL and by is RankLauncher.SRUN:
+            why = f"is {launcher.value!r}, but trainer.launcher = 'srun' is Slurm's"
+            return why, "--launcher slurm; on this machine: trainer.launcher = 'mpirun'"
+        if launcher is not Launcher.LOCAL and by is RankLauncher.MPIRUN:
+            why = f"is {launcher.value!r}, where srun starts the ranks, not mpirun"
+            return why, "trainer.launcher = 'srun'; on this machine: --launcher local"
+        return "", ""
+
+    def why_one_node(self, spec: SetSpec) -> tuple[str, str]:
+        by = command_of(spec).launcher
+        if by not in ON_ONE_NODE:
+            return "", ""
+        who = "a program without a launcher" if by is RankLauncher.NONE else by.value
+        return f"{who} starts ranks on one node only", "trainer.launcher = 'torchrun' or 'srun'"
 
     def completed(self, spec: SetSpec) -> SetSpec:
         """Add the files that its settings name to its sources."""
@@ -244,6 +263,19 @@ class CommandTrainer(Trainer):
             data=start.data,
         )
 
+    def node_command(self, job: Job, folder: Path, start: Start) -> NodeCommand:
+        return on_nodes.node_command(
+            job,
+            folder,
+            call=start.call,
+            meeting=start.meeting,
+            devices=start.devices,
+            data=start.data,
+        )
+
+    def one_task_per_rank(self, spec: SetSpec) -> bool:
+        return command_of(spec).launcher is RankLauncher.SRUN
+
     def printable(
         self, job: Job, folder: Path, ranks_per_node: int | None, data: Path | None
     ) -> str:
@@ -264,19 +296,24 @@ class CommandTrainer(Trainer):
             job,
             folder,
             device=resources.device,
-            here=resources.loopback is not None,
+            here=resources.loopback is not None or resources.one_node,
+            # On a node without this package nobody else keeps torchrun to loopback.
+            agent=command_of(job.spec).probed or not resources.one_node,
             meeting=meeting,
             data=data,
             call=call,
         )
 
+    def variables(self, job: Job, folder: Path, call: Call, data: Path | None) -> Mapping[str, str]:
+        return argv.variables_of_file(job, folder, data, call)
+
     def needs_port(self, job: Job) -> bool:
         return argv.needs_port(job)
 
-    def prepare(self, job: Job, folder: Path) -> None:
-        argv.output_of(folder).mkdir()
-        if command_of(job.spec).checkpoints is not None:
-            (folder / CHECKPOINTS).mkdir()
+    def own_folders(self, job: Job) -> tuple[str, ...]:
+        if command_of(job.spec).checkpoints is None:
+            return (OUTPUT,)
+        return (OUTPUT, CHECKPOINTS)
 
     def work_folder(self, job: Job, folder: Path) -> Path:
         return command_of(job.spec).folder
@@ -297,8 +334,14 @@ class CommandTrainer(Trainer):
         under_torchrun = command_of(job.spec).launcher is RankLauncher.TORCHRUN
         return AGENT_LOG if under_torchrun else PROGRAM_LOG
 
-    def error(self, logs: Sequence[Path], failed: Sequence[Path], returncode: int) -> RankError:
-        return program_error(logs[0], returncode)
+    def error(
+        self,
+        logs: Sequence[Path],
+        failed: Sequence[Path],
+        returncode: int | None,
+        script: Path | None = None,
+    ) -> RankError:
+        return program_error(logs, returncode, script)
 
     def incomplete(self, job: Job, folder: Path, last: int | None) -> str:
         curves = argv.curves_of(job, folder)

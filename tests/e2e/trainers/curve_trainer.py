@@ -1,6 +1,7 @@
 """A program without a probe: plain Python, one curve, and one way of going wrong at a time."""
 
 import argparse
+import os
 import random
 import sys
 import time
@@ -10,10 +11,17 @@ from pathlib import Path
 def main(steps, seed, output, bug):
     if bug == "nothing":
         return
+    if bug == "held" and "SLURM_RESTART_COUNT" not in os.environ:
+        (output / "held").touch()
+        time.sleep(600)
+    if (output / "held").exists():
+        raise ValueError("the output of an earlier start is still there")
+    (output / "flag").write_text(os.environ.get("FLAG", ""))
     numbers = random.Random(seed)
     weight, target = numbers.uniform(2, 3), 1.0
     header = {"other column": "iteration,accuracy"}.get(bug, "iteration,train/loss")
-    with (output / "loss.csv").open("w") as curve:
+    writes = os.environ.get("RANK", "0") == "0"
+    with (output / "loss.csv" if writes else Path(os.devnull)).open("w") as curve:
         curve.write("" if bug == "empty" else f"{header}\n")
         for step in range(1, (2 * steps if bug == "longer" else steps) + 1):
             error = weight - target + 0.01 * numbers.gauss(0, 1)

@@ -25,6 +25,11 @@ from converge_harness.model import (
     SyntheticData,
     Toolchain,
 )
+from converge_harness.rank.start import loopback
+from converge_harness.run_folder.checkpoints import CheckpointForm
+from converge_harness.trainers.command import trained_by
+from converge_harness.trainers.command.failure import program_error
+from converge_harness.trainers.command.settings import Command, RankLauncher
 
 GOLDEN = Path(__file__).parent / "golden"
 FOLDER = Path("/store/runs/run-0123456789ab")
@@ -76,6 +81,47 @@ ATTACKED = Cluster(
     environment={"TEXT": HOSTILE},
 )
 
+
+SEGMENTS = (
+    Segment(10, Parallelism(dp_shard=16), 1),
+    Segment(20, Parallelism(dp_shard=4), 4),
+    Segment(30, Parallelism(dp_shard=4, pp=4), 4, "1F1B"),
+)
+
+
+def program(launcher, *, ranks=16, probed=True, **changes):
+    """A job of a person's own program, called with what a shell would spoil."""
+    argv = ("train.py", "--text", HOSTILE, "--steps={steps}", "--out={output}")
+    command = Command(
+        argv=("{python}", *argv) if launcher in (RankLauncher.SRUN, RankLauncher.NONE) else argv,
+        folder=Path("/home/me/it's $HOME"),
+        launcher=launcher,
+        probed=probed,
+        curves=None if probed else "{output}/loss.csv",
+        environment={"TEXT": HOSTILE, "STEPS": "{steps}"},
+    )
+    made = job("mine", ranks=ranks, **changes)
+    mine = Toolchain("mine", Path("/env s/bin/python"), "command", {})
+    return replace(
+        made, toolchain=mine, spec=replace(made.spec, trainer=trained_by(command), recovery=None)
+    )
+
+
+def resized_program():
+    """One that is started again on other ranks, from what it has saved."""
+    made = program(RankLauncher.TORCHRUN, steps=30, kind=Kind.ELASTIC, segments=SEGMENTS[:2])
+    command = replace(
+        made.spec.trainer.settings,
+        argv=("train.py", "--from={resume_from}", "--until={stop_at}"),
+        environment={"UNTIL": "{stop_at}", "FOLDER": "{checkpoint_dir}"},
+        checkpoints=CheckpointForm("step-{step}.pt", None),
+    )
+    return replace(made, spec=replace(made.spec, trainer=trained_by(command)))
+
+
+OF_PROGRAMS = Cluster(
+    ranks_per_node=8, cpus_per_rank=4, environment={"TEXT": "of the site", "NAME": "ib0"}
+)
 CASES = {
     "one_rank": (
         job("seed", ranks=1, role=Role.SEED),
@@ -99,11 +145,7 @@ CASES = {
             ranks=16,
             steps=30,
             kind=Kind.ELASTIC,
-            segments=(
-                Segment(10, Parallelism(dp_shard=16), 1),
-                Segment(20, Parallelism(dp_shard=4), 4),
-                Segment(30, Parallelism(dp_shard=4, pp=4), 4, "1F1B"),
-            ),
+            segments=SEGMENTS,
         ),
         Cluster(ranks_per_node=8),
     ),
@@ -121,6 +163,11 @@ CASES = {
         ),
         Cluster(ranks_per_node=8),
     ),
+    "program": (program(RankLauncher.TORCHRUN), OF_PROGRAMS),
+    "program_of_curves": (program(RankLauncher.TORCHRUN, probed=False), OF_PROGRAMS),
+    "program_in_segments": (resized_program(), OF_PROGRAMS),
+    "program_by_srun": (program(RankLauncher.SRUN), OF_PROGRAMS),
+    "program_by_deepspeed": (program(RankLauncher.DEEPSPEED, ranks=8), OF_PROGRAMS),
     "hostile": (job("x\ntouch pwned", ranks=16, note=HOSTILE), ATTACKED),
 }
 
@@ -128,7 +175,8 @@ CASES = {
 def script(name, folder=FOLDER):
     made, cluster = CASES[name]
     experiment = HOSTILE if name == "hostile" else "experiments/llama3_8b.toml"
-    return batch_script(made, folder, cluster, experiment=experiment)
+    text = batch_script(made, folder, cluster, experiment=experiment)
+    return text.replace(str(Path(loopback.__file__).parent), "/converge")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -163,12 +211,12 @@ exit "${SRUN_CODE:-0}"
 """
 
 
-def run(folder, text, **variables):
-    """Run a script where srun writes down what it is given."""
+def run(folder, text, *, srun=SRUN, **variables):
+    """Run a script where srun, unless it is another, writes down what it is given."""
     (folder / "bin").mkdir()
-    for program, lines in (("srun", SRUN), ("scontrol", "#!/bin/bash\nprintf 'n7\\nn8\\n'\n")):
-        (folder / "bin" / program).write_text(lines)
-        (folder / "bin" / program).chmod(0o755)
+    for name, lines in (("srun", srun), ("scontrol", "#!/bin/bash\nprintf 'n7\\nn8\\n'\n")):
+        (folder / "bin" / name).write_text(lines)
+        (folder / "bin" / name).chmod(0o755)
     done = subprocess.run(
         ["bash", "-c", text],
         cwd=folder,
@@ -198,6 +246,87 @@ def test_nothing_that_a_user_wrote_is_run_or_changed_by_bash(tmp_path):
     assert (folder / "module.argument").read_text() == HOSTILE
     assert str(folder / "job.json") in argv
     assert "--rdzv-endpoint=n7:11234" in argv
+
+
+TASK = """#!/bin/bash
+while [ "$1" != bash ]; do shift; done
+export SLURM_PROCID=3 SLURM_NODEID=1 SLURM_LOCALID=1 SLURM_STEP_NUM_TASKS=4
+export SLURM_STEP_TASKS_PER_NODE="2(x2)"
+exec "$@"
+"""
+PROGRAM = """#!/bin/bash
+printf '%s\\0' "$@" > ../told.argv
+env -0 > ../told.environment
+echo said; echo complained >&2
+kill "-$SIGNAL" $$
+"""
+
+
+def run_task(folder, launcher, signal):
+    """What a program is told that a batch script starts, in a task that is not the first."""
+    work = folder / "it's $HOME"
+    work.mkdir()
+    (folder / "python").write_text(PROGRAM)
+    (folder / "python").chmod(0o755)
+    made = program(launcher, ranks=4 if launcher is RankLauncher.SRUN else 2)
+    command = replace(made.spec.trainer.settings, folder=work)
+    made = replace(
+        made,
+        spec=replace(made.spec, trainer=trained_by(command)),
+        toolchain=replace(made.toolchain, python=folder / "python"),
+    )
+    text = batch_script(made, folder, replace(OF_PROGRAMS, ranks_per_node=2), experiment="x")
+    around = {"SIGNAL": signal, "MASTER_ADDR": "elsewhere", "SLURM_RESTART_COUNT": "1"}
+    done, _ = run(folder, text, srun=TASK, **around)
+    told = (folder / "told.environment").read_text().split("\0")
+    variables = dict(each.split("=", 1) for each in told if each)
+    return done, variables, (folder / "told.argv").read_text().split("\0")[:-1]
+
+
+def test_a_task_of_srun_is_told_its_rank_in_the_words_of_torch(tmp_path):
+    done, variables, argv = run_task(tmp_path, RankLauncher.SRUN, "KILL")
+    assert done.returncode == 128 + 9
+    ranks = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
+    assert [variables[name] for name in ranks] == ["3", "4", "1", "2", "1"]
+    assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("n7", "11234")
+    assert argv == ["train.py", "--text", HOSTILE, "--steps=3", f"--out={tmp_path}/output"]
+    assert variables["TEXT"] == HOSTILE
+    assert variables["PATH"].startswith(f"{tmp_path}:{tmp_path}/bin:")  # and the shell's own
+    logs = tmp_path / "logs" / "call-02" / "srun" / "attempt_0" / "3"
+    assert (logs / "stdout.log").read_text() == "said\n"
+    assert (logs / "ended").read_text().startswith("-9 ")
+    error = program_error([tmp_path / "logs" / "call-02"], done.returncode)
+    assert (error.rank, error.message) == (3, "was killed by SIGKILL; last output: complained")
+    assert not list(tmp_path.rglob("pwned"))
+
+
+def test_a_launcher_of_one_node_has_the_whole_output_in_one_file(tmp_path):
+    done, variables, argv = run_task(tmp_path, RankLauncher.DEEPSPEED, "TERM")
+    assert done.returncode == 128 + 15
+    assert variables["MASTER_ADDR"] == "127.0.0.1"
+    launcher = ["-m", "deepspeed.launcher.runner", "--master_port=11234"]
+    assert argv[:5] == [*launcher, "train.py", "--text"]
+    log = tmp_path / "logs" / "call-02" / "program.log"
+    assert log.read_text() == "said\ncomplained\n"
+    error = program_error([log.parent], done.returncode)
+    assert error.message == "the program was killed by SIGTERM; last output: complained"
+
+
+def test_each_start_of_a_program_has_an_empty_folder_for_its_output(tmp_path):
+    made = program(RankLauncher.SRUN)
+    made = replace(
+        made,
+        spec=replace(
+            made.spec,
+            trainer=trained_by(replace(made.spec.trainer.settings, folder=tmp_path)),
+        ),
+    )
+    text = batch_script(made, tmp_path, OF_PROGRAMS, experiment="x")
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output" / "old").touch()
+    done, _ = run(tmp_path, text, SLURM_RESTART_COUNT="1")
+    assert done.returncode == 0, done.stderr
+    assert not list((tmp_path / "output").iterdir())
 
 
 def test_options_for_sbatch_end_where_user_text_begins():

@@ -2,16 +2,19 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from launch_jobs import tiny_job
 
 from converge_harness.launch.slurm.backend import JobState, Phase
+from converge_harness.launch.slurm.follow import follow_from
 from converge_harness.launch.slurm.settle import Known, settle
 from converge_harness.launch.slurm.submission import Submission, read_submission, write_submission
 from converge_harness.launch.slurm.submit import Chains, chains_of
 from converge_harness.model import (
     Cluster,
+    Experiment,
     Parallelism,
     RankError,
     Role,
@@ -19,6 +22,8 @@ from converge_harness.model import (
     RunStatus,
     Segment,
 )
+from converge_harness.trainers.command import trained_by
+from converge_harness.trainers.command.settings import Command, RankLauncher
 
 CLUSTER = Cluster(ranks_per_node=8, time="04:00:00")
 SUBMITTED = Submission("identity", "cv-job-identity", "2026-11-22T03:00:00+00:00", "7")
@@ -179,6 +184,72 @@ def test_a_submission_is_read_as_it_was_written(tmp_path):
     submission = replace(SUBMITTED, after_ok=("1",), after_any=("2", "3"), hung=True, uid=1000)
     write_submission(tmp_path, submission)
     assert read_submission(tmp_path) == submission
+
+
+# --------------------------------------------------------- programs of a user's
+
+
+def program_job(**command):
+    job = tiny_job("job", steps=20)
+    made = Command(("train.py",), Path("/mine"), **command)
+    return replace(job, spec=replace(job.spec, trainer=trained_by(made)))
+
+
+CURVES = {"probed": False, "curves": "{output}/loss.csv", "launcher": RankLauncher.NONE}
+
+
+def test_a_program_that_ends_without_its_curve_is_told_where_it_belongs(tmp_path):
+    job = program_job(**CURVES)
+    state = ended("COMPLETED", exit_code=0)
+    record = settle(known(tmp_path, state, job=job))
+    assert record.error.message == (
+        f"the program ended with 0, but there is no {tmp_path}/output/loss.csv: it has to write "
+        "its curve there (trainer.curves)"
+    )
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output" / "loss.csv").touch()
+    assert settle(known(tmp_path, state, job=job)).status is RunStatus.FINISHED
+
+
+def test_a_program_that_runs_into_its_limit_shows_what_it_printed(tmp_path):
+    logs = tmp_path / "logs" / "call-01"
+    logs.mkdir(parents=True)
+    (logs / "program.log").write_text("epoch 3\n")
+    record = settle(known(tmp_path, ended("TIMEOUT"), job=program_job(**CURVES)))
+    assert record.error.message == (
+        "reached its time limit of 04:00:00 ([cluster] time) while the program ran"
+    )
+    assert record.error.traceback == "epoch 3"
+    probed = settle(known(tmp_path, ended("TIMEOUT"), job=program_job()))
+    assert probed.error.message.endswith("before its first step was finished")
+
+
+def test_a_program_that_cannot_be_started_has_the_words_of_bash(tmp_path):
+    (tmp_path / "slurm.log").write_text(
+        "/spool/slurm_script: line 44: cd: /mine: No such file or directory\n"
+        "srun: error: node1: task 0: Exited with exit code 1\n"
+    )
+    for job in (program_job(), program_job(**CURVES)):
+        record = settle(known(tmp_path, ended("FAILED", exit_code=1), job=job))
+        assert record.error.message == (
+            "the program ended with exit code 1; last output: /spool/slurm_script: line 44: cd: "
+            "/mine: No such file or directory"
+        )
+
+
+def test_a_program_hangs_once_neither_its_curve_nor_its_output_grows(tmp_path):
+    followed = follow_from(program_job(**CURVES), tmp_path, SUBMITTED)
+    followed.state = JobState(Phase.RUNNING, "RUNNING", ran_s=1.0)
+    followed.note_start(followed.state, 0)
+    limits = {"controls": (), "tests": (), "startup_timeout_s": 0.0}
+    experiment = Experiment(name="x", path=Path("x.toml"), **limits)
+    assert "there is no " in followed.overdue(experiment)
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output" / "loss.csv").write_text("step,loss\n")
+    followed.note_start(followed.state, 1)
+    assert followed.overdue(experiment) == ""  # it has as long again after every start
+    hasty = replace(experiment, progress_timeout_s=0.0)
+    assert "neither its curve nor its ranks' output grew for 0 s" in followed.overdue(hasty)
 
 
 # --------------------------------------------------------------------- chains

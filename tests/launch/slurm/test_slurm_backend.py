@@ -215,11 +215,14 @@ def test_variables_of_a_user_change_neither_requests_nor_formats(slurm, backend,
         "SQUEUE_STATES": "PENDING",
         "SLURM_JOB_ID": "1",
         "SLURM_MEM_PER_CPU": "1",
+        "RANK": "7",
+        "CONVERGE_JOB": "/another/job.json",
     }
     told = Slurm({**slurm.environment, **around})
     job_id = told.submit(request(tmp_path, "env"))
     assert follow(told, [job_id], ended)[job_id].word == "COMPLETED"
-    assert "SLURM_MEM_PER_CPU" not in (tmp_path / "job.log").read_text()
+    found = {line.partition("=")[0] for line in (tmp_path / "job.log").read_text().splitlines()}
+    assert not found & {"SLURM_MEM_PER_CPU", "RANK", "CONVERGE_JOB"}
 
 
 def test_sbatch_takes_a_script_full_of_hostile_text_for_one_job(backend, tmp_path):

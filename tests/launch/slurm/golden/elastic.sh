@@ -45,9 +45,10 @@ export TORCHINDUCTOR_CACHE_DIR=/store/runs/run-0123456789ab/inductor
 export TORCHINDUCTOR_COMPILE_THREADS=1
 export TORCHINDUCTOR_FX_GRAPH_CACHE=0
 
-# Rendezvous of the nodes' agents. Jobs that run at the same time have nearby ids, so other ports.
+# Where ranks meet. Jobs that run at the same time have nearby ids, so other ports.
 head_node=${CONVERGE_HEAD_NODE:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}
-meeting_place=$head_node:$((10000 + SLURM_JOB_ID % 20000))
+meeting_port=$((10000 + SLURM_JOB_ID % 20000))
+meeting_place=$head_node:$meeting_port
 
 # Segment 1 of 3: steps 1 to 10, 16 ranks.
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 \

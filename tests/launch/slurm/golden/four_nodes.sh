@@ -71,9 +71,10 @@ source /opt/site.sh
 ulimit -l unlimited  # for RDMA
 set -u
 
-# Rendezvous of the nodes' agents. Jobs that run at the same time have nearby ids, so other ports.
+# Where ranks meet. Jobs that run at the same time have nearby ids, so other ports.
 head_node=${CONVERGE_HEAD_NODE:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}
-meeting_place=$head_node:$((10000 + SLURM_JOB_ID % 20000))
+meeting_port=$((10000 + SLURM_JOB_ID % 20000))
+meeting_place=$head_node:$meeting_port
 
 srun --nodes=4 --ntasks=4 --ntasks-per-node=1 \
     --cpus-per-task=96 --cpu-bind=none --export=ALL --kill-on-bad-exit=1 \

@@ -1,0 +1,238 @@
+"""Programs of a user's own on a real Slurm of two nodes, through the real command line.
+
+By torchrun, by srun alone, and without the probe; right ones pass on one node and on two, and what
+went wrong is told in the words of the rank. Ranks are forks of one server on this machine.
+"""
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from real_matrices import ROOT
+from slurm_daemons import SlurmDaemons
+from warm_converge import warm_python
+from warm_toolchains import warm_torch
+
+TRAINERS = Path(__file__).parent / "trainers"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+CLUSTER = """
+schema = 1
+launcher = "slurm"
+repeats = []
+[cluster]
+ranks_per_node = 2
+device = "cpu"
+max_jobs = 2
+poll_s = 0.5
+sbatch = ["--overcommit"]
+# Every node is this machine; elsewhere the first one's name leads to it.
+environment = { GLOO_SOCKET_IFNAME = "lo", CONVERGE_HEAD_NODE = "127.0.0.1", FLAG = "of the site" }
+"""
+PROBED = f"""
+{CLUSTER}
+[trainer]
+kind = "command"
+command = [
+    "{TRAINERS}/probed_trainer.py", "--steps", "{{steps}}", "--seed", "{{seed}}",
+    "--batch", "{{local_batch_size}}", "--bug", "{{config.bug}}",
+]
+launcher = "torchrun"
+toolchain = "torchtitan-0.3.0"
+[trainer.config]
+bug = "none"
+training = {{ steps = 4, local_batch_size = 2, global_batch_size = 4, seq_len = 16 }}
+[control]
+name = "ddp2"
+parallelism = {{ dp_replicate = 2 }}
+waive = ["control-is-repeated"]
+[[test]]
+name = "two_nodes"
+parallelism = {{ dp_replicate = 4 }}
+set = {{ training.local_batch_size = 1 }}
+[[test]]
+name = "raise"
+parallelism = {{ dp_replicate = 4 }}
+set = {{ training.local_batch_size = 1, bug = "raise" }}
+"""
+BY_TORCHRUN = f"""
+{PROBED}
+[[test]]
+name = "no averaging"
+parallelism = {{ dp_replicate = 2 }}
+set = {{ bug = "no averaging" }}
+"""
+BY_SRUN = f"""
+{PROBED}
+[[test]]
+name = "hang"
+parallelism = {{ dp_replicate = 2 }}
+set = {{ bug = "hang" }}
+""".replace('launcher = "torchrun"', 'launcher = "srun"').replace(
+    "command = [", 'command = ["{python}",'
+)
+CURVES = f"""
+{CLUSTER}
+[trainer]
+kind = "command"
+command = [
+    "{TRAINERS}/curve_trainer.py", "--steps", "{{steps}}", "--seed", "{{seed}}",
+    "--output", "{{output}}", "--bug", "{{config.bug}}",
+]
+toolchain = "torchtitan-0.3.0"
+probe = false
+curves = "{{output}}/loss.csv"
+columns = {{ step = "iteration", loss = "train/loss" }}
+environment = {{ FLAG = "it's \\"{{config.bug}}\\" $HOME" }}
+[trainer.config]
+bug = "none"
+training = {{ steps = 12, local_batch_size = 4, global_batch_size = 4 }}
+[control]
+name = "one"
+parallelism = {{}}
+waive = ["control-is-repeated"]
+[[test]]
+name = "two_nodes"
+parallelism = {{ dp_replicate = 4 }}
+set = {{ training.local_batch_size = 1 }}
+[[test]]
+name = "raise"
+parallelism = {{}}
+set = {{ bug = "raise" }}
+[[test]]
+name = "held"
+parallelism = {{}}
+set = {{ bug = "held" }}
+"""
+
+
+class Site(NamedTuple):
+    """An experiment, and the cluster that it is for."""
+
+    cluster: SlurmDaemons
+    folder: Path
+
+    def start(self, command: str, *more: str) -> subprocess.Popen[str]:
+        out = ("--out", str(self.folder / "out")) if command in ("run", "collect") else ()
+        where = (str(self.folder / "x.toml"), "--store", str(self.folder / "store"), *out)
+        return subprocess.Popen(
+            [warm_python(), "-m", "converge_harness", command, *where, *more],
+            cwd=ROOT,
+            env={
+                **self.cluster.environment,
+                "CONVERGE_TOOLCHAINS": str(warm_torch()),
+                "CONVERGE_HISTORY": str(self.folder / "history.sqlite"),
+                "XDG_CONFIG_HOME": str(self.folder),  # no cluster file of a person
+                # Of a launcher around converge: no program may take itself for its rank.
+                "RANK": "7",
+                "WORLD_SIZE": "8",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def converge(self, command: str, *more: str) -> tuple[int, str]:
+        """Exit code, and all that was printed."""
+        return ended(self.start(command, *more))
+
+    def said(self) -> dict[str, tuple[str, str]]:
+        """Verdict and cause of every test set."""
+        report = json.loads((self.folder / "out" / "report.json").read_text())
+        return {test["name"]: (test["verdict"], test["cause"]) for test in report["tests"]}
+
+    def run_folder(self, name: str) -> Path | None:
+        found = list((self.folder / "store" / "runs").glob(f"{name}-*"))
+        return found[0] if found else None
+
+    def record(self, name: str) -> dict:
+        return json.loads((self.run_folder(name) / "record.json").read_text())
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    try:
+        printed, _ = process.communicate(timeout=400)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        printed, _ = process.communicate()
+    return process.returncode, printed
+
+
+def wait(until, what: str) -> None:
+    deadline = time.monotonic() + 300
+    while not until():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+@pytest.fixture
+def site(slurm, tmp_path):
+    def site(text: str) -> Site:
+        folder = tmp_path / "it's a store"
+        folder.mkdir()
+        (folder / "x.toml").write_text(text)
+        return Site(slurm, folder)
+
+    yield site
+    slurm.wait_until_idle()
+
+
+def test_a_program_by_torchrun_is_judged_on_one_node_and_on_two(site):
+    matrix = site(BY_TORCHRUN)
+    code, printed = matrix.converge("run")
+    assert code == 1, printed
+    said = matrix.said()
+    assert said["two_nodes"][0] == "PASS", said
+    assert said["no averaging"][0] == "FAIL", said
+    assert "a reduction of these gradients over dp_replicate is missing" in said["no averaging"][1]
+    assert said["raise"] == ("ERROR", said["raise"][1])
+    assert "rank 3: ValueError: told to raise" in said["raise"][1]
+    assert matrix.record("two_nodes")["cluster"]["nodes"] == "node[1-2]"
+    assert matrix.record("ddp2")["cluster"]["nodes"] in ("node1", "node2")
+
+
+def test_srun_starts_every_rank_itself_and_jobs_outlive_the_shell(site):
+    matrix = site(BY_SRUN)
+    code, printed = matrix.converge("submit")
+    assert code == 0, printed
+    assert "4 submitted" in printed
+    for name in ("ddp2", "two_nodes", "raise"):
+        wait(lambda name=name: (matrix.run_folder(name) / "ended.json").exists(), name)
+    hanging = matrix.run_folder("hang")
+    wait(lambda: b'"step": 1' in (hanging / "metrics.jsonl.part").read_bytes(), "hang")
+    code, printed = matrix.converge("status")
+    assert code == 0, printed
+    code, printed = matrix.converge("cancel", "--only", "hang")
+    assert code == 0, printed
+    code, printed = matrix.converge("collect")
+    assert code == 3, printed
+    said = matrix.said()
+    assert said["two_nodes"][0] == "PASS", said
+    assert "rank 3: ValueError: told to raise" in said["raise"][1]
+    assert matrix.record("hang")["status"] == "cancelled"
+    assert "after step 1 of 4" in matrix.record("hang")["error"]["message"]
+
+
+def test_a_program_that_leaves_a_curve_needs_nothing_of_converge_on_the_nodes(site):
+    matrix = site(CURVES)
+    process = matrix.start("run")
+    wait(
+        lambda: (folder := matrix.run_folder("held")) and (folder / "output" / "held").exists(),
+        "held",
+    )
+    job = json.loads((matrix.run_folder("held") / "submission.json").read_text())["job_id"]
+    matrix.cluster.ask("scontrol", "requeue", job)
+    code, printed = ended(process)
+    assert code == 3, printed
+    said = matrix.said()
+    assert said["two_nodes"][0] == "PASS", said
+    assert said["raise"][0] == "ERROR", said
+    assert "rank 0: ValueError: told to raise" in said["raise"][1]
+    assert said["held"][0] == "PASS", said
+    assert matrix.record("held")["cluster"]["restarts"] == 1
+    flag = (matrix.run_folder("two_nodes") / "output" / "flag").read_text()
+    assert flag == 'it\'s "none" $HOME'
