@@ -74,10 +74,9 @@ from converge_harness.model.plan import CHECKOUT, Job, Plan, Surroundings, Toolc
 from converge_harness.model.references import GOLDENS, Blessing, Convergence, Golden, ReferencePoint
 from converge_harness.model.runs import RankError, RunRecord, RunStatus
 from converge_harness.model.trainer import (
-    DEFAULT_TRAINER,
-    EVERYTHING,
-    TORCHTITAN,
     Capabilities,
+    ConfigKeys,
+    ImpliedSetting,
     TrainerSpec,
 )
 from converge_harness.model.verdict import (
@@ -119,9 +118,7 @@ __all__ = [
     "CHECKOUT",
     "DATA_TYPES",
     "DEFAULT_REPEATS",
-    "DEFAULT_TRAINER",
     "ENOUGH_RERUNS",
-    "EVERYTHING",
     "FEWEST_DRAWN",
     "FROZEN_STEPS",
     "GLOBAL_BATCH",
@@ -134,7 +131,6 @@ __all__ = [
     "SPMD_BACKEND",
     "SPMD_BACKENDS",
     "STOP_AFTER",
-    "TORCHTITAN",
     "ZERO_2",
     "ZERO_3",
     "Across",
@@ -149,6 +145,7 @@ __all__ = [
     "Check",
     "Cluster",
     "Column",
+    "ConfigKeys",
     "Convergence",
     "Deviation",
     "Disagreement",
@@ -160,6 +157,7 @@ __all__ = [
     "Floats",
     "FrozenSamples",
     "Golden",
+    "ImpliedSetting",
     "Integers",
     "Job",
     "Judgement",

@@ -387,6 +387,8 @@ class Evidence:
     """Identity of the job, for runs by converge."""
     repeat: str | None = None
     """Kind of A/A repeat; None for other runs, and if unknown."""
+    of_repeats: frozenset[str] = frozenset()
+    """Keys of its trainer's config that a repeat changes."""
     passes: tuple[Pass, ...] = ()
     """The passes of a resumed run. Everything above is then their combined curve, in which the last
     pass counts for a replayed step. Empty for other runs.

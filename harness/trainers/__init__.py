@@ -49,6 +49,7 @@ from converge_harness.trainers.jobs import (
     node_arguments,
     printable_command,
     searching,
+    trainers_in,
     work_folder,
 )
 from converge_harness.trainers.registry import (
@@ -60,6 +61,7 @@ from converge_harness.trainers.registry import (
     trainer_of_kind,
 )
 from converge_harness.trainers.table import (
+    DEFAULT_TRAINER,
     FOR_ALL_SETS,
     InlineTable,
     TrainerOfFile,
@@ -68,6 +70,7 @@ from converge_harness.trainers.table import (
 )
 
 __all__ = [
+    "DEFAULT_TRAINER",
     "FOR_ALL_SETS",
     "PATH_VARIABLE",
     "RANK_MODULE",
@@ -108,5 +111,6 @@ __all__ = [
     "trainer_of",
     "trainer_of_document",
     "trainer_of_kind",
+    "trainers_in",
     "work_folder",
 ]

@@ -136,6 +136,8 @@ class Trainer(ABC):
     own_rank_code: ClassVar[bool] = False
     """Its ranks are ``rank``: they end with the harness, and print their stacks for
     SIGUSR1; what of their evidence cannot be read is a bug of ours, not of a program."""
+    imports: ClassVar[tuple[str, ...]] = ()
+    """Modules that its ranks import from a toolchain."""
     stack_signal: ClassVar[Signals] = SIGABRT
     """Signal that makes a hanging rank print its stack."""
 
@@ -154,6 +156,10 @@ class Trainer(ABC):
 
     model_keys: ClassVar[tuple[str, ...]] = ("model.", "model_spec.")
     """Train config keys, or their beginnings, on which initial weights depend."""
+
+    def default_spec(self) -> TrainerSpec:
+        """The trainer of a set without any settings of a file."""
+        return TrainerSpec(self.kind)
 
     @abstractmethod
     def of_file(
@@ -461,7 +467,7 @@ class Trainer(ABC):
 
         Raises KeyError, TypeError or ValueError if the document does not have it.
         """
-        return TrainerSpec(self.kind)
+        return self.default_spec()
 
     def curve_of(self, folder: Path, job: Mapping[str, Any]) -> CurveFile | None:
         """The curve of a run without the probe; None: its evidence is the probe's.

@@ -14,6 +14,7 @@ from converge_harness.errors import ToolchainError
 from converge_harness.model import CHECKOUT, Parallelism, SetSpec, Surroundings, TrainConfig
 from converge_harness.plan.identity import seed_identity
 from converge_harness.trainers import find_toolchain
+from converge_harness.trainers.torchtitan import TORCHTITAN
 from converge_harness.trainers.torchtitan.dialect import (
     HOOKED,
     TITAN_02,
@@ -165,7 +166,7 @@ def test_an_editable_fork_is_identified_by_its_tree(own):
 
 
 def test_what_git_says_of_it_is_shown_and_is_no_part_of_the_identity(own):
-    spec = SetSpec("a", Parallelism(), TrainConfig("a.toml", {}), str(own))
+    spec = SetSpec("a", Parallelism(), TrainConfig("a.toml", {}), str(own), trainer=TORCHTITAN)
     surroundings = Surroundings("cpu", "code")
     bare = find_toolchain(str(own))
     assert CHECKOUT not in bare.versions

@@ -64,6 +64,8 @@ from converge_harness.trainers.environment import Resources
 from converge_harness.trainers.table import TrainerOfFile
 from converge_harness.trainers.torchrun import AGENT_MODULE
 
+PACKAGE = __name__.partition(".")[0]
+"""What a probed program imports."""
 LOOPBACK_TORCHRUN = Path(__file__).parents[2] / "rank" / "start" / "loopback.py"
 """torchrun with ports that only this machine can reach; does not need this package."""
 _DATA_TYPES = ("training.dtype", "training.mixed_precision_param")
@@ -94,6 +96,10 @@ class CommandTrainer(Trainer):
 
     kind = "command"
     table = CommandTable
+    imports = ("torch", PACKAGE)
+
+    def default_spec(self) -> TrainerSpec:
+        return TrainerSpec(self.kind, Capabilities(probed=True))
 
     def of_file(
         self, table: CommandTable, where: Where, folders: Sequence[Path], problems: list[Problem]

@@ -10,6 +10,6 @@
     own_module.py  the user's own model module, read without importing it
 """
 
-from converge_harness.trainers.torchtitan.trainer import TRAINER
+from converge_harness.trainers.torchtitan.trainer import TORCHTITAN, TRAINER
 
-__all__ = ["TRAINER"]
+__all__ = ["TORCHTITAN", "TRAINER"]

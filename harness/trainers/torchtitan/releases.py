@@ -33,7 +33,7 @@ from converge_harness.toolchains.find import (
     toolchain_root,
     versions,
 )
-from converge_harness.toolchains.recipes import NameParts
+from converge_harness.toolchains.recipes import NameParts, has_recipe, recipe_of
 from converge_harness.trainers.base import Features, Limitation
 from converge_harness.trainers.torchtitan.dialect import (
     TITAN_02,
@@ -203,11 +203,12 @@ def find_toolchain(name: str, root: Path | None) -> Toolchain:
     folder = (root or toolchain_root()) / name
     python = python_of(name, folder)
     require_own_code(name, folder)
-    build = build_hint(name)
     found = versions(site_packages(folder), DISTRIBUTIONS)
     missing = [needed for needed in ("torch", "torchtitan") if needed not in found]
     if missing:
-        raise ToolchainError(f"toolchain {folder} has no {' and no '.join(missing)}; {build}")
+        other = has_recipe(name) and not recipe_of(name).recipe.torchtitan
+        hint = f"name toolchain = {DEFAULT_TOOLCHAIN!r}" if other else build_hint(name)
+        raise ToolchainError(f"toolchain {folder} has no {' and no '.join(missing)}; {hint}")
     return Toolchain(
         name=name,
         python=python,
