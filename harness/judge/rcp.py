@@ -43,7 +43,7 @@ from converge_harness.model import (
     Judgement,
     Limit,
     Outcome,
-    ReferencePoint,
+    Rcp,
     Tier,
     Verdict,
 )
@@ -114,7 +114,7 @@ class Reference:
 class RcpInputs:
     """The inputs of these checks."""
 
-    points: tuple[ReferencePoint, ...]
+    points: tuple[Rcp, ...]
     runs: tuple[Convergence, ...]
     margin: float | None
     """Relative to the reference's mean length; None: only MLPerf's rule is asked."""
@@ -152,9 +152,7 @@ _WORST = (Outcome.FAIL, Outcome.INVALID, Outcome.INCONCLUSIVE, Outcome.PASS)
 
 
 @check(Tier.INTEGRITY)
-def submission_comparable(
-    points: tuple[ReferencePoint, ...], runs: tuple[Convergence, ...]
-) -> CheckResult:
+def submission_comparable(points: tuple[Rcp, ...], runs: tuple[Convergence, ...]) -> CheckResult:
     """The runs are of one benchmark and batch size, for which the table has a point.
 
     As many runs as MLPerf demands, or more; of a point enough for a mean without the shortest and
@@ -194,9 +192,7 @@ def target_reached(runs: tuple[Convergence, ...]) -> CheckResult:
 
 
 @check(Tier.EQUIVALENCE)
-def rcp_not_faster(
-    points: tuple[ReferencePoint, ...], runs: tuple[Convergence, ...]
-) -> CheckResult:
+def rcp_not_faster(points: tuple[Rcp, ...], runs: tuple[Convergence, ...]) -> CheckResult:
     """MLPerf's rule: the mean length is not shorter than the reference's beyond chance.
 
     A run that converges faster than its reference by more than chance trains something else: with
@@ -226,7 +222,7 @@ def rcp_not_faster(
 
 @check(Tier.EQUIVALENCE)
 def rcp_no_later(
-    points: tuple[ReferencePoint, ...], runs: tuple[Convergence, ...], margin: float | None
+    points: tuple[Rcp, ...], runs: tuple[Convergence, ...], margin: float | None
 ) -> CheckResult:
     """The mean length of all runs is no longer than the reference's by more than the margin.
 
@@ -264,7 +260,7 @@ def rcp_no_later(
 CHECKS = (submission_comparable, target_reached, rcp_not_faster, rcp_no_later)
 
 
-def _too_few(points: Sequence[ReferencePoint], runs: Sequence[Convergence]) -> str:
+def _too_few(points: Sequence[Rcp], runs: Sequence[Convergence]) -> str:
     """Which side has fewer runs than it needs, or nothing."""
     benchmark = runs[0].benchmark
     demanded = SUBMISSION_RUNS.get(benchmark)
@@ -291,7 +287,7 @@ def _olympic(lengths: Sequence[float], benchmark: str) -> float:
     return float(np.mean(counted_as[cut : len(lengths) - cut]))
 
 
-def _of_point(point: ReferencePoint) -> Reference:
+def _of_point(point: Rcp) -> Reference:
     lengths = np.array(point.lengths)
     return Reference(
         point.batch_size,
@@ -323,7 +319,7 @@ def _between(low: Reference, high: Reference, size: int, benchmark: str) -> Refe
     )
 
 
-def _pruned(points: Sequence[ReferencePoint]) -> list[Reference]:
+def _pruned(points: Sequence[Rcp]) -> list[Reference]:
     """The points that MLPerf compares submissions with, by batch size."""
     every = sorted(map(_of_point, points), key=lambda each: each.batch_size)
     fastest = min(every, key=lambda each: each.mean)
@@ -338,7 +334,7 @@ def _pruned(points: Sequence[ReferencePoint]) -> list[Reference]:
     return kept
 
 
-def _reference(points: Sequence[ReferencePoint], size: int) -> Reference | None:
+def _reference(points: Sequence[Rcp], size: int) -> Reference | None:
     """What a batch size, in samples, is compared with; None above all points of the table."""
     kept = _pruned(points)
     below = [each for each in kept if each.batch_size <= size]
@@ -352,7 +348,7 @@ def _reference(points: Sequence[ReferencePoint], size: int) -> Reference | None:
     return low if low is high else _between(low, high, size, points[0].benchmark)
 
 
-def _no_point(points: Sequence[ReferencePoint], size: int) -> CheckResult:
+def _no_point(points: Sequence[Rcp], size: int) -> CheckResult:
     sizes = ", ".join(str(each.batch_size) for each in points)
     return invalid(
         f"the table has no point for global batch size {size}, nor a larger one (it has {sizes})"

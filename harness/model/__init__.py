@@ -12,7 +12,7 @@ are treated as read-only. See ``docs/architecture.md`` for who makes what.
     runs.py         how a run ended
     evidence.py     all that a run left
     calibration.py  how much repeats of a control differ
-    references.py   goldens, and MLPerf's reference convergence points
+    baselines.py    blessed controls
     verdict.py      checks, outcomes, causes, verdicts
 
 ``calibration`` and ``evidence`` hold arrays. They are imported at the first use of one of their
@@ -22,6 +22,7 @@ names, so that ``converge --help`` need not wait for numpy.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from converge_harness.model.baselines import BASELINES, Baseline, Blessing
 from converge_harness.model.experiment import (
     CADENCE_OFF,
     DATA_TYPES,
@@ -71,7 +72,6 @@ from converge_harness.model.kinds import (
     Torn,
 )
 from converge_harness.model.plan import CHECKOUT, Job, Plan, Surroundings, Toolchain
-from converge_harness.model.references import GOLDENS, Blessing, Convergence, Golden, ReferencePoint
 from converge_harness.model.runs import RankError, RunRecord, RunStatus
 from converge_harness.model.trainer import (
     Capabilities,
@@ -96,6 +96,7 @@ if TYPE_CHECKING:
         Activations,
         BufferRows,
         Column,
+        Convergence,
         Disagreement,
         Evidence,
         Flags,
@@ -105,6 +106,7 @@ if TYPE_CHECKING:
         ModuleTensor,
         Pass,
         PostStepState,
+        Rcp,
         ReplicaSample,
         SeedRuns,
         StateSample,
@@ -114,6 +116,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "BASELINES",
     "CADENCE_OFF",
     "CHECKOUT",
     "DATA_TYPES",
@@ -122,7 +125,6 @@ __all__ = [
     "FEWEST_DRAWN",
     "FROZEN_STEPS",
     "GLOBAL_BATCH",
-    "GOLDENS",
     "JUDGED_SIGNALS",
     "LOCAL_BATCH",
     "LONG",
@@ -136,6 +138,7 @@ __all__ = [
     "Across",
     "Activations",
     "Ask",
+    "Baseline",
     "Blessing",
     "BufferRows",
     "Cadence",
@@ -156,7 +159,6 @@ __all__ = [
     "Flags",
     "Floats",
     "FrozenSamples",
-    "Golden",
     "ImpliedSetting",
     "Integers",
     "Job",
@@ -174,8 +176,8 @@ __all__ = [
     "PostStepState",
     "Precision",
     "RankError",
+    "Rcp",
     "Recovery",
-    "ReferencePoint",
     "Repeat",
     "RepeatKind",
     "ReplicaSample",

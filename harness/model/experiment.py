@@ -176,7 +176,7 @@ FEWEST_DRAWN = 4
 
 
 class Across(StrEnum):
-    """In what a golden may differ from the runs judged against it, if the file allows it."""
+    """In what a baseline may differ from the runs judged against it, if the file allows it."""
 
     HARDWARE = "hardware"
     """Another hardware class, on which kernels sum in another order."""
@@ -471,9 +471,9 @@ class Experiment:
     calibration: Path | None = None
     """A calibration file to use; then no repeats are run."""
     baseline: Path | None = None
-    """Folder of a golden that replaces the control; then neither control nor repeats are run."""
+    """Folder of a baseline that replaces the control; then neither control nor repeats are run."""
     baseline_across: tuple[Across, ...] = ()
-    """In what that golden may differ."""
+    """In what that baseline may differ."""
     cadence: Cadence = POWERS_OF_TWO
     """Steps at which every run writes per-tensor evidence."""
     stop_after: int | None = STOP_AFTER

@@ -92,8 +92,8 @@ class Job:
     """Identity of the seed-checkpoint job with the initial weights."""
     starts_from: Path | None = None
     """Or the distributed checkpoint that the file names."""
-    golden: Path | None = None
-    """Folder of the golden that replaces it: then it is not run."""
+    baseline: Path | None = None
+    """Folder of the baseline that replaces it: then it is not run."""
     matched: str | None = None
     """Name of the job in the same precision with whose errors its errors are compared."""
     reference: str | None = None
@@ -147,12 +147,12 @@ class Plan:
         return next(job for job in self.jobs if job.name == name)
 
     def judged_by(self, test: Job) -> tuple[Job, ...]:
-        """The runs without which a test set cannot be judged; a golden is there already."""
+        """The runs without which a test set cannot be judged; a baseline is there already."""
         control = self.job(test.spec.control or "")
         taught = () if self.experiment.calibration else self.repeats_of(control)
         of_precision = (self.job(name) for name in (test.matched, test.reference) if name)
         jobs = (control, *taught, *of_precision)
-        return tuple({job.identity: job for job in jobs if job.golden is None}.values())
+        return tuple({job.identity: job for job in jobs if job.baseline is None}.values())
 
     def repeats_of(self, control: Job) -> tuple[Job, ...]:
         """The jobs that repeat a control, in the plan's order."""
@@ -161,6 +161,6 @@ class Plan:
         )
 
     @property
-    def without_golden(self) -> Plan:
+    def without_baseline(self) -> Plan:
         """The part that is run."""
-        return replace(self, jobs=tuple(job for job in self.jobs if job.golden is None))
+        return replace(self, jobs=tuple(job for job in self.jobs if job.baseline is None))

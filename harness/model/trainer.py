@@ -59,7 +59,7 @@ class Capabilities:
     """Its ranks can be forked from a process that has already imported everything."""
     several_nodes: bool = False
     """A scheduler can run it."""
-    goldens: bool = False
+    baselines: bool = False
     """Everything that determines its runs is known, so a control can be blessed."""
     repeatable_argv: bool = False
     """The argv of a run is enough to repeat it."""

@@ -24,7 +24,7 @@ def experiment_tables(
 ) -> dict[str, Any]:
     """The tables of the experiment's file, which runs on this machine.
 
-    Not carried over: an anchor, a calibration, a golden, and the cluster.
+    Not carried over: an anchor, a calibration, a baseline, and the cluster.
 
     Args:
         experiment: for torchtitan.

@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 
 from converge_harness.errors import ToolchainError
 from converge_harness.shipped import CONSTRAINTS, shipped
-from converge_harness.toolchains import own
+from converge_harness.toolchains import this_package
 from converge_harness.toolchains.find import (
     STAMP,
     available_toolchains,
@@ -115,7 +115,7 @@ class Stamp:
     extra: tuple[str, ...]
     """Packages that were asked for besides."""
     converge: str
-    """``own.own_code``."""
+    """``this_package.code_version``."""
 
 
 class _Step(NamedTuple):
@@ -199,7 +199,7 @@ def _stamp(name: str, extra: Sequence[str], *, asked_before: str = "") -> Stamp:
     if recipe.modules:
         parts += [path.read_text() for path in _modules(recipe.modules)]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    return Stamp(digest, titan, tuple(sorted(set(extra))), own.own_code())
+    return Stamp(digest, titan, tuple(sorted(set(extra))), this_package.code_version())
 
 
 def _constraints(name: str) -> str:
@@ -280,7 +280,7 @@ def _build(
         constraints = wheels / "constraints.txt"
         wheels.mkdir(exist_ok=True)
         constraints.write_text(without(_constraints(name), pinned_by(wanted.torchtitan)))
-        steps = _steps(name, wanted, own.requirement(wheels), refill=refill)
+        steps = _steps(name, wanted, this_package.requirement(wheels), refill=refill)
         total = len(steps) + (not refill) + 1
         environment = {**installer.environment, **recipe.environment}
         try:

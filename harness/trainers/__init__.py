@@ -18,11 +18,11 @@
 from converge_harness.trainers.base import (
     RANK_MODULE,
     CurveFile,
+    DifferenceNotPassed,
     Features,
     SourceFile,
     Start,
     Trainer,
-    Untold,
     curve_outside,
 )
 from converge_harness.trainers.calls import (
@@ -76,6 +76,7 @@ __all__ = [
     "RANK_MODULE",
     "Call",
     "CurveFile",
+    "DifferenceNotPassed",
     "Features",
     "InlineTable",
     "Rendezvous",
@@ -85,7 +86,6 @@ __all__ = [
     "Trainer",
     "TrainerOfFile",
     "TrainerTable",
-    "Untold",
     "agent_argv",
     "argv",
     "assume_toolchain",

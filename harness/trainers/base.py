@@ -59,8 +59,8 @@ class SourceFile(NamedTuple):
     """Key of ``[trainer]``, for messages."""
 
 
-class Untold(NamedTuple):
-    """A difference between a set and its control that does not reach the trainer."""
+class DifferenceNotPassed(NamedTuple):
+    """A difference between a set and its control that the program of the set does not get."""
 
     key: str
     message: str
@@ -145,7 +145,7 @@ class Trainer(ABC):
 
     table: ClassVar[type[TrainerTable]] = TrainerTable
     """The ``[trainer]`` table of its kind."""
-    own_words: ClassVar[Mapping[str, str]] = {}
+    owned_keys: ClassVar[Mapping[str, str]] = {}
     """Train config keys for which an experiment file has its own key, and that key. Setting one of
     them with ``set`` would contradict what the plan computes from that key.
     """
@@ -302,8 +302,8 @@ class Trainer(ABC):
         """Files whose content is part of a set's identity; ``Surroundings`` has their digests."""
         return ()
 
-    def untold(self, job: Job, control: Job) -> Iterable[Untold]:
-        """Differences between a job and its control that do not reach its program."""
+    def differences_not_passed(self, job: Job, control: Job) -> Iterable[DifferenceNotPassed]:
+        """Differences between a job and its control that its program does not get."""
         return ()
 
     def features(self, toolchain: Toolchain) -> Features:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from converge_harness.errors import ToolchainError
 from converge_harness.model import Job, Toolchain, TrainerSpec
-from converge_harness.toolchains.own_python import before
 from converge_harness.toolchains.recipes import purpose
+from converge_harness.toolchains.user_python import before
 from converge_harness.trainers.base import RANK_MODULE, Features, Start
 from converge_harness.trainers.calls import Call, Rendezvous
 from converge_harness.trainers.environment import Resources, pinned_environment

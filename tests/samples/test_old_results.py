@@ -7,10 +7,10 @@ import jsonschema
 import pytest
 from stored_samples import NAMES, copied
 
+from converge_harness.calibrations import read_calibrations
 from converge_harness.cli import main
 from converge_harness.cli.exit_codes import ExitCode
 from converge_harness.readers import read_run
-from converge_harness.references import read_calibrations
 from converge_harness.report import __file__ as report_package
 from converge_harness.run_folder.documents import SCHEMA
 

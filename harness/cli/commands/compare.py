@@ -137,8 +137,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="tolerances learnt from repeats of the control before, instead of --repeat: a file of "
-        "`converge calibrate --out`, or the calibration.json of a report folder",
+        help="limits that were learnt earlier from repeats of this control, instead of --repeat: "
+        "a file by `converge calibrate --out`, or the calibration.json of a report folder",
     )
     parser.add_argument(
         "--columns",
@@ -153,8 +153,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="SIGNAL=RELATIVE",
-        help="largest allowed relative difference of a signal at any step, as loss=1e-3: replaces "
-        "what was learnt",
+        help="largest allowed relative difference of a signal at any step, as loss=1e-3; it "
+        "replaces the limit learnt from repeats",
     )
     parser.add_argument(
         "--margin",
@@ -270,7 +270,9 @@ def _calibration(
     if arguments.calibration is not None:
         if arguments.repeat:
             raise ConfigError(
-                Problem("--calibration and --repeat", "both say what the tolerances are: give one")
+                Problem(
+                    "--calibration and --repeat", "both say where the limits are from: give one"
+                )
             )
         read, note = read_for_curves(arguments.calibration, control)
         if note:

@@ -235,7 +235,7 @@ class ReportView:
     """The same matrix at another revision of the code; None: none was asked for."""
 
     @property
-    def references(self) -> tuple[RunView, ...]:
+    def judged_against(self) -> tuple[RunView, ...]:
         """What test sets are judged against: the controls, then the anchor if there is one."""
         return (*self.controls, self.anchor) if self.anchor else self.controls
 

@@ -71,7 +71,7 @@ class Megatron(TorchrunTrainer):
     kind = "megatron"
     table = MegatronTable
     imports = ("torch", "megatron.core")
-    own_words = OWNED
+    owned_keys = OWNED
     model_keys = MODEL_KEYS
     mapping_key = "weights"
 

@@ -34,7 +34,6 @@ from converge_harness.trainers.base import (
 from converge_harness.trainers.table import TrainerOfFile, environment_of
 from converge_harness.trainers.torchrun import TorchrunTrainer
 from converge_harness.trainers.torchtitan import releases
-from converge_harness.trainers.torchtitan.own_python import own_toolchain
 from converge_harness.trainers.torchtitan.table import (
     OWNED,
     TitanTable,
@@ -44,6 +43,7 @@ from converge_harness.trainers.torchtitan.table import (
     start_problems,
     titan_train_config,
 )
+from converge_harness.trainers.torchtitan.user_python import toolchain_of_python
 
 CHECKPOINTING = "activation_checkpoint"
 KEYS = ConfigKeys(
@@ -98,7 +98,7 @@ TORCHTITAN = TrainerSpec(
         dry_run=True,
         warm_start=True,
         several_nodes=True,
-        goldens=True,
+        baselines=True,
         repeatable_argv=True,
     ),
     defaults=MappingProxyType(
@@ -114,7 +114,7 @@ class Torchtitan(TorchrunTrainer):
     kind = TORCHTITAN.kind
     table = TitanTable
     imports = ("torch", "torchtitan")
-    own_words = OWNED
+    owned_keys = OWNED
 
     def default_spec(self) -> TrainerSpec:
         return TORCHTITAN
@@ -177,7 +177,7 @@ class Torchtitan(TorchrunTrainer):
     def with_code(
         self, toolchain: Toolchain, first: tuple[Path, ...], trainer: TrainerSpec
     ) -> Toolchain:
-        return own_toolchain(toolchain.name, first)
+        return toolchain_of_python(toolchain.name, first)
 
     def assume_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
         return releases.assume_toolchain(name, root)

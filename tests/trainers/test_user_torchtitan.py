@@ -23,7 +23,7 @@ from converge_harness.trainers.torchtitan.dialect import (
     dialect_of,
     missing,
 )
-from converge_harness.trainers.torchtitan.own_python import own_toolchain
+from converge_harness.trainers.torchtitan.user_python import toolchain_of_python
 
 ROOT = Path(__file__).parents[2]
 ADAPTERS = {TITAN_02: "v0_2", TITAN_03: "v0_3", TITAN_MAIN: "v0_3"}
@@ -240,12 +240,12 @@ def test_a_python_that_is_too_old_says_so(own, tmp_path):
 
 def test_code_of_another_folder_is_what_it_then_imports_or_it_is_refused(own, tmp_path):
     write_hooked(tmp_path / "base", TITAN_02)
-    found = own_toolchain(str(own), (tmp_path / "base",))
+    found = toolchain_of_python(str(own), (tmp_path / "base",))
     assert found.dialect == TITAN_02
     assert found.paths[0] == tmp_path / "base"
     (tmp_path / "base" / "torchtitan").rename(tmp_path / "base" / "other")
     with pytest.raises(ToolchainError, match="editable_mode=compat"):
-        own_toolchain(str(own), (tmp_path / "base",))
+        toolchain_of_python(str(own), (tmp_path / "base",))
 
 
 def test_the_metadata_of_an_editable_install_is_that_of_pip(own):
