@@ -8,11 +8,10 @@ are treated as read-only. See ``docs/architecture.md`` for who makes what.
     experiment.py   what an experiment file means
     trainer.py      which trainer a set has, and what it can do
     kinds.py        degrees, kinds of test sets, segments and faults
-    plan.py         jobs, toolchains, surroundings
+    plan.py         jobs, toolchains, surroundings, baselines
     runs.py         how a run ended
     evidence.py     all that a run left
     calibration.py  how much repeats of a control differ
-    baselines.py    blessed controls
     verdict.py      checks, outcomes, causes, verdicts
 
 ``calibration`` and ``evidence`` hold arrays. They are imported at the first use of one of their
@@ -22,7 +21,6 @@ names, so that ``converge --help`` need not wait for numpy.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from converge_harness.model.baselines import BASELINES, Baseline, Blessing
 from converge_harness.model.experiment import (
     CADENCE_OFF,
     DATA_TYPES,
@@ -71,7 +69,16 @@ from converge_harness.model.kinds import (
     Segment,
     Torn,
 )
-from converge_harness.model.plan import CHECKOUT, Job, Plan, Surroundings, Toolchain
+from converge_harness.model.plan import (
+    BASELINES,
+    CHECKOUT,
+    Baseline,
+    Blessing,
+    Job,
+    Plan,
+    Surroundings,
+    Toolchain,
+)
 from converge_harness.model.runs import RankError, RunRecord, RunStatus
 from converge_harness.model.trainer import (
     Capabilities,

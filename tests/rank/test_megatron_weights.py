@@ -32,6 +32,7 @@ from converge_harness.rank.recorder.post_step_state import PostStepSamples
 from converge_harness.rank.recorder.rows import assign_rows
 from converge_harness.rank.recorder.tensor_samples import TensorSamples, sum_over_ranks
 from converge_harness.rank.settings import SettingError
+from converge_harness.rank.start.entry import config_problems
 from converge_harness.run_folder.weight_mapping import WeightMapping
 
 # What Megatron-Core and torch warn of while it builds models is theirs.
@@ -240,9 +241,9 @@ def test_modules_that_compute_the_same_have_the_other_name(tmp_path):
 
 def test_norms_of_queries_and_keys_cannot_be_mapped(tmp_path):
     overrides = {"transformer.qk_layernorm": True}
-    (problem,) = megatron.check(job_of(tmp_path, weights=NAMES, overrides=overrides))
+    (problem,) = config_problems(megatron, job_of(tmp_path, weights=NAMES, overrides=overrides))
     assert problem.key == "transformer.qk_layernorm"
-    assert megatron.check(job_of(tmp_path, overrides=overrides)) == []
+    assert config_problems(megatron, job_of(tmp_path, overrides=overrides)) == []
 
 
 def test_a_token_attends_to_its_own_document_and_to_nothing_later():
