@@ -60,14 +60,18 @@ def test_a_mapping_is_read(tmp_path):
         (
             '"layers.*.mlp.linear_fc2.weight"',
             '"layers.*.mlp.linear_fc3.weight"',
-            "names.toml:5: parameters.layers.*.mlp.linear_fc3.weight: is no name in a Megatron-Core "
-            "GPT as converge builds it (did you mean 'layers.*.mlp.linear_fc2.weight'?)",
+            (
+                ":5: parameters.layers.*.mlp.linear_fc3.weight: is no name in a Megatron-Core GPT "
+                "as converge builds it (did you mean 'layers.*.mlp.linear_fc2.weight'?)"
+            ),
         ),
         (
             '"layers.*.mlp" =',
             '"layers.*.mpl" =',
-            "names.toml:8: modules.layers.*.mpl: is no name in a Megatron-Core GPT as converge "
-            "builds it (did you mean 'layers.*.mlp'?)",
+            (
+                ":8: modules.layers.*.mpl: is no name in a Megatron-Core GPT as converge builds it "
+                "(did you mean 'layers.*.mlp'?)"
+            ),
         ),
     ],
 )
