@@ -245,7 +245,7 @@ def titan_keys(path: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in SOURCES if layer_of(path) in ("judge", "model")],
+    [path for path in SOURCES if layer_of(path) == "judge"],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_the_judge_gets_the_keys_of_a_trainers_config_from_the_trainer(path):

@@ -57,11 +57,6 @@ def why_not(spec: SetSpec) -> str:
         return "is trained by another trainer than its control, and only sets of one can be shrunk"
     if not spec.trainer.can.techniques:
         return f"is trained by a {spec.trainer.kind} trainer, which alone knows what it consists of"
-    if spec.trainer.settings is not None:
-        return (
-            f"is trained by a {spec.trainer.kind} trainer with settings in [trainer] that only it "
-            "can write"
-        )
     return ""
 
 

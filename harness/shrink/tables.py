@@ -27,7 +27,7 @@ def experiment_tables(
     Not carried over: an anchor, a calibration, a baseline, and the cluster.
 
     Args:
-        experiment: of sets whose trainer has no settings of its own (``reductions.why_not``).
+        experiment: of sets that ``reductions.why_not`` does not refuse.
         name: of the new experiment.
         place: the path of the file with a train config, from the experiment's folder.
     """

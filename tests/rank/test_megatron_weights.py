@@ -266,7 +266,6 @@ def all_names(folder, transformer, gpt):
     assert {re.sub(r"layers\.\d+", "layers.*", name) for name in named} <= parameters
     found = {name for part in parts for name, _ in part.named_modules()}
     found = {re.sub(r"layers\.\d+", "layers.*", name) for name in found}
-    print(sorted(found - modules))
     assert modules - found <= {f"layers.*.mlp.linear_{each}" for each in ("gate", "up")} | {
         f"layers.*.self_attention.linear_{each}" for each in "qkv"
     } | {"embedding.position_embeddings"}

@@ -70,7 +70,7 @@ def test_a_mapping_is_read(tmp_path):
             '"layers.*.mpl" =',
             (
                 ":8: modules.layers.*.mpl: is no name in a Megatron-Core GPT as converge builds it "
-                "(did you mean 'layers.*.mlp'?)"
+                "(did you mean 'layers.*.mlp'?"
             ),
         ),
     ],
