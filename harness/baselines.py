@@ -241,7 +241,7 @@ def write_baseline(
     change: Change | None = None,
     reference: RunRecord | None = None,
 ) -> None:
-    """Store a finished control as baseline, atomically; an existing one moves to ``previous``.
+    """Store a finished control as a baseline, atomically; an existing one moves to ``previous``.
 
     Args:
         folder: the baseline's folder, named after it.

@@ -23,7 +23,7 @@ and other tasks::
     bisect.py      the revision from which on it does
     repro.py       a failed set as a folder for others
     pair_files.py  a control and a test set as files that stand alone
-    bless.py       makes a control that somebody vouches for baseline
+    bless.py       stores a control that somebody vouches for as a baseline
     compare.py     judges finished runs, or curves from anywhere
 
 Progress is reported to observers (``launch.events``), results are returned: the command line prints

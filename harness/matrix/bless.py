@@ -1,4 +1,4 @@
-"""Makes a control baseline: whether that is possible, and what has changed since the last one."""
+"""Makes a control the baseline: whether that is possible, and what has changed since the last."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def change_since(before: StoredBaseline, now: Candidate) -> RunChange:
 def bless(
     folder: Path, now: Candidate, author: str, reason: str, change: RunChange | None = None
 ) -> None:
-    """Store a control as baseline, with what has changed since the existing one (if any)."""
+    """Store a control as a baseline, with what has changed since the existing one (if any)."""
     blessing = Blessing(author.strip(), reason.strip(), timestamp())
     stored = None if change is None else _as_stored(change)
     write_baseline(

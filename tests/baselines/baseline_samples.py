@@ -58,7 +58,7 @@ def control_of(path: Path) -> Job:
 
 
 def bless(baseline: Path, path: Path, author: str = "ada", change: Change | None = None) -> None:
-    """Store the control of an experiment as baseline, as if it and its reference had run."""
+    """Store the control of an experiment as a baseline, as if it and its reference had run."""
     control = control_of(path)
     references = [job for job in plan_of(path).jobs if job.role is Role.REFERENCE]
     record, *reference = [run_of(job, path) for job in (control, *references)]

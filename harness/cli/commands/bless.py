@@ -1,4 +1,4 @@
-"""``converge bless``: store a control that somebody vouches for as baseline."""
+"""``converge bless``: store a control that somebody vouches for as a baseline."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from converge_harness.baselines import StoredBaseline
     from converge_harness.judge import RunChange
 
-HELP = "store a control as baseline, to be judged against without running it"
+HELP = "store a control as a baseline, to be judged against without running it"
 DESCRIPTION = """\
-Store the control of an experiment as baseline: its curves, digests and sketches, what its repeats
+Store the control of an experiment as a baseline: its curves, digests and sketches, what its repeats
 showed, versions, and who vouches for it. Finished runs are not run again. An experiment
 with `baseline = "NAME"` is then judged against it without running the control. Blessing again first
 reports what has changed since: bitwise (nothing), rounding-like, or semantic."""
@@ -143,7 +143,7 @@ def _required(arguments: argparse.Namespace) -> Path:
             (
                 "EXPERIMENT",
                 arguments.experiment,
-                "is missing: the experiment whose control becomes baseline",
+                "is missing: the experiment whose control becomes the baseline",
             ),
             ("--name", arguments.name, "is missing: the name to store it under"),
             ("--author", (arguments.author or "").strip(), "is missing: who vouches for it"),

@@ -59,7 +59,7 @@ examples:
   does it reach a loss of 2.5 in no more than 5% more steps?
     converge compare --seeds --control adamw-*.csv --test muon-*.csv --target loss=2.5 \\
       --margin 0.05
-  a submission to MLPerf Training: neither faster nor later than its reference?
+  a submission to MLPerf Training: neither faster nor later than its RCP?
     converge compare --rcp rcps_llama31_8b.json --test result_*.txt --margin 0.05"""
 EPILOG = f"{EXAMPLES}\n\n{EXIT_CODES}"
 UNDONE = ""
@@ -122,8 +122,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="TABLE",
         help="compare the MLPerf Training logs of --test with a table of reference convergence "
-        "points (rcps_BENCHMARK.json): by MLPerf's rule, not significantly faster; with --margin "
-        "not later either",
+        "points (RCPs, rcps_BENCHMARK.json): by MLPerf's rule, not significantly faster; with "
+        "--margin not later either",
     )
     parser.add_argument(
         "--repeat",

@@ -280,7 +280,7 @@ class ReportView:
         if self.worst is Judgement.PASS:
             if all("rcp-no-later" in test.verdict.not_asked for test in self.tests):
                 which = "is no faster than its" if sets == 1 else "none is faster than its"
-                return f"{total}: {which} reference."
+                return f"{total}: {which} RCP."
             which = "agrees" if sets == 1 else "all agree"
             if all(test.verdict.ask is Ask.NO_WORSE for test in self.tests):
                 which = "is no worse than" if sets == 1 else "none is worse than"
