@@ -181,9 +181,11 @@ def _check(console: Console, name: str) -> None:
     with leaving_when_interrupted():
         from converge_harness.cli.console import say
         from converge_harness.toolchains.build import State, condition, imported
+        from converge_harness.toolchains.find import PACKAGES
         from converge_harness.trainers import trainer_of_kind, trainers_in
     found = condition(name)
     driven, not_driven = trainers_in(name)
+    versions = next(iter(driven.values())).versions
     imports = imported(
         name, also=[each for kind in driven for each in trainer_of_kind(kind).imports]
     )
@@ -191,7 +193,7 @@ def _check(console: Console, name: str) -> None:
     for says, values in (
         ("imports", imports),
         ("trainers", {kind: _as(kind, each.dialect) for kind, each in driven.items()}),
-        ("installed", next(iter(driven.values())).versions),
+        ("installed", {key: each for key, each in versions.items() if key != PACKAGES}),
     ):
         listed = ", ".join(f"{key} {each}".strip() for key, each in values.items())
         say(console, f"  {says}: {listed}")
