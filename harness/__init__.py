@@ -7,7 +7,8 @@ An experiment becomes a plan, runs, evidence, verdicts and a report (docs/archit
     trainers/ launch/        how each trainer is called; runs jobs on this machine or under Slurm
     rank/ probe/             code inside ranks: torchtitan's, and the library for other programs
     run_folder/ readers/     the files of a run; evidence from them and from other tools' curves
-    judge/ references/       evidence to verdicts; stored calibrations and goldens
+    judge/                   evidence to verdicts
+    baselines.py calibrations.py   blessed controls; the limits learnt from repeats, in files
     report/ history/         reports; results over nights
     shrink/ bisect.py        searches: the smallest set-up that fails; the first revision that does
     model/                   the values that all of these exchange

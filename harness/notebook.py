@@ -393,12 +393,12 @@ def compare(
                 f"tolerances: there is no signal {signal!r}; {suggest(signal, JUDGED_SIGNALS)}"
             )
     read = functools.partial(_evidence, columns=columns or {}, since=since)
-    reference = read(control, "control")
+    believed = read(control, "control")
     taught = [read(each, f"repeat {number}") for number, each in enumerate(repeated, 1)]
-    calibration = calibrate(reference, taught) if taught else None
+    calibration = calibrate(believed, taught) if taught else None
     question = CurveQuestion(Ask(ask) if ask else None, margin, dict(tolerances or {}))
     judged = compare_curves(
-        Given(reference, _path_of(control)), _given(tests, reference, read), question, calibration
+        Given(believed, _path_of(control)), _given(tests, believed, read), question, calibration
     )
     return Report(document(judged.view), tables_of(judged.view))
 

@@ -201,7 +201,7 @@ class Store:
         return found
 
     def calibration_file(self, identity: str) -> Path:
-        """File with the limits learnt from that control's repeats (``harness/references/``)."""
+        """File with the limits learnt from that control's repeats (``harness/calibrations.py``)."""
         return self.root / "calibrations" / f"{identity}.json"
 
     def checked_file(self, identity: str) -> Path:

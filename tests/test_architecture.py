@@ -35,7 +35,8 @@ ALLOWED = {
     "corpus": {"run_folder", "model", "errors"},
     "seal": {"run_folder", "model", "errors", "trainers"},
     "store": {"run_folder", "model", "errors", "seal"},
-    "references": {"run_folder", "model", "errors", "store", "readers"},
+    "calibrations": {"model", "errors", "store"},
+    "baselines": {"run_folder", "model", "errors", "store", "readers", "calibrations"},
     "trainers": {"run_folder", "model", "errors", "toml", "toolchains", "checkout"},
     "launch": {"run_folder", "model", "errors", "seal", "store", "trainers"},
     "readers": {"run_folder", "model", "errors", "seal", "store", "trainers"},
@@ -54,7 +55,8 @@ ALLOWED = {
             "run_folder",
             "checkout",
             "store",
-            "references",
+            "baselines",
+            "calibrations",
             "trainers",
             "launch",
             "readers",
@@ -231,8 +233,8 @@ def asks_which_trainer(path: Path) -> set[str]:
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_only_trainers_ask_which_trainer_it_is(path):
-    # The model names the default trainer. Toolchains lists the packages whose versions count, and
-    # has a recipe for each environment.
+    # The model has the loaders of the corpus. Toolchains lists the packages whose versions count,
+    # and has a recipe for each environment.
     allowed = {"torchtitan"} if layer_of(path) in ("model", "toolchains") else set()
     allowed |= {*RECIPES, "torchtitan-"} if path.name == "recipes.py" else set()
     assert asks_which_trainer(path) <= allowed
@@ -257,6 +259,30 @@ def test_only_trainers_ask_which_trainer_it_is(path):
 def test_asking_which_trainer_is_seen(tmp_path, line):
     (tmp_path / "x.py").write_text(line)
     assert asks_which_trainer(tmp_path / "x.py")
+
+
+TITAN_KEY = re.compile(r"(compile|parallelism|dataloader|debug|activation_checkpoint)\.\w+")
+
+
+def titan_keys(path: Path) -> set[str]:
+    """Keys of torchtitan's config that a module writes out."""
+    constants = (node for node in ast.walk(ast.parse(path.read_text())))
+    texts = (node.value for node in constants if isinstance(node, ast.Constant))
+    return {text for text in texts if isinstance(text, str) and TITAN_KEY.fullmatch(text)}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in SOURCES if layer_of(path) == "judge"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_the_judge_gets_the_keys_of_a_trainers_config_from_the_trainer(path):
+    assert not titan_keys(path)
+
+
+def test_a_key_of_torchtitan_is_seen(tmp_path):
+    (tmp_path / "x.py").write_text('ran.get("debug.deterministic")')
+    assert titan_keys(tmp_path / "x.py")
 
 
 CONTRACT = {

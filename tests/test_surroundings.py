@@ -30,12 +30,23 @@ from converge_harness.surroundings import (
 )
 from converge_harness.trainers.command import trained_by
 from converge_harness.trainers.command.settings import Command
+from converge_harness.trainers.torchtitan import TORCHTITAN
 
 
 def experiment(inject: str | None, data: SyntheticData | None) -> Experiment:
     config = TrainConfig(path="t.toml", settings={}, data=data)
-    control = SetSpec("control", Parallelism(dp_shard=2), config, "torchtitan-0.3.0")
-    test = SetSpec("a", Parallelism(), config, "torchtitan-0.3.0", inject=inject, control="control")
+    control = SetSpec(
+        "control", Parallelism(dp_shard=2), config, "torchtitan-0.3.0", trainer=TORCHTITAN
+    )
+    test = SetSpec(
+        "a",
+        Parallelism(),
+        config,
+        "torchtitan-0.3.0",
+        inject=inject,
+        control="control",
+        trainer=TORCHTITAN,
+    )
     return Experiment("x", Path("x.toml"), (control,), (test,))
 
 

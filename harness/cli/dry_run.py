@@ -34,7 +34,7 @@ def show_dry_run(arguments: argparse.Namespace) -> ExitCode:
 
     Raises ConfigError with all problems of all sets.
     """
-    plan = plan_of(arguments).without_golden
+    plan = plan_of(arguments).without_baseline
     errors = error_console()
     total, done = len(parts_of(plan.jobs)), 0
 

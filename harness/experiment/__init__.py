@@ -8,8 +8,8 @@ An experiment file (``schema = 1``)::
     seed = 42
     repeats = ["rerun", "ulp", "ulp.2", "permute"]  # A/A repeats made of every control: KIND.SEED
     calibration = "smoke.json"      # judge by this file of `converge calibrate`; then no repeats
-    baseline = "smoke"              # judge against this golden of `converge bless`: no control runs
-    baseline_across = ["hardware"]  # what the golden may differ in: "hardware", "dtype"
+    baseline = "smoke"              # a stored control by `converge bless`: no control runs
+    baseline_across = ["hardware"]  # in what it may differ: "hardware", "dtype"
 
     [seeds]                         # train every control and test set by more than one seed:
     count = 3                       # 42, 43 and 44

@@ -34,8 +34,8 @@ from converge_harness.experiment.tables import (
     read_test,
 )
 from converge_harness.model import (
+    BASELINES,
     FEWEST_DRAWN,
-    GOLDENS,
     Across,
     Cluster,
     Experiment,
@@ -120,7 +120,7 @@ def load_experiment(
         problems += _repeat_problems(_place(path), top, builder, control_specs)
     for each in (builder, *others_by_name.values()):
         problems += _trainer_problems(each, launcher, data, _place(path))
-    problems += _golden_problems(builder, others_by_name, data, _place(path))
+    problems += _unblessable(builder, others_by_name, data, _place(path))
     every_spec = (*control_specs, *test_specs, *([anchor_spec] if anchor_spec else []))
     problems += _unused_toolchain(_tables_of(data, "trainer"), builder, every_spec, _place(path))
     named = [_trainer_named(table) for table, _ in tests]
@@ -447,7 +447,7 @@ def _seed_problems(
         )
         yield Problem(where("seeds"), why, "leave out one")
     if "baseline" in data:
-        why = "cannot be combined with a baseline: a golden has one seed"
+        why = "cannot be combined with a baseline: a baseline has one seed"
         yield Problem(where("seeds"), why, "leave out one")
     if builder.of_file.names_weights:
         yield Problem(
@@ -511,27 +511,26 @@ def _trainer_problems(
     yield from builder.trainer.file_problems(trainer, data, where)
 
 
-def _golden_problems(
+def _unblessable(
     builder: SetBuilder,
     others: Mapping[str, SetBuilder],
     data: Mapping[str, object],
     where: Where,
 ) -> Iterator[Problem]:
-    """A golden in place of controls that cannot be blessed."""
+    """A baseline in place of controls that cannot be blessed."""
     trainer = builder.of_file.trainer
     who = f"a {trainer.kind} trainer"
-    if "baseline" in data and not trainer.can.goldens:
+    if "baseline" in data and not trainer.can.baselines:
         yield Problem(
             where("baseline"),
-            f"is a golden: {who}'s control cannot be blessed, because not all files of its program "
-            "are known",
+            f"is not possible: {who}'s control cannot be blessed, because not all files of its "
+            "program are known",
             "leave it out: then the control is run",
         )
     if "baseline" in data and others:
         yield Problem(
             where("baseline"),
-            f"is a golden, which has no weights for the sets of [trainers.{next(iter(others))}] to "
-            "start from",
+            f"has no weights for the sets of [trainers.{next(iter(others))}] to start from",
             "leave it out: then the control is run",
         )
 
@@ -552,17 +551,17 @@ def _unused_toolchain(
 
 
 def _baseline_of(written: str | None, folders: tuple[Path, ...]) -> Path | None:
-    """The golden's folder: ``baselines/NAME``, else the path, even if it does not exist.
+    """The baseline's folder: ``baselines/NAME``, else the path, even if it does not exist.
 
     ``folders`` are those in which relative paths are resolved.
     """
     if written is None:
         return None
-    named = find(f"{GOLDENS}/{written}", folders, Path.is_dir) if "/" not in written else None
+    named = find(f"{BASELINES}/{written}", folders, Path.is_dir) if "/" not in written else None
     found = named or find(written, folders, Path.is_dir)
     if found is not None:
         return found
-    return folders[0] / (expanded(written) if "/" in written else Path(GOLDENS) / written)
+    return folders[0] / (expanded(written) if "/" in written else Path(BASELINES) / written)
 
 
 def _baseline_problems(data: dict[str, Any], where: Where, problems: list[Problem]) -> None:
@@ -576,8 +575,8 @@ def _baseline_problems(data: dict[str, Any], where: Where, problems: list[Proble
             )
         return
     reasons = {
-        "calibration": "the golden contains what was learnt from its repeats",
-        "controls": "a golden replaces the only control of a file",
+        "calibration": "the baseline contains what was learnt from its repeats",
+        "controls": "a baseline replaces the only control of a file",
         "anchor": "the control is not run, so it cannot be judged",
     }
     problems += [

@@ -77,9 +77,12 @@ def recovery_of(
     nodes = recovery.first_nodes
     for index, fault in in_order:
         at = _At(fault, FaultKind(fault.kind), nodes)
-        for key, message, hint in _fault_problems(at, recovery, spec):
-            problems.append(Problem(where(f"faults[{index}].{key}"), message, hint))
-        nodes += {FaultKind.JOIN: 1, FaultKind.AGENT_LOSS: -1}.get(at.kind, 0)
+        found = list(_fault_problems(at, recovery, spec))
+        problems += [
+            Problem(where(f"faults[{index}].{key}"), message, hint) for key, message, hint in found
+        ]
+        if not any(wrong.key == "kind" for wrong in found):  # else it changes no nodes
+            nodes += {FaultKind.JOIN: 1, FaultKind.AGENT_LOSS: -1}.get(at.kind, 0)
     return recovery
 
 

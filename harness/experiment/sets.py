@@ -264,8 +264,8 @@ class SetBuilder:
         overrides: dict[str, Setting] = {}
         for key, value in flatten(table):
             place = where(f"set.{key}")
-            if word := self.trainer.own_words.get(key):
-                self.problems.append(Problem(place, "cannot be set here", f"use {word}"))
+            if owner := self.trainer.owned_keys.get(key):
+                self.problems.append(Problem(place, "cannot be set here", f"use {owner}"))
             elif not all(part.strip() for part in key.split(".")):
                 self.problems.append(Problem(place, f"{key!r} is not a dotted key"))
             elif key in overrides:

@@ -27,7 +27,7 @@ from converge_harness.model import (
 )
 from converge_harness.plan.rules import RULES, PlannedJob
 from converge_harness.plan.sizes import precision_of
-from converge_harness.trainers import features_of
+from converge_harness.trainers import DEFAULT_TRAINER, features_of, trainer_of_kind
 
 MICROBATCH = "parallelism.pipeline_parallel_microbatch_size"
 CUDA_GRAPHS = "training.disable_cuda_graphs"
@@ -164,7 +164,7 @@ def sized_base(
     factors = tuple(factors)
     pipelines = [factor for factor in factors if factor.slot == "pp"]
     beside = [factor for factor in factors if not factor.is_parallelism or factor.slot == "tp"]
-    local, written = sizes["local_batch_size"], config_setting(config, GLOBAL_BATCH)
+    local, written = sizes["local_batch_size"], config.setting(GLOBAL_BATCH)
     budgets = [local * dp * times for times in range(1, MOST_RAISED + 1)]
     if isinstance(written, int) and written > 0 and written % dp == 0:
         budgets.insert(0, written)
@@ -188,11 +188,6 @@ def sized_base(
     )
 
 
-def config_setting(config: TrainConfig, key: str) -> Setting:
-    """A dotted key's value in a train config alone."""
-    return SetSpec("", Parallelism(), config, "").setting(key)
-
-
 def _takes(base: Base, factors: Iterable[Factor]) -> bool:
     case = base.case(base.spec(factors))
     return not any(list(RULES[name].check(case)) for name in PIPELINE_RULES)
@@ -202,7 +197,7 @@ def _stated(config: TrainConfig) -> dict[str, int]:
     """Sizes without which no plan can be made."""
     problems, sizes = [], {}
     for name in ("steps", "local_batch_size", "seq_len"):
-        value: Any = config_setting(config, f"training.{name}")
+        value: Any = config.setting(f"training.{name}")
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             sizes[name] = value
         else:
@@ -227,6 +222,7 @@ def _base(
         train_config=config,
         toolchain=toolchain.name,
         overrides=overrides,
+        trainer=trainer_of_kind(DEFAULT_TRAINER).default_spec(),
     )
     experiment = Experiment(name="", path=Path(config.path), controls=(control,), tests=())
     job = Job(

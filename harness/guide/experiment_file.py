@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from converge_harness.guide.base import CUDA_GRAPHS, Base, config_setting
+from converge_harness.guide.base import CUDA_GRAPHS, Base
 from converge_harness.guide.factor import Factor
 from converge_harness.guide.recommend import KEPT, Recommended
 from converge_harness.model import ENOUGH_RERUNS, OwnTechnique, Repeat, RepeatKind, Setting
@@ -146,7 +146,7 @@ def _excludes_cuda_graphs(base: Base, tests: Sequence[Recommended]) -> bool:
     return (
         features_of(base.control).cuda_graphs
         and any(each.pp > 1 or each.ep > 1 for each in degrees)
-        and config_setting(base.control.spec.train_config, CUDA_GRAPHS) is None
+        and base.control.spec.train_config.setting(CUDA_GRAPHS) is None
     )
 
 

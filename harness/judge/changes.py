@@ -1,6 +1,6 @@
 """How a control's numbers changed between two of its runs: a pure function of both.
 
-A golden that no longer matches does not prove a bug, and blessing it again does not disprove one.
+A baseline that no longer matches does not prove a bug, and blessing it again does not disprove one.
 The kinds are those of a change log of numerics: the same bits, other rounding, or other training.
 """
 

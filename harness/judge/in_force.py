@@ -7,27 +7,17 @@ another technique. Only an audit of what really ran can notice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from converge_harness.judge.degrees import ranks
 from converge_harness.judge.programs import not_as_called
-from converge_harness.model import OwnTechnique, SetSpec, Technique
+from converge_harness.model import ImpliedSetting, OwnTechnique, SetSpec, Technique
 
 InForce: TypeAlias = Mapping[str, Any]
 """The content of ``in_force.json`` (docs/architecture.md)."""
-
-_TRAIN_CONFIG_KEYS: Mapping[Technique, tuple[tuple[str, object], ...]] = {
-    Technique.COMPILE: (("compile.enable", True), ("training.compile", True)),
-    Technique.ASYNC_TP: (
-        ("parallelism.enable_async_tensor_parallel", True),
-        ("compile.enable_async_tensor_parallel", True),
-    ),
-    Technique.BF16: (("training.dtype", "bfloat16"),),
-}
-"""Keys of a train config that name a technique as well as ``techniques`` does."""
 
 
 def not_in_force(spec: SetSpec, ran: InForce) -> Iterator[str]:
@@ -58,7 +48,7 @@ def _not_in_force(spec: SetSpec, ran: InForce) -> Iterator[str]:
         )
     if bool(ran.get("injected")) != bool(spec.inject):
         yield f"inject {spec.inject} is named, {ran.get('injected')} is in force"
-    yield from _batches(ran)
+    yield from _batches(spec, ran)
     yield from _overrides(spec, ran)
 
 
@@ -104,7 +94,7 @@ def _other_choices(spec: SetSpec, ran: InForce) -> Iterator[str]:
     backend = ran.get("spmd_backend")
     if spec.spmd_backend and backend != spec.spmd_backend:
         yield f"SPMD backend {spec.spmd_backend} is named, {backend} is in force"
-    deterministic = _table(ran, "config").get("debug.deterministic", spec.deterministic)
+    deterministic = _table(ran, "config").get(spec.trainer.keys.deterministic, spec.deterministic)
     if deterministic != spec.deterministic:
         named, found = (str(each).lower() for each in (spec.deterministic, deterministic))
         yield f"deterministic = {named} is named, {found} is in force"
@@ -161,14 +151,13 @@ def _covers(declared: str, key: str) -> bool:
     return key == declared or inside or declared.startswith((f"{key}.", f"{key}["))
 
 
-_OF_REPEATS = frozenset({"dataloader.order_seed"})
-"""What a repeat changes: ``permute`` in torchtitan 0.3's config. Other kinds change no key."""
-
-
-def unlike_a_repeat(ours: InForce, theirs: InForce) -> tuple[str, ...]:
+def unlike_a_repeat(
+    ours: InForce, theirs: InForce, of_repeats: Collection[str] = ()
+) -> tuple[str, ...]:
     """Keys of the trainer's config that differ although no repeat of a run changes them.
 
-    Declared or not. Paths are left out: every run has its own.
+    Declared or not. Paths are left out: every run has its own. ``of_repeats``: keys that repeats
+    change (``Evidence.of_repeats``).
     """
     config, other = _table(ours, "config"), _table(theirs, "config")
     absent = object()
@@ -180,14 +169,14 @@ def unlike_a_repeat(ours: InForce, theirs: InForce) -> tuple[str, ...]:
         sorted(
             key
             for key in config.keys() | other.keys()
-            if key not in _OF_REPEATS
+            if key not in of_repeats
             and config.get(key, absent) != other.get(key, absent)
             and not (is_path(config.get(key)) and is_path(other.get(key)))
         )
     )
 
 
-def _batches(ran: InForce) -> Iterator[str]:
+def _batches(spec: SetSpec, ran: InForce) -> Iterator[str]:
     """Accumulation and pipeline microbatches follow from the batch sizes in force."""
     local, whole = ran.get("local_batch_size"), ran.get("global_batch_size")
     accumulation = ran.get("gradient_accumulation_steps")
@@ -204,7 +193,7 @@ def _batches(ran: InForce) -> Iterator[str]:
     stages, microbatches = degrees.get("pp", 1), ran.get("pipeline_microbatches")
     if stages == 1:
         return
-    size = _table(ran, "config").get("parallelism.pipeline_parallel_microbatch_size")
+    size = _table(ran, "config").get(spec.trainer.keys.pipeline_microbatch_size)
     if isinstance(size, int) and size > 0 and microbatches != local // size:
         yield f"{local // size} pipeline microbatches are named, {microbatches} are in force"
     elif not isinstance(microbatches, int) or microbatches < stages:
@@ -213,7 +202,8 @@ def _batches(ran: InForce) -> Iterator[str]:
 
 def _overrides(spec: SetSpec, ran: InForce) -> Iterator[str]:
     """Values that the file sets, against the config that the trainer was built from."""
-    config = {**_checkpointing(ran), **_table(ran, "config")}
+    config = _table(ran, "config")
+    config = {**_implied(spec.trainer.keys.implied, config), **config}
     for key, value in spec.overrides.items():
         if key not in config:
             yield f"{key} = {value} is named but cannot be verified: no such key in the config"
@@ -221,16 +211,15 @@ def _overrides(spec: SetSpec, ran: InForce) -> Iterator[str]:
             yield f"{key} = {value} is named, {config[key]} is in force"
 
 
-def _checkpointing(ran: InForce) -> Mapping[str, str]:
-    """The mode of activation checkpointing, for which torchtitan 0.3 has classes and no key."""
-    config, table = _table(ran, "config"), "activation_checkpoint"
-    if table in config and config[table] is None:
-        return {f"{table}.mode": "none"}
-    if f"{table}.force_recompute_mm_shapes_by_fqns" in config:
-        return {f"{table}.mode": "selective"}
-    if f"{table}.preserve_rng_state" in config and f"{table}.memory_budget" not in config:
-        return {f"{table}.mode": "full"}
-    return {}
+def _implied(settings: Iterable[ImpliedSetting], config: Mapping[str, Any]) -> dict[str, str]:
+    """Values that a config in force shows by other keys than the one that sets may name."""
+    found: dict[str, str] = {}
+    for each in settings:
+        null = not each.null or (each.null in config and config[each.null] is None)
+        there = not each.has or each.has in config
+        if null and there and not (each.lacks and each.lacks in config):
+            found.setdefault(each.key, each.value)
+    return found
 
 
 def _float8_modules(ran: InForce) -> str:
@@ -282,25 +271,15 @@ _TECHNIQUES: Mapping[Technique, Callable[[InForce], str]] = MappingProxyType(
 def _named_by_train_config(spec: SetSpec) -> set[Technique]:
     return {
         technique
-        for technique, settings in _TRAIN_CONFIG_KEYS.items()
-        if any(_setting(spec, key) == value for key, value in settings)
+        for technique, settings in spec.trainer.keys.techniques.items()
+        if any(spec.setting(key) == value for key, value in settings)
     }
 
 
 def _converts_float8(spec: SetSpec) -> bool:
-    """Whether the train config itself lists a Float8 converter (torchtitan 0.2 job files)."""
-    converters = _setting(spec, "model.converters")
+    """Whether the train config itself lists a Float8 converter."""
+    converters = spec.setting(spec.trainer.keys.float8_converters)
     return isinstance(converters, list) and any("float8" in str(name) for name in converters)
-
-
-def _setting(spec: SetSpec, dotted: str) -> object:
-    """A value of the set's overrides, else of its train config; None when neither has it."""
-    if dotted in spec.overrides:
-        return spec.overrides[dotted]
-    value: object = spec.train_config.settings
-    for part in dotted.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
 
 
 def _fused_nodes(ran: InForce) -> Mapping[str, int]:

@@ -1,6 +1,6 @@
 """A submission to MLPerf Training against its reference convergence points (RCPs).
 
-MLPerf asks one thing: that a submission does not converge *faster* than the reference by more than
+MLPerf asks one thing: that a submission does not converge *faster* than the RCP by more than
 chance, since it would then train something else. The rule is that of ``mlperf_logging.rcp_checker``
 (github.com/mlcommons/logging, commit 7bbf792), with its default, pruned points:
 
@@ -8,8 +8,8 @@ chance, since it would then train something else. The rule is that of ``mlperf_l
   the spread is that of all of them.
 * A point that is longer than what its neighbours give by interpolation in the batch size is left
   out, as are all below the batch size that is fastest.
-* The shortest mean that is allowed lies as far below the reference's as a one-sided Student's t of
-  5% reaches, both sides having the reference's spread, and the submission as many runs as MLPerf
+* The shortest mean that is allowed lies as far below the RCP's as a one-sided Student's t of
+  5% reaches, both sides having the RCP's spread, and the submission as many runs as MLPerf
   demands (:data:`SUBMISSION_RUNS`) however many more it has; of ``llama31_405b`` it lies 46,080
   samples lower.
 * One run may miss its target (of ``unet3d`` four); its length counts as 1e9, which is the longest
@@ -17,7 +17,7 @@ chance, since it would then train something else. The rule is that of ``mlperf_l
 
 Stricter than the checker, which counts no runs: fewer than are demanded are INVALID.
 
-We ask the opposite question as well: that the submission converges *no later* than the reference
+We ask the opposite question as well: that the submission converges *no later* than the RCP
 by more than a margin (:func:`converge_harness.judge.compare.seeds.over_seeds`, one-sided).
 """
 
@@ -43,7 +43,7 @@ from converge_harness.model import (
     Judgement,
     Limit,
     Outcome,
-    ReferencePoint,
+    Rcp,
     Tier,
     Verdict,
 )
@@ -83,7 +83,7 @@ ruleset 5.0.0, which is the first with that benchmark)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class RcpAtBatchSize:
     """What a submission at one global batch size is compared with."""
 
     batch_size: int
@@ -114,10 +114,10 @@ class Reference:
 class RcpInputs:
     """The inputs of these checks."""
 
-    points: tuple[ReferencePoint, ...]
+    points: tuple[Rcp, ...]
     runs: tuple[Convergence, ...]
     margin: float | None
-    """Relative to the reference's mean length; None: only MLPerf's rule is asked."""
+    """Relative to the RCP's mean length; None: only MLPerf's rule is asked."""
 
 
 def judge_submission(name: str, table: str, submission: RcpInputs) -> Verdict:
@@ -152,9 +152,7 @@ _WORST = (Outcome.FAIL, Outcome.INVALID, Outcome.INCONCLUSIVE, Outcome.PASS)
 
 
 @check(Tier.INTEGRITY)
-def submission_comparable(
-    points: tuple[ReferencePoint, ...], runs: tuple[Convergence, ...]
-) -> CheckResult:
+def submission_comparable(points: tuple[Rcp, ...], runs: tuple[Convergence, ...]) -> CheckResult:
     """The runs are of one benchmark and batch size, for which the table has a point.
 
     As many runs as MLPerf demands, or more; of a point enough for a mean without the shortest and
@@ -171,7 +169,7 @@ def submission_comparable(
             )
     if few := _too_few(points, runs):
         return invalid(few)
-    if _reference(points, first.batch_size) is None:
+    if _rcp_at(points, first.batch_size) is None:
         return _no_point(points, first.batch_size)
     return passed(f"{len(runs)} runs at global batch size {first.batch_size}")
 
@@ -194,66 +192,64 @@ def target_reached(runs: tuple[Convergence, ...]) -> CheckResult:
 
 
 @check(Tier.EQUIVALENCE)
-def rcp_not_faster(
-    points: tuple[ReferencePoint, ...], runs: tuple[Convergence, ...]
-) -> CheckResult:
-    """MLPerf's rule: the mean length is not shorter than the reference's beyond chance.
+def rcp_not_faster(points: tuple[Rcp, ...], runs: tuple[Convergence, ...]) -> CheckResult:
+    """MLPerf's rule: the mean length is not shorter than the RCP's beyond chance.
 
-    A run that converges faster than its reference by more than chance trains something else: with
+    A run that converges faster than its RCP by more than chance trains something else: with
     other hyperparameters, data or target.
     """
     size = runs[0].batch_size
-    reference = _reference(points, size)
-    if reference is None:
+    rcp = _rcp_at(points, size)
+    if rcp is None:
         return _no_point(points, size)
     mean = _olympic(tuple(run.length for run in runs), runs[0].benchmark)
-    fastest = reference.fastest(runs[0].benchmark)
+    fastest = rcp.fastest(runs[0].benchmark)
     said = (
-        f"mean length {mean:,.6g}, of the reference {reference.mean:,.6g}{reference.how}; at least "
+        f"mean length {mean:,.6g}, of the RCP {rcp.mean:,.6g}{rcp.how}; at least "
         f"{fastest:,.6g} is allowed"
     )
     limit = Limit(fastest, "MLPerf's rule, at 5%")
-    if mean < fastest and reference.batch_size != size:
+    if mean < fastest and rcp.batch_size != size:
         return invalid(
             f"{said}; that point is of another batch size, and a faster one needs its own"
         )
     if mean < fastest:
         return CheckResult(Outcome.FAIL, f"faster than chance allows: {said}", mean, limit)
-    if mean < reference.mean:
-        said += f"; MLPerf multiplies its score by {reference.mean / mean:.4f}"
+    if mean < rcp.mean:
+        said += f"; MLPerf multiplies its score by {rcp.mean / mean:.4f}"
     return CheckResult(Outcome.PASS, said, mean, limit)
 
 
 @check(Tier.EQUIVALENCE)
 def rcp_no_later(
-    points: tuple[ReferencePoint, ...], runs: tuple[Convergence, ...], margin: float | None
+    points: tuple[Rcp, ...], runs: tuple[Convergence, ...], margin: float | None
 ) -> CheckResult:
-    """The mean length of all runs is no longer than the reference's by more than the margin.
+    """The mean length of all runs is no longer than the RCP's by more than the margin.
 
     Welch's t on all lengths, one-sided: shorter is fine. With a run that misses its target there is
     no PASS.
     """
-    reference = _reference(points, runs[0].batch_size)
-    if margin is None or reference is None:
+    rcp = _rcp_at(points, runs[0].batch_size)
+    if margin is None or rcp is None:
         return skipped("no margin to compare by")
-    if reference.batch_size != runs[0].batch_size:
+    if rcp.batch_size != runs[0].batch_size:
         return invalid(
             f"no point for global batch size {runs[0].batch_size} to be later than: the smallest "
-            f"is {reference.batch_size}"
+            f"is {rcp.batch_size}"
         )
     limit = Limit(margin, "margin set in the file")
     there = np.array([run.length for run in runs if math.isfinite(run.length)])
     if there.size < FEWEST_SEEDS:
         return invalid(f"{counted(int(there.size), 'run')} at the target")
     group = Group.of(there)
-    found = over_seeds(group, reference.group, margin, one_sided=True)
+    found = over_seeds(group, rcp.group, margin, one_sided=True)
     endless = len(runs) - int(there.size)
     # It is not known how long it would have trained: it can only raise the mean.
     shorter = endless and found.outcome is not Answer.DIFFERENT
     return CheckResult(
         Outcome.INCONCLUSIVE if shorter else OUTCOMES[found.outcome],
         f"mean length of {group.seeds} runs {found.difference:+.2g} ± {found.half_width:.1g}, "
-        f"relative to the reference's {reference.group.seeds}"
+        f"relative to the RCP's {rcp.group.seeds}"
         + (f"; {counted(endless, 'run')} never at the target" if endless else ""),
         measured=max(found.bound, 0.0),
         limit=limit,
@@ -264,7 +260,7 @@ def rcp_no_later(
 CHECKS = (submission_comparable, target_reached, rcp_not_faster, rcp_no_later)
 
 
-def _too_few(points: Sequence[ReferencePoint], runs: Sequence[Convergence]) -> str:
+def _too_few(points: Sequence[Rcp], runs: Sequence[Convergence]) -> str:
     """Which side has fewer runs than it needs, or nothing."""
     benchmark = runs[0].benchmark
     demanded = SUBMISSION_RUNS.get(benchmark)
@@ -291,9 +287,9 @@ def _olympic(lengths: Sequence[float], benchmark: str) -> float:
     return float(np.mean(counted_as[cut : len(lengths) - cut]))
 
 
-def _of_point(point: ReferencePoint) -> Reference:
+def _of_point(point: Rcp) -> RcpAtBatchSize:
     lengths = np.array(point.lengths)
-    return Reference(
+    return RcpAtBatchSize(
         point.batch_size,
         _olympic(point.lengths, point.benchmark),
         float(np.std(lengths)),
@@ -302,14 +298,16 @@ def _of_point(point: ReferencePoint) -> Reference:
     )
 
 
-def _between(low: Reference, high: Reference, size: int, benchmark: str) -> Reference:
+def _between(
+    low: RcpAtBatchSize, high: RcpAtBatchSize, size: int, benchmark: str
+) -> RcpAtBatchSize:
     """Mean and spread by linear interpolation in the batch size, in samples."""
     share = (size - low.batch_size) / (high.batch_size - low.batch_size)
 
     def of(one: float, other: float) -> float:
         return one + share * (other - one)
 
-    return Reference(
+    return RcpAtBatchSize(
         size,
         of(low.mean, high.mean),
         of(low.deviation, high.deviation),
@@ -323,7 +321,7 @@ def _between(low: Reference, high: Reference, size: int, benchmark: str) -> Refe
     )
 
 
-def _pruned(points: Sequence[ReferencePoint]) -> list[Reference]:
+def _pruned(points: Sequence[Rcp]) -> list[RcpAtBatchSize]:
     """The points that MLPerf compares submissions with, by batch size."""
     every = sorted(map(_of_point, points), key=lambda each: each.batch_size)
     fastest = min(every, key=lambda each: each.mean)
@@ -338,7 +336,7 @@ def _pruned(points: Sequence[ReferencePoint]) -> list[Reference]:
     return kept
 
 
-def _reference(points: Sequence[ReferencePoint], size: int) -> Reference | None:
+def _rcp_at(points: Sequence[Rcp], size: int) -> RcpAtBatchSize | None:
     """What a batch size, in samples, is compared with; None above all points of the table."""
     kept = _pruned(points)
     below = [each for each in kept if each.batch_size <= size]
@@ -352,7 +350,7 @@ def _reference(points: Sequence[ReferencePoint], size: int) -> Reference | None:
     return low if low is high else _between(low, high, size, points[0].benchmark)
 
 
-def _no_point(points: Sequence[ReferencePoint], size: int) -> CheckResult:
+def _no_point(points: Sequence[Rcp], size: int) -> CheckResult:
     sizes = ", ".join(str(each.batch_size) for each in points)
     return invalid(
         f"the table has no point for global batch size {size}, nor a larger one (it has {sizes})"

@@ -93,13 +93,13 @@ def check_jobs(
             if job.identity not in refused:
                 write_json(store.checked_file(job.identity), {"name": job.name})
         by_identity = {job.identity: job for job in check.jobs}
-        told: dict[str, list[tuple[Job, Mapping[str, Any]]]] = {}
+        alike: dict[str, list[tuple[Job, Mapping[str, Any]]]] = {}
         for entry in found:
             same = json.dumps({key: entry[key] for key in ("key", "message", "valid")})
-            told.setdefault(same, []).append((by_identity[Path(entry["job"]).stem], entry))
+            alike.setdefault(same, []).append((by_identity[Path(entry["job"]).stem], entry))
         # A wrong module is wrong in every job that names it: said once.
         problems += [
-            _problem([job for job, _ in entries], entries[0][1]) for entries in told.values()
+            _problem([job for job, _ in entries], entries[0][1]) for entries in alike.values()
         ]
     if problems:
         raise ConfigError(problems)

@@ -2,7 +2,7 @@
 
 In the order in which a matrix runs::
 
-    load.py        experiment file (and golden) to plan
+    load.py        experiment file (and baseline) to plan
     run.py         runs a plan's jobs, on this machine or under a scheduler
     stop.py        judges a test set while it trains: whether its verdict is known
     submit.py      the same without waiting: submit, status, collect, cancel
@@ -23,7 +23,7 @@ and other tasks::
     bisect.py      the revision from which on it does
     repro.py       a failed set as a folder for others
     pair_files.py  a control and a test set as files that stand alone
-    bless.py       makes a control that somebody vouches for golden
+    bless.py       stores a control that somebody vouches for as a baseline
     compare.py     judges finished runs, or curves from anywhere
 
 Progress is reported to observers (``launch.events``), results are returned: the command line prints

@@ -48,7 +48,7 @@ from converge_harness.model import (
 )
 from converge_harness.report import Against, ChangedSet, ReportView, Sameness, TestView
 from converge_harness.store import read_json, write_json
-from converge_harness.toolchains.own_python import cache_folder
+from converge_harness.toolchains.user_python import cache_folder
 from converge_harness.trainers import trainer_of, trainer_of_kind
 
 FILE = "against.json"
@@ -169,7 +169,7 @@ def compare(
     ]
     sets = []
     for job in plan.jobs:
-        if job.role not in COMPARED or job.golden is not None:
+        if job.role not in COMPARED or job.baseline is not None:
             continue
         judged = [each.get(job.name) for each in verdicts]
         row = ChangedSet(job.name, Sameness.UNKNOWN, "", *judged)
@@ -304,7 +304,7 @@ def _checkouts(paths: Iterator[Path]) -> tuple[Path, ...]:
 def _at(experiment: Experiment, fork: Fork, folder: Path) -> tuple[Experiment, dict[str, str]]:
     """The experiment with its own code of a revision, and the test sets that it lacks.
 
-    Its control is repeated, because a calibration or golden belongs to the working tree's code.
+    Its control is repeated, because a calibration or baseline belongs to the working tree's code.
     """
     known = files_of(fork.checkout)
 

@@ -202,7 +202,7 @@ class Bisecting:
                 raise NothingToBisectError(
                     f"{good.title} and {bad.title} are on two branches, and at the "
                     f"{self._subject.noun} that both come from, {common.title}, the set "
-                    f"{_told(trial)}: choose two of one branch"
+                    f"{_outcome(trial)}: choose two of one branch"
                 )
             good, bad = (good, common) if trial.effect is Effect.SAME else (common, bad)
         mended = common == bad
@@ -226,10 +226,10 @@ class Bisecting:
                 return None
             return (trial.effect is Effect.PASSES) == ends.mended
 
-        def told(suspects: Suspects) -> None:
+        def report(suspects: Suspects) -> None:
             tell(Found(ends, suspects, tuple(tried)), tried[-1])
 
-        found = bisect.search(untried(ends).suspects, as_newest, may_go_on, told)
+        found = bisect.search(untried(ends).suspects, as_newest, may_go_on, report)
         return Found(ends, found, tuple(tried))
 
     def confirm(self, found: Found) -> tuple[TriedRevision, ...]:
@@ -291,8 +291,8 @@ class Bisecting:
     def _is_no_good_end(self, good: Revision, trial: Trial) -> str:
         end = f"the good {self._subject.noun}, {good.title}"
         if trial.effect is Effect.SAME:
-            return f"{end}, is bad: the set {_told(trial)}; choose one at which it passes"
-        return f"at {end}, the set {_told(trial)}"
+            return f"{end}, is bad: the set {_outcome(trial)}; choose one at which it passes"
+        return f"at {end}, the set {_outcome(trial)}"
 
     def _cheapest(self, pair: Experiment, failure: Failure, asked: TwoRevisions) -> Experiment:
         """The pair with as few steps as the failure needs, if that still tells good from bad."""
@@ -357,7 +357,7 @@ def trains_in(experiment: Experiment) -> str:
     return test.toolchain if has_revisions(test.toolchain) else ""
 
 
-def _told(trial: Trial) -> str:
+def _outcome(trial: Trial) -> str:
     return f"{trial.effect.value} ({trial.said})" if trial.said else trial.effect.value
 
 

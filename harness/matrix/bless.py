@@ -1,4 +1,4 @@
-"""Makes a control golden: whether that is possible, and what has changed since the last one."""
+"""Makes a control the baseline: whether that is possible, and what has changed since the last."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from converge_harness.baselines import (
+    Change,
+    StoredBaseline,
+    misfits,
+    read_baseline,
+    write_baseline,
+)
+from converge_harness.calibrations import StoredCalibration
 from converge_harness.errors import ConfigError, Problem, StoreError
 from converge_harness.judge import ChangeKind, RunChange, classify, judge
 from converge_harness.matrix.calibrate import keep, learn, timestamp
@@ -25,14 +33,6 @@ from converge_harness.model import (
 )
 from converge_harness.plan import select_controls
 from converge_harness.readers import read_run
-from converge_harness.references import (
-    Change,
-    StoredCalibration,
-    StoredGolden,
-    misfits,
-    read_golden,
-    write_golden,
-)
 from converge_harness.store import Store
 
 _USABLE = (Judgement.PASS, Judgement.INCONCLUSIVE)
@@ -53,7 +53,7 @@ class Candidate:
 
     @property
     def flaws(self) -> tuple[str, ...]:
-        """Why it cannot be a golden, in clauses."""
+        """Why it cannot be a baseline, in clauses."""
         reference = self.reference
         found = [*_flaws(self.job, self.control), *self.learnt.calibration.problems]
         if reference is not None and reference.status is not RunStatus.FINISHED:
@@ -68,7 +68,7 @@ def control_alone(whole: Experiment, control: str | None) -> Experiment:
     """
     wanted = control or whole.controls[0].name
     chosen = select_controls(whole, (wanted,), references=True)
-    if not all(spec.trainer.can.goldens for spec in chosen.controls):
+    if not all(spec.trainer.can.baselines for spec in chosen.controls):
         raise ConfigError(
             Problem(
                 f"{whole.path}: trainer.kind",
@@ -80,15 +80,15 @@ def control_alone(whole: Experiment, control: str | None) -> Experiment:
     return chosen
 
 
-def golden_there(folder: Path) -> StoredGolden | None:
-    """The golden to be replaced; None when there is none yet.
+def baseline_there(folder: Path) -> StoredBaseline | None:
+    """The baseline to be replaced; None when there is none yet.
 
-    Raises ConfigError when the folder has something else, or a damaged golden.
+    Raises ConfigError when the folder has something else, or a damaged baseline.
     """
     if not folder.exists():
         return None
     try:
-        return read_golden(folder)
+        return read_baseline(folder)
     except StoreError as error:
         raise ConfigError(
             Problem(str(folder), str(error), "move the folder away, or choose another --name")
@@ -107,16 +107,16 @@ def candidate(plan: Plan, records: Sequence[RunRecord], store: Store) -> Candida
     return Candidate(job, record, evidences[job.name], learnt[job.name], reference)
 
 
-def change_since(before: StoredGolden, now: Candidate) -> RunChange:
-    """The change from a golden to the current control; different settings make it semantic."""
-    golden = before.golden
-    found = misfits(golden.facts, now.learnt.facts)
+def change_since(before: StoredBaseline, now: Candidate) -> RunChange:
+    """The change from a baseline to the current control; different settings make it semantic."""
+    baseline = before.baseline
+    found = misfits(baseline.facts, now.learnt.facts)
     change = classify(
         now.control,
-        read_run(golden.folder),
+        read_run(baseline.folder),
         before.learnt.calibration,
         spec=now.job.spec,
-        before_spec=golden.spec,
+        before_spec=baseline.spec,
     )
     if not found.refused or change.kind is ChangeKind.BITWISE:
         return change
@@ -131,10 +131,12 @@ def change_since(before: StoredGolden, now: Candidate) -> RunChange:
 def bless(
     folder: Path, now: Candidate, author: str, reason: str, change: RunChange | None = None
 ) -> None:
-    """Store a control as golden, with what has changed since the existing one (if any)."""
+    """Store a control as a baseline, with what has changed since the existing one (if any)."""
     blessing = Blessing(author.strip(), reason.strip(), timestamp())
     stored = None if change is None else _as_stored(change)
-    write_golden(folder, now.record, now.learnt, now.job.toolchain, blessing, stored, now.reference)
+    write_baseline(
+        folder, now.record, now.learnt, now.job.toolchain, blessing, stored, now.reference
+    )
 
 
 def _flaws(job: Job, control: Evidence) -> Iterator[str]:

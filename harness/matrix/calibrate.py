@@ -8,17 +8,17 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from converge_harness.errors import ConfigError, Problem, StoreError
-from converge_harness.model import Calibration, Evidence, Job, Plan, Role, Surroundings
-from converge_harness.plan import identity_facts
-from converge_harness.references import (
+from converge_harness.baselines import read_baseline
+from converge_harness.calibrations import (
     StoredCalibration,
     find_calibration,
     read_calibrations,
-    read_golden,
     what_changed,
     write_calibrations,
 )
+from converge_harness.errors import ConfigError, Problem, StoreError
+from converge_harness.model import Calibration, Evidence, Job, Plan, Role, Surroundings
+from converge_harness.plan import identity_facts
 from converge_harness.store import Store
 
 SHOWN_CHANGES = 6
@@ -84,17 +84,17 @@ def timestamp() -> str:
 def read_given(plan: Plan) -> dict[str, StoredCalibration] | None:
     """The calibration of every control from the file that the experiment or the user names.
 
-    With a golden, its own calibration. None when no file is named: then the repeats are used.
+    With a baseline, its own calibration. None when no file is named: then the repeats are used.
 
     Raises:
         ConfigError: the file is missing or damaged, or was learnt from other controls.
     """
     path = plan.experiment.calibration
-    taught = golden_learnt(plan)
+    taught = baseline_learnt(plan)
     if taught is not None:
         if path is not None:
             raise ConfigError(
-                Problem(f"--calibration {path}", "has no effect: the golden has its own")
+                Problem(f"--calibration {path}", "has no effect: the baseline has its own")
             )
         return taught
     if path is None:
@@ -124,12 +124,12 @@ def read_given(plan: Plan) -> dict[str, StoredCalibration] | None:
     return given
 
 
-def golden_learnt(plan: Plan) -> dict[str, StoredCalibration] | None:
-    """The golden's own calibration, by the control's name; None without a golden."""
+def baseline_learnt(plan: Plan) -> dict[str, StoredCalibration] | None:
+    """The baseline's own calibration, by the control's name; None without a baseline."""
     found = {}
     for job in plan.jobs:
-        if job.golden is not None and job.role is Role.CONTROL:
-            learnt = read_golden(job.golden).learnt
+        if job.baseline is not None and job.role is Role.CONTROL:
+            learnt = read_baseline(job.baseline).learnt
             calibration = replace(learnt.calibration, control=job.name)
             found[job.name] = replace(learnt, calibration=calibration)
     return found or None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from converge_harness.calibrations import CALIBRATION_FILE, StoredCalibration, write_calibrations
 from converge_harness.judge import RcpInputs, calibrate, judge, judge_submission
 from converge_harness.matrix.calibrate import timestamp
 from converge_harness.matrix.judge import Judged
@@ -14,11 +15,10 @@ from converge_harness.model import Ask, Calibration, Evidence, SeedRuns, SetSpec
 from converge_harness.readers import (
     read_convergence,
     read_curves,
-    read_reference_points,
+    read_rcps,
     read_spec,
     same_path,
 )
-from converge_harness.references import CALIBRATION_FILE, StoredCalibration, write_calibrations
 from converge_harness.report import build_view
 
 
@@ -197,7 +197,7 @@ def compare_submissions(
     table: Path, tests: Sequence[Sequence[Path]], margin: float | None = None
 ) -> Judged:
     """Judge groups of MLPerf Training logs by the reference convergence points of one table."""
-    points = read_reference_points(table)
+    points = read_rcps(table)
     verdicts: list[Verdict] = []
     for paths in tests:
         runs = tuple(map(read_convergence, paths))

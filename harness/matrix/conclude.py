@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from converge_harness import __version__
+from converge_harness.calibrations import CALIBRATION_FILE, StoredCalibration, write_calibrations
 from converge_harness.checkout import checkout_commit
 from converge_harness.history import History, night_of
 from converge_harness.matrix.calibrate import calibrate_controls, keep, learn, read_judged_by
@@ -15,7 +16,6 @@ from converge_harness.matrix.judge import Judged, judge_matrix, read_evidence, v
 from converge_harness.matrix.run import Ran, gpu_ids
 from converge_harness.matrix.save import SavedMatrix, load_matrix, save_matrix
 from converge_harness.model import Calibration, Evidence, Launcher, Plan, RunRecord, Verdict
-from converge_harness.references import CALIBRATION_FILE, StoredCalibration, write_calibrations
 from converge_harness.store import Store
 from converge_harness.surroundings import driver_version
 

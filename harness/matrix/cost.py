@@ -50,9 +50,9 @@ class Cost:
 
 
 def cost_of(plan: Plan) -> Cost:
-    """The cost of a plan; a seed checkpoint trains nothing, and a golden is not run."""
+    """The cost of a plan; a seed checkpoint trains nothing, and a baseline is not run."""
     count = Counter(job.identity for job in plan.jobs)
-    by_identity = {job.identity: job for job in plan.without_golden.jobs}
+    by_identity = {job.identity: job for job in plan.without_baseline.jobs}
     jobs = by_identity.values()
     # The run of two sets is trained once, and never stopped.
     alone = [job for job in jobs if count[job.identity] == 1]

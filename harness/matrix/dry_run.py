@@ -14,7 +14,8 @@ from converge_harness.launch import dry_run as processes
 from converge_harness.launch.dry_run import DryRunResult, problems_of
 from converge_harness.launch.interruption import interruptible
 from converge_harness.matrix.cost import gpu_hours
-from converge_harness.model import DEFAULT_TRAINER, Job, Plan
+from converge_harness.model import Job, Plan
+from converge_harness.trainers import DEFAULT_TRAINER
 
 
 @dataclass(frozen=True, slots=True)

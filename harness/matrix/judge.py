@@ -256,7 +256,7 @@ def _judge(
         calibration,
         spec=pair.test.spec,
         control_spec=pair.control.spec,
-        own_start=pair.test.needs != pair.control.needs or pair.control.golden is not None,
+        own_start=pair.test.needs != pair.control.needs or pair.control.baseline is not None,
         measure=measure,
         seeds=seeds,
         level=level_of_look(end / steps, before / steps),

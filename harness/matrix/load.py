@@ -1,4 +1,4 @@
-"""Experiment file to plan, with a golden in place of its control if the file names one."""
+"""Experiment file to plan, with a baseline in place of its control if the file names one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import Protocol
 
 from converge_harness import corpus
+from converge_harness.baselines import (
+    StoredBaseline,
+    default_folder,
+    misfits,
+    not_there,
+    read_baseline,
+)
 from converge_harness.errors import ConfigError, Problem, StoreError
 from converge_harness.experiment import load_experiment
 from converge_harness.model import (
-    GOLDENS,
+    BASELINES,
     Cluster,
     Experiment,
     Launcher,
@@ -23,18 +30,11 @@ from converge_harness.model import (
     TrainerSpec,
 )
 from converge_harness.plan import identity_facts, judged_by, make_plan, measured_by, select
-from converge_harness.references import (
-    StoredGolden,
-    default_folder,
-    misfits,
-    not_there,
-    read_golden,
-)
 from converge_harness.surroundings import read_surroundings
 from converge_harness.trainers import find_toolchain
 
 SHOWN_MISFITS = 6
-"""Most differences between a golden and a control that a message names."""
+"""Most differences between a baseline and a control that a message names."""
 
 
 class Finder(Protocol):
@@ -126,19 +126,19 @@ def plan_experiment(
     toolchains = {
         name: find(name, trainer=trainer) for name, trainer in _toolchains_of(experiment).items()
     }
-    stored = golden_of(experiment)
+    stored = baseline_of(experiment)
     if stored is None:
         return make_plan(experiment, toolchains, surroundings)
-    experiment = measured_by(experiment, stored.golden)
+    experiment = measured_by(experiment, stored.baseline)
     for spec in experiment.controls:  # files that only the control needs may be gone
-        toolchains.setdefault(spec.toolchain, stored.golden.toolchain)
+        toolchains.setdefault(spec.toolchain, stored.baseline.toolchain)
     return stand_in(make_plan(experiment, toolchains, surroundings), stored)
 
 
 def toolchain_names(experiment: Experiment) -> tuple[str, ...]:
     """Names of the toolchains that an experiment uses, in order of first use.
 
-    A golden needs none.
+    A baseline needs none.
     """
     return tuple(_toolchains_of(experiment))
 
@@ -150,11 +150,11 @@ def _toolchains_of(experiment: Experiment) -> dict[str, TrainerSpec]:
     return {spec.toolchain: spec.trainer for spec in (*controls, *anchors, *experiment.tests)}
 
 
-# ------------------------------------------------------------------ goldens
+# ------------------------------------------------------------------ baselines
 
 
-def golden_of(experiment: Experiment) -> StoredGolden | None:
-    """The golden in place of an experiment's control; None if it names none.
+def baseline_of(experiment: Experiment) -> StoredBaseline | None:
+    """The baseline in place of an experiment's control; None if it names none.
 
     Raises ConfigError when it does not exist, or has changed since it was blessed.
     """
@@ -163,12 +163,12 @@ def golden_of(experiment: Experiment) -> StoredGolden | None:
         return None
     place = f"{experiment.path}: baseline"
     if not folder.is_dir():
-        if folder.parent == experiment.path.absolute().parent / GOLDENS:  # named without a path
+        if folder.parent == experiment.path.absolute().parent / BASELINES:  # named without a path
             folder = default_folder(experiment.path) / folder.name
         make = f"make it with: {bless_command(experiment.path, folder)}"
         raise ConfigError(Problem(place, not_there(folder), make))
     try:
-        return read_golden(folder)
+        return read_baseline(folder)
     except StoreError as error:
         raise ConfigError(Problem(place, str(error))) from error
 
@@ -180,16 +180,16 @@ def bless_command(experiment: Path, folder: Path) -> str:
     return shlex.join(command)
 
 
-def stand_in(plan: Plan, stored: StoredGolden) -> Plan:
-    """The plan with the golden in place of its control.
+def stand_in(plan: Plan, stored: StoredBaseline) -> Plan:
+    """The plan with the baseline in place of its control.
 
-    Raises ConfigError when the golden was trained with other settings than the file's control, or
+    Raises ConfigError when the baseline was trained with other settings than the file's control, or
     with a hardware class or data type that the file does not allow to differ.
     """
-    experiment, golden = plan.experiment, stored.golden
+    experiment, baseline = plan.experiment, stored.baseline
     (control,) = (job for job in plan.jobs if job.role is Role.CONTROL)
     found = misfits(
-        golden.facts, identity_facts(control, plan.surroundings), experiment.baseline_across
+        baseline.facts, identity_facts(control, plan.surroundings), experiment.baseline_across
     )
     if found.refused:
         shown = [*found.refused[:SHOWN_MISFITS]]
@@ -197,13 +197,13 @@ def stand_in(plan: Plan, stored: StoredGolden) -> Plan:
             shown.append(f"and {len(found.refused) - SHOWN_MISFITS} more")
         allowed = ", ".join(f'"{each}"' for each in sorted(found.across))
         excuse = f"if intended, baseline_across = [{allowed}]; " if found.across else ""
-        renew = bless_command(experiment.path, golden.folder)
+        renew = bless_command(experiment.path, baseline.folder)
         raise ConfigError(
             Problem(
                 f"{experiment.path}: baseline",
-                f"{golden.text}: it is not the control {control.name!r} of this file on this "
+                f"{baseline.text}: it is not the control {control.name!r} of this file on this "
                 f"machine: {'; '.join(shown)}",
                 f"{excuse}bless the control as it is now: {renew}",
             )
         )
-    return judged_by(plan, golden, found.named)
+    return judged_by(plan, baseline, found.named)

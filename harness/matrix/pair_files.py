@@ -26,7 +26,7 @@ def write_pair(experiment: Experiment, name: str, folder: Path, head: str) -> tu
     import from their folders.
 
     Args:
-        experiment: with one control and one test set, for torchtitan.
+        experiment: with one control and one test set that ``shrink.why_not`` does not refuse.
         name: of the written experiment.
         folder: which need not exist.
         head: comment lines at the top of every file, without ``#``.

@@ -12,14 +12,13 @@ from converge_harness.errors import ConfigError, Problem
 from converge_harness.experiment.tables import CP_ROTATIONS, PIPELINE_SCHEDULES
 from converge_harness.matrix.load import load_plan
 from converge_harness.model import (
-    DEFAULT_TRAINER,
     Role,
     SetSpec,
     Setting,
     Toolchain,
     TrainConfig,
 )
-from converge_harness.trainers import assume_toolchain, trainer_of_kind
+from converge_harness.trainers import DEFAULT_TRAINER, assume_toolchain, trainer_of_kind
 
 VARIANTS = {"pp": PIPELINE_SCHEDULES, "cp": CP_ROTATIONS}
 """By parallelism, what may follow its degree."""

@@ -67,7 +67,7 @@ def write_repro(report: Path, name: str, folder: Path) -> Repro:
         raise ConfigError(Problem(place, f"{name!r} is {said}", "only a failure is reproduced"))
     why = why_not(alone.tests[0])
     if plan.experiment.baseline or plan.experiment.calibration:
-        why = "is judged by a golden or a calibration file, which stay here"
+        why = "is judged by a baseline or a calibration file, which stay here"
     if why:
         raise ConfigError(Problem(place, f"{name!r} {why}"))
     job = plan.job(name)

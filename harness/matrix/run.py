@@ -39,7 +39,7 @@ def run_jobs(
     """Run every job of the plan, here or on a cluster; finished ones are reused.
 
     Args:
-        plan: a golden's job is not run; its record is used.
+        plan: a baseline's job is not run; its record is used.
         store: where runs are stored and reused from.
         observer: gets events while jobs run.
         fresh: run everything again, even what has finished with the same identity.
@@ -53,7 +53,7 @@ def run_jobs(
     """
     data = prepare(plan, store, observer)
     options = options_of(plan, data, fresh=fresh, warm=warm)
-    to_run = plan.without_golden
+    to_run = plan.without_baseline
     if any(looks(job, plan.experiment) for job in plan.jobs):
         options = replace(options, look=look_at_running(plan), read_by=read_by(plan))
     if plan.experiment.launcher is Launcher.SLURM:
@@ -61,14 +61,14 @@ def run_jobs(
     else:
         records = run_plan(to_run, store, options, observer)
     made = dict(zip((job.name for job in to_run.jobs), records, strict=True))
-    return Ran(tuple(made.get(job.name) or golden_record(job) for job in plan.jobs), data)
+    return Ran(tuple(made.get(job.name) or baseline_record(job) for job in plan.jobs), data)
 
 
 def prepare(
     plan: Plan, store: Store, observer: Observer
 ) -> dict[SyntheticData, corpus.PreparedData]:
     """Report the number of jobs, and generate every missing corpus."""
-    count = len(plan.without_golden.jobs)
+    count = len(plan.without_baseline.jobs)
     observer(Preparing(time.time(), f"{plan.experiment.name}: {count} jobs"))
     return prepare_data(plan, store)
 
@@ -142,8 +142,8 @@ def site_of(plan: Plan, store: Store, options: RunOptions, observer: Observer) -
     return Site(store, Slurm(say=say), cluster, plan.experiment, options)
 
 
-def golden_record(job: Job) -> RunRecord:
-    """The record of a golden's run, under the job's current name."""
-    if job.golden is None:
-        raise ValueError(f"{job.name} is not a golden")
-    return replace(read_record(job.golden), name=job.name, reused=True)
+def baseline_record(job: Job) -> RunRecord:
+    """The record of a baseline's run, under the job's current name."""
+    if job.baseline is None:
+        raise ValueError(f"{job.name} is not a baseline")
+    return replace(read_record(job.baseline), name=job.name, reused=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from converge_harness.calibrations import CALIBRATION_FILE
 from converge_harness.errors import StoreError
 from converge_harness.matrix.load import Finder, load_plan
 from converge_harness.model import (
@@ -24,7 +25,6 @@ from converge_harness.model import (
 )
 from converge_harness.plan import broken_by
 from converge_harness.readers import read_spec
-from converge_harness.references import CALIBRATION_FILE
 from converge_harness.run_folder.layout import RECORD
 from converge_harness.store import read_json, read_record, write_json
 from converge_harness.trainers import assume_toolchain, comes_in_passes
@@ -49,7 +49,7 @@ class _Saved(BaseModel):
     entropy_floor: float | None
     runs: dict[str, _SavedRun]
     calibrated: bool = False
-    """Whether a calibration file or a golden was given; its content is in ``calibration.json``."""
+    """Whether a calibration file or baseline was given; its content is in ``calibration.json``."""
     launcher: Launcher = Launcher.LOCAL
     cluster: Cluster | None = None
     """As it was then: the user's own file may have changed since."""
@@ -124,8 +124,8 @@ def load_matrix(folder: Path) -> SavedMatrix:
     plan = plan_by(assume_toolchain)
     named = _named_backends(plan.experiment)
     records = tuple(_record(job, saved, experiment, named.get(job.spec.name)) for job in plan.jobs)
-    if any(job.golden is not None for job in plan.jobs):
-        # How strictly a golden judges depends on whether the runs had its release, whatever is in
+    if any(job.baseline is not None for job in plan.jobs):
+        # How strictly a baseline judges depends on whether the runs had its release, whatever is in
         # the toolchain's folder by now.
         then = _versions_then(plan, records)
         plan = plan_by(
@@ -145,7 +145,7 @@ def _with_backend_of(job: Job, record: RunRecord) -> Job:
     The default backend of a set depends on the installed torch.
     """
     written = read_spec(record.folder)
-    if written is None or job.golden is not None:
+    if written is None or job.baseline is not None:
         return job
     return replace(job, spec=replace(job.spec, spmd_backend=written.spmd_backend))
 
@@ -154,7 +154,7 @@ def _versions_then(plan: Plan, records: Sequence[RunRecord]) -> dict[str, dict[s
     """By name of a toolchain, the versions by distribution that its runs recorded."""
     found = {}
     for job, record in zip(plan.jobs, records, strict=True):
-        if job.golden is None:
+        if job.baseline is None:
             written = read_json(record.folder / RECORD)
             found[job.toolchain.name] = written.get("versions") or {}
     return found

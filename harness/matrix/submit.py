@@ -20,7 +20,7 @@ from converge_harness.launch.slurm.detached import (
 from converge_harness.launch.slurm.job_status import JobStatus
 from converge_harness.matrix.run import (
     Ran,
-    golden_record,
+    baseline_record,
     options_of,
     prepare,
     prepare_data,
@@ -38,27 +38,27 @@ def submit_jobs(plan: Plan, store: Store, observer: Observer, *, fresh: bool = F
     """
     data = prepare(plan, store, observer)
     site = site_of(plan, store, options_of(plan, data, fresh=fresh), observer)
-    return detached.submit_plan(plan.without_golden, site, observer)
+    return detached.submit_plan(plan.without_baseline, site, observer)
 
 
 def jobs_status(plan: Plan, store: Store, observer: Observer) -> tuple[StatusRow, ...]:
     """The status of every job, in the plan's order. Nothing is written."""
     site = site_of(plan, store, options_of(plan, {}), observer)
-    return detached.status(plan.without_golden, site)
+    return detached.status(plan.without_baseline, site)
 
 
 def collect_jobs(plan: Plan, store: Store, observer: Observer) -> Collected:
     """Write the records of all jobs that have ended, and return which have not."""
     site = site_of(plan, store, options_of(plan, {}), observer)
-    return detached.collect(plan.without_golden, site, observer)
+    return detached.collect(plan.without_baseline, site, observer)
 
 
 def collected_run(plan: Plan, collected: Collected, store: Store) -> Ran:
     """The records of collected jobs; those that have not ended count as skipped."""
     records = {each.job.identity: _not_over(each) for each in collected.left}
     records.update(collected.records)
-    goldens = (job for job in plan.jobs if job.golden is not None)
-    records.update((job.identity, golden_record(job)) for job in goldens)
+    baselines = (job for job in plan.jobs if job.baseline is not None)
+    records.update((job.identity, baseline_record(job)) for job in baselines)
     return Ran(tuple(records[job.identity] for job in plan.jobs), prepare_data(plan, store))
 
 
@@ -71,7 +71,7 @@ def cancel_jobs(
     """
     wanted = jobs_named(plan, only)
     return detached.cancel(
-        plan.without_golden,
+        plan.without_baseline,
         site_of(plan, store, options_of(plan, {}), observer),
         observer,
         wanted=wanted,
@@ -82,7 +82,7 @@ def cancel_jobs(
 def jobs_named(plan: Plan, only: Sequence[str]) -> Callable[[Job], bool]:
     """The jobs of ``--only``: jobs by name, test sets as in other commands."""
     # In the plan's order.
-    by_name = dict.fromkeys(job.name for job in plan.without_golden.jobs)
+    by_name = dict.fromkeys(job.name for job in plan.without_baseline.jobs)
     only = only or tuple(by_name)
     sets = [name for name in only if name not in by_name]
     unknown = [name for name in sets if not _is_set(plan, name)]

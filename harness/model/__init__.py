@@ -8,11 +8,10 @@ are treated as read-only. See ``docs/architecture.md`` for who makes what.
     experiment.py   what an experiment file means
     trainer.py      which trainer a set has, and what it can do
     kinds.py        degrees, kinds of test sets, segments and faults
-    plan.py         jobs, toolchains, surroundings
+    plan.py         jobs, toolchains, surroundings, baselines
     runs.py         how a run ended
     evidence.py     all that a run left
     calibration.py  how much repeats of a control differ
-    references.py   goldens, and MLPerf's reference convergence points
     verdict.py      checks, outcomes, causes, verdicts
 
 ``calibration`` and ``evidence`` hold arrays. They are imported at the first use of one of their
@@ -70,14 +69,21 @@ from converge_harness.model.kinds import (
     Segment,
     Torn,
 )
-from converge_harness.model.plan import CHECKOUT, Job, Plan, Surroundings, Toolchain
-from converge_harness.model.references import GOLDENS, Blessing, Convergence, Golden, ReferencePoint
+from converge_harness.model.plan import (
+    BASELINES,
+    CHECKOUT,
+    Baseline,
+    Blessing,
+    Job,
+    Plan,
+    Surroundings,
+    Toolchain,
+)
 from converge_harness.model.runs import RankError, RunRecord, RunStatus
 from converge_harness.model.trainer import (
-    DEFAULT_TRAINER,
-    EVERYTHING,
-    TORCHTITAN,
     Capabilities,
+    ConfigKeys,
+    ImpliedSetting,
     TrainerSpec,
 )
 from converge_harness.model.verdict import (
@@ -97,6 +103,7 @@ if TYPE_CHECKING:
         Activations,
         BufferRows,
         Column,
+        Convergence,
         Disagreement,
         Evidence,
         Flags,
@@ -106,6 +113,7 @@ if TYPE_CHECKING:
         ModuleTensor,
         Pass,
         PostStepState,
+        Rcp,
         ReplicaSample,
         SeedRuns,
         StateSample,
@@ -115,17 +123,15 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "BASELINES",
     "CADENCE_OFF",
     "CHECKOUT",
     "DATA_TYPES",
     "DEFAULT_REPEATS",
-    "DEFAULT_TRAINER",
     "ENOUGH_RERUNS",
-    "EVERYTHING",
     "FEWEST_DRAWN",
     "FROZEN_STEPS",
     "GLOBAL_BATCH",
-    "GOLDENS",
     "JUDGED_SIGNALS",
     "LOCAL_BATCH",
     "LONG",
@@ -134,12 +140,12 @@ __all__ = [
     "SPMD_BACKEND",
     "SPMD_BACKENDS",
     "STOP_AFTER",
-    "TORCHTITAN",
     "ZERO_2",
     "ZERO_3",
     "Across",
     "Activations",
     "Ask",
+    "Baseline",
     "Blessing",
     "BufferRows",
     "Cadence",
@@ -149,6 +155,7 @@ __all__ = [
     "Check",
     "Cluster",
     "Column",
+    "ConfigKeys",
     "Convergence",
     "Deviation",
     "Disagreement",
@@ -159,7 +166,7 @@ __all__ = [
     "Flags",
     "Floats",
     "FrozenSamples",
-    "Golden",
+    "ImpliedSetting",
     "Integers",
     "Job",
     "Judgement",
@@ -176,8 +183,8 @@ __all__ = [
     "PostStepState",
     "Precision",
     "RankError",
+    "Rcp",
     "Recovery",
-    "ReferencePoint",
     "Repeat",
     "RepeatKind",
     "ReplicaSample",

@@ -387,6 +387,8 @@ class Evidence:
     """Identity of the job, for runs by converge."""
     repeat: str | None = None
     """Kind of A/A repeat; None for other runs, and if unknown."""
+    of_repeats: frozenset[str] = frozenset()
+    """Keys of its trainer's config that a repeat changes."""
     passes: tuple[Pass, ...] = ()
     """The passes of a resumed run. Everything above is then their combined curve, in which the last
     pass counts for a replayed step. Empty for other runs.
@@ -448,3 +450,28 @@ class SeedRuns:
     """One per seed; their number and seeds may differ from the control's."""
     paired: bool = False
     """Whether runs at the same index have the same seed: initial weights and samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rcp:
+    """A reference convergence point: how long MLPerf's reference trains, by one batch size."""
+
+    name: str
+    benchmark: str
+    batch_size: int
+    """Global, in samples."""
+    lengths: tuple[float, ...]
+    """Samples (in some benchmarks epochs) until each run reached its target, in any order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Convergence:
+    """When one run of a submission reached its target."""
+
+    name: str
+    source: str
+    benchmark: str
+    batch_size: int
+    """Global, in samples."""
+    length: float
+    """Samples or epochs, as in the reference; infinity for a run that never reached it."""

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
 from converge_harness.model.kinds import Kind, Parallelism, Recovery, Segment
-from converge_harness.model.trainer import TORCHTITAN, TrainerSpec
+from converge_harness.model.trainer import TrainerSpec
 
 
 class Launcher(StrEnum):
@@ -176,7 +176,7 @@ FEWEST_DRAWN = 4
 
 
 class Across(StrEnum):
-    """In what a golden may differ from the runs judged against it, if the file allows it."""
+    """In what a baseline may differ from the runs judged against it, if the file allows it."""
 
     HARDWARE = "hardware"
     """Another hardware class, on which kernels sum in another order."""
@@ -347,6 +347,15 @@ class TrainConfig:
         """Whether our own loader reads the corpus: then samples do not depend on degrees."""
         return self.data is not None and self.loader is Loader.CONVERGE
 
+    def setting(self, key: str, default: Setting = None) -> Setting:
+        """The value of a dotted key."""
+        value: Any = self.settings
+        for part in key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return default
+            value = value[part]
+        return cast("Setting", value)
+
 
 @dataclass(frozen=True, slots=True)
 class SetSpec:
@@ -405,7 +414,7 @@ class SetSpec:
     """Segments of an elastic set, in order; ``parallelism`` is that of the first."""
     recovery: Recovery | None = None
     """For a fault set, and for any other whose interrupted run continues from a checkpoint."""
-    trainer: TrainerSpec = TORCHTITAN
+    trainer: TrainerSpec = field(kw_only=True)
     starts_from_control: bool = False
     """Whether it starts from its control's seed checkpoint, which another trainer makes. Its
     evidence then has that trainer's names."""
@@ -429,12 +438,7 @@ class SetSpec:
         """The value of a dotted train-config key: from ``set``, else from the train config."""
         if key in self.overrides:
             return self.overrides[key]
-        value: Any = self.train_config.settings
-        for part in key.split("."):
-            if not isinstance(value, Mapping) or part not in value:
-                return default
-            value = value[part]
-        return cast("Setting", value)
+        return self.train_config.setting(key, default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,9 +471,9 @@ class Experiment:
     calibration: Path | None = None
     """A calibration file to use; then no repeats are run."""
     baseline: Path | None = None
-    """Folder of a golden that replaces the control; then neither control nor repeats are run."""
+    """Folder of a baseline that replaces the control; then neither control nor repeats are run."""
     baseline_across: tuple[Across, ...] = ()
-    """In what that golden may differ."""
+    """In what that baseline may differ."""
     cadence: Cadence = POWERS_OF_TWO
     """Steps at which every run writes per-tensor evidence."""
     stop_after: int | None = STOP_AFTER

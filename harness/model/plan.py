@@ -1,4 +1,4 @@
-"""What to run: jobs, and what they depend on."""
+"""What to run: jobs, what they depend on, and baselines, which stand in for a control that ran."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from converge_harness.model.experiment import (
 )
 from converge_harness.model.kinds import Segment
 
+BASELINES = "baselines"
+"""The folder of a project's baselines, each in a folder ``baselines/NAME``."""
 CHECKOUT = "torchtitan checkout"
 """Key among a toolchain's versions: what git calls a torchtitan in a checkout, for people only."""
 
@@ -92,8 +94,8 @@ class Job:
     """Identity of the seed-checkpoint job with the initial weights."""
     starts_from: Path | None = None
     """Or the distributed checkpoint that the file names."""
-    golden: Path | None = None
-    """Folder of the golden that replaces it: then it is not run."""
+    baseline: Path | None = None
+    """Folder of the baseline that replaces it: then it is not run."""
     matched: str | None = None
     """Name of the job in the same precision with whose errors its errors are compared."""
     reference: str | None = None
@@ -147,12 +149,12 @@ class Plan:
         return next(job for job in self.jobs if job.name == name)
 
     def judged_by(self, test: Job) -> tuple[Job, ...]:
-        """The runs without which a test set cannot be judged; a golden is there already."""
+        """The runs without which a test set cannot be judged; a baseline is there already."""
         control = self.job(test.spec.control or "")
         taught = () if self.experiment.calibration else self.repeats_of(control)
         of_precision = (self.job(name) for name in (test.matched, test.reference) if name)
         jobs = (control, *taught, *of_precision)
-        return tuple({job.identity: job for job in jobs if job.golden is None}.values())
+        return tuple({job.identity: job for job in jobs if job.baseline is None}.values())
 
     def repeats_of(self, control: Job) -> tuple[Job, ...]:
         """The jobs that repeat a control, in the plan's order."""
@@ -161,6 +163,44 @@ class Plan:
         )
 
     @property
-    def without_golden(self) -> Plan:
+    def without_baseline(self) -> Plan:
         """The part that is run."""
-        return replace(self, jobs=tuple(job for job in self.jobs if job.golden is None))
+        return replace(self, jobs=tuple(job for job in self.jobs if job.baseline is None))
+
+
+@dataclass(frozen=True, slots=True)
+class Blessing:
+    """Who declared a control correct, when and why."""
+
+    author: str
+    reason: str
+    date: str
+    """ISO 8601, UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A blessed control. Its folder is a run folder with nothing but evidence."""
+
+    name: str
+    folder: Path
+    identity: str
+    """Of the control's job."""
+    spec: SetSpec
+    """The set that its ranks trained."""
+    precision: Precision
+    toolchain: Toolchain
+    """With the versions of that time; its Python may no longer exist."""
+    frozen: int
+    """Number of frozen steps of the control."""
+    reference: tuple[Path, str] | None
+    """Folder and identity of the control in float32; None if the baseline has none."""
+    facts: Mapping[str, Any]
+    """The inputs of the identity, as JSON values."""
+    blessing: Blessing
+
+    @property
+    def text(self) -> str:
+        """``baseline nightly, blessed by ada on 2026-11-22: first release``."""
+        by = self.blessing
+        return f"baseline {self.name}, blessed by {by.author} on {by.date[:10]}: {by.reason}"

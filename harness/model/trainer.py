@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from converge_harness.model.kinds import FaultKind, Kind
 
-DEFAULT_TRAINER = "torchtitan"
-"""Default of ``[trainer] kind``."""
+if TYPE_CHECKING:
+    from converge_harness.model.experiment import Technique
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,34 +59,49 @@ class Capabilities:
     """Its ranks can be forked from a process that has already imported everything."""
     several_nodes: bool = False
     """A scheduler can run it."""
-    goldens: bool = False
+    baselines: bool = False
     """Everything that determines its runs is known, so a control can be blessed."""
     repeatable_argv: bool = False
     """The argv of a run is enough to repeat it."""
 
 
-EVERYTHING = Capabilities(
-    probed=True,
-    all_signals=True,
-    audits_config=True,
-    counts_tokens=True,
-    shares_initial_weights=True,
-    techniques=True,
-    guided=True,
-    references=True,
-    rounds_otherwise=True,
-    frozen_steps=True,
-    kinds=frozenset(Kind),
-    faults=frozenset(FaultKind),
-    continues=True,
-    checks_config=True,
-    dry_run=True,
-    warm_start=True,
-    several_nodes=True,
-    goldens=True,
-    repeatable_argv=True,
-)
-"""Everything that a trainer can do."""
+@dataclass(frozen=True, slots=True)
+class ImpliedSetting:
+    """A key that sets may name, of which a trainer's config in force shows the value by others."""
+
+    key: str
+    value: str
+    null: str = ""
+    """A key that is there and null."""
+    has: str = ""
+    """A key that is there."""
+    lacks: str = ""
+    """A key that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigKeys:
+    """Keys of a trainer's own config that say what was named, or what was in force.
+
+    The judge needs them for its audit of ``in_force.json``. An empty one: it has no such key.
+    """
+
+    techniques: Mapping[Technique, tuple[tuple[str, object], ...]] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    """By technique, keys and values of a train config that name it as ``techniques`` does."""
+    float8_converters: str = ""
+    """A list of names; one with ``float8`` in it converts the model."""
+    deterministic: str = ""
+    """Whether torch may use deterministic algorithms only."""
+    pipeline_microbatch_size: str = ""
+    """Samples of a pipeline microbatch."""
+    implied: tuple[ImpliedSetting, ...] = ()
+    """The first that fits a config gives the value of its key."""
+    of_repeats: frozenset[str] = frozenset()
+    """Keys that differ between a run and its repeat."""
+
+
 PLAIN_DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
         "training.seq_len": 1,
@@ -108,13 +123,4 @@ class TrainerSpec:
     """The part of ``[trainer]`` that only it understands: a frozen value of its own type."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: PLAIN_DEFAULTS)
     """Defaults of keys that its train configs may leave out."""
-
-
-TORCHTITAN = TrainerSpec(
-    DEFAULT_TRAINER,
-    EVERYTHING,
-    defaults=MappingProxyType(
-        {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"}
-    ),
-)
-"""The default trainer."""
+    keys: ConfigKeys = field(default_factory=ConfigKeys)

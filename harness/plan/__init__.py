@@ -5,15 +5,15 @@
     make.py        sets become jobs: sizes, identities, seed checkpoints, sampled steps
     identity.py    what a job's identity is made of
     references.py  the runs in float32 from which errors of low precision are measured
-    golden.py      a plan whose control is a golden
+    baseline.py      a plan whose control is a baseline
     select.py      a part of an experiment (``--only``)
     sizes.py       batch sizes, sequence lengths and steps of a set
     describe.py    a plan as text and as JSON
     rules/         what an experiment keeps before anything is launched
 """
 
+from converge_harness.plan.baseline import judged_by, measured_by
 from converge_harness.plan.describe import PlanRow, describe
-from converge_harness.plan.golden import judged_by, measured_by
 from converge_harness.plan.identity import broken_by, identity_facts
 from converge_harness.plan.make import make_plan
 from converge_harness.plan.references import in_float32

@@ -94,8 +94,8 @@ def referenced(experiment: Experiment) -> frozenset[str]:
 def in_float32(experiment: Experiment) -> Experiment:
     """The experiment with every set in float32, and otherwise unchanged.
 
-    A calibration or golden of another precision is left out, and so are other seeds: this only has
-    to show where a difference comes from.
+    A calibration or baseline of another precision is left out, and so are other seeds: this only
+    has to show where a difference comes from.
     """
 
     def plain(spec: SetSpec) -> SetSpec:

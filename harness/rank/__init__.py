@@ -18,5 +18,7 @@ Of the rest of ``harness`` it imports only the file formats (``converge_harness.
     inject.py     calls a test set's ``inject`` function
     own_techniques.py  applies the experiment file's own techniques, and sees what they changed
     marks.py      whether a config, a model or a trainer was changed by a call
+    cpu.py        training on a CPU: processes that can be forked, products of bf16
+    job_checks.py  names in a job that no framework checks: fixes, repeats, loaders
     settings.py   dotted keys applied to nested dataclasses, with errors that list valid keys
 """

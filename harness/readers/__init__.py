@@ -12,13 +12,13 @@
 from converge_harness.readers.curves import read_curves, same_path
 from converge_harness.readers.foreign.in_memory import read_table
 from converge_harness.readers.foreign.mllog import read_convergence
-from converge_harness.readers.foreign.rcp_tables import read_reference_points
+from converge_harness.readers.foreign.rcp_tables import read_rcps
 from converge_harness.readers.run_folder.run import read_run, read_spec
 
 __all__ = [
     "read_convergence",
     "read_curves",
-    "read_reference_points",
+    "read_rcps",
     "read_run",
     "read_spec",
     "read_table",

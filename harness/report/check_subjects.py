@@ -7,7 +7,7 @@ from collections.abc import Iterable
 _SUBJECTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("the loss of single steps", ("loss-first-step", "loss-envelope")),
     ("the steps of the curves", ("same-steps",)),
-    ("lengths above the reference's", ("rcp-no-later",)),
+    ("lengths above the RCP's", ("rcp-no-later",)),
     ("a loss that is too low", ("loss-equivalent",)),
     ("repeats of the control", ("repeats-sound",)),
     ("samples", ("same-data", "ranks-see-same-batch")),

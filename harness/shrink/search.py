@@ -114,7 +114,7 @@ def _after(found: Shrunk, tried: Tried) -> Shrunk:
     if tried.trial.effect is not Effect.SAME:
         before = next((each for each in found.refused if each.reduction.change == change), None)
         if before and tried.trial.effect in SILENT and before.trial.effect not in SILENT:
-            tried = replace(tried, trial=before.trial)  # a larger pair has told more
+            tried = replace(tried, trial=before.trial)  # a larger pair says more
         return Shrunk(found.experiment, found.taken, (*others, tried), found.tried + 1)
     made = tried.reduction.made
     possible = {each.change for each in reductions(made)}

@@ -24,16 +24,17 @@ def experiment_tables(
 ) -> dict[str, Any]:
     """The tables of the experiment's file, which runs on this machine.
 
-    Not carried over: an anchor, a calibration, a golden, and the cluster.
+    Not carried over: an anchor, a calibration, a baseline, and the cluster.
 
     Args:
-        experiment: for torchtitan.
+        experiment: of sets that ``reductions.why_not`` does not refuse.
         name: of the new experiment.
         place: the path of the file with a train config, from the experiment's folder.
     """
     (control,), (test,) = experiment.controls, experiment.tests
     trainer: dict[str, Any] = {
-        "deterministic": control.deterministic,
+        "kind": control.trainer.kind,
+        **({} if control.deterministic else {"deterministic": False}),
         "startup_timeout_s": experiment.startup_timeout_s,
         "progress_timeout_s": experiment.progress_timeout_s,
     }

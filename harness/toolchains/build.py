@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 
 from converge_harness.errors import ToolchainError
 from converge_harness.shipped import CONSTRAINTS, shipped
-from converge_harness.toolchains import own
+from converge_harness.toolchains import this_package
 from converge_harness.toolchains.find import (
     STAMP,
     available_toolchains,
@@ -48,6 +48,7 @@ from converge_harness.toolchains.recipes import (
     constraints_of,
     has_recipe,
     pinned_by,
+    purpose,
     recipe_of,
     torchtitan_of,
     without,
@@ -114,7 +115,7 @@ class Stamp:
     extra: tuple[str, ...]
     """Packages that were asked for besides."""
     converge: str
-    """``own.own_code``."""
+    """``this_package.code_version``."""
 
 
 class _Step(NamedTuple):
@@ -198,7 +199,7 @@ def _stamp(name: str, extra: Sequence[str], *, asked_before: str = "") -> Stamp:
     if recipe.modules:
         parts += [path.read_text() for path in _modules(recipe.modules)]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    return Stamp(digest, titan, tuple(sorted(set(extra))), own.own_code())
+    return Stamp(digest, titan, tuple(sorted(set(extra))), this_package.code_version())
 
 
 def _constraints(name: str) -> str:
@@ -279,7 +280,7 @@ def _build(
         constraints = wheels / "constraints.txt"
         wheels.mkdir(exist_ok=True)
         constraints.write_text(without(_constraints(name), pinned_by(wanted.torchtitan)))
-        steps = _steps(name, wanted, own.requirement(wheels), refill=refill)
+        steps = _steps(name, wanted, this_package.requirement(wheels), refill=refill)
         total = len(steps) + (not refill) + 1
         environment = {**installer.environment, **recipe.environment}
         try:
@@ -298,7 +299,7 @@ def _build(
             # Python compiles what it imports. Ranks would all do that at once, and may not write
             # there; an installer would compile three times as many modules.
             observer(Doing(name, total, total, "importing it"))
-            _import_first(name, python, (*_purpose(name), *_used_by_ranks(recipe)), log)
+            _import_first(name, python, (*purpose(name), *_used_by_ranks(recipe)), log)
         finally:
             shutil.rmtree(wheels, ignore_errors=True)
         (folder / STAMP).write_text(json.dumps(asdict(wanted)))
@@ -388,13 +389,21 @@ def _locked(folder: Path, name: str, observer: Observer) -> Iterator[None]:
 # ------------------------------------------------------------------ looking and removing
 
 
-def imported(name: str, root: Path | None = None) -> dict[str, str]:
-    """Import what a toolchain is for in its Python; return versions, by module.
+def imported(name: str, root: Path | None = None, also: Sequence[str] = ()) -> dict[str, str]:
+    """Import in its Python what a toolchain is for; return versions, by module.
 
-    Raises ToolchainError with the reason when something cannot be imported.
+    Args:
+        name: of a toolchain, or the absolute path of a Python.
+        root: the folder of toolchains.
+        also: more modules to import. Only its recipe, if there is one, says what it is for.
+
+    Raises:
+        ToolchainError: with the reason, when something cannot be imported.
     """
     folder = (root or toolchain_root()) / name
-    asked = _import(name, python_of(name, folder), _purpose(name), _IMPORT_TIMEOUT_S)
+    python = folder if Path(name).is_absolute() else python_of(name, folder)
+    modules = tuple(dict.fromkeys((*purpose(name), *also)))
+    asked = _import(name, python, modules, _IMPORT_TIMEOUT_S)
     if asked.returncode:
         again = f"; {build_hint(name)} --fresh" if has_recipe(name) else ""
         raise ToolchainError(
@@ -402,13 +411,6 @@ def imported(name: str, root: Path | None = None) -> dict[str, str]:
         )
     found: dict[str, str] = json.loads(asked.stdout.strip().rpartition("\n")[2])
     return found
-
-
-def _purpose(name: str) -> tuple[str, ...]:
-    """The modules that a toolchain is for."""
-    recipe = recipe_of(name).recipe if has_recipe(name) else None
-    titan = ("torchtitan",) if recipe is None or recipe.torchtitan else ()
-    return ("torch", *titan, *(recipe.imports if recipe else ()), "converge_harness")
 
 
 def _used_by_ranks(recipe: Recipe) -> tuple[str, ...]:

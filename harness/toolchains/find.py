@@ -30,9 +30,9 @@ from platformdirs import user_cache_path
 from converge_harness import DISTRIBUTION
 from converge_harness.errors import ToolchainError
 from converge_harness.model import Toolchain
-from converge_harness.toolchains.own import is_imported_by_path, own_code
-from converge_harness.toolchains.own_python import ask
 from converge_harness.toolchains.recipes import has_recipe, recipe_of
+from converge_harness.toolchains.this_package import code_version, is_imported_by_path
+from converge_harness.toolchains.user_python import ask
 
 ROOT_VARIABLE = "CONVERGE_TOOLCHAINS"
 LOCAL_ROOT = ".toolchains"
@@ -115,13 +115,13 @@ def find_environment(
     else:
         folder = (root or toolchain_root()) / name
         python, paths, sources = python_of(name, folder), site_packages(folder), ()
-        require_own_code(name, folder)
+        require_same_converge(name, folder)
         found = versions(paths, DISTRIBUTIONS)
     found[PACKAGES] = all_packages(paths)
     return Toolchain(name, python, dialect, found, first, sources)
 
 
-def require_own_code(name: str, folder: Path) -> None:
+def require_same_converge(name: str, folder: Path) -> None:
     """Raise ToolchainError where ranks would import another converge than plans their runs.
 
     Of an environment that converge did not build, nobody knows.
@@ -130,10 +130,10 @@ def require_own_code(name: str, folder: Path) -> None:
         built = json.loads((folder / STAMP).read_text())["converge"]
     except (OSError, ValueError, KeyError, TypeError):
         return
-    if built != own_code() and not is_imported_by_path():
+    if built != code_version() and not is_imported_by_path():
         raise ToolchainError(
             f"toolchain {name!r} in {folder.parent} has another converge in it ({built}) than this "
-            f"one ({own_code()}); bring it up to date with: converge toolchain build {name}"
+            f"one ({code_version()}); bring it up to date with: converge toolchain build {name}"
         )
 
 

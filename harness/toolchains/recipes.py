@@ -193,6 +193,15 @@ def recipe_of(name: str) -> Wanted:
     return Wanted(recipe, revision or (recipe.torchtitan or "" if recipe.branch else ""))
 
 
+def purpose(name: str) -> tuple[str, ...]:
+    """The modules that a toolchain is for by its recipe; empty if it has none."""
+    if not has_recipe(name):
+        return ()
+    recipe = recipe_of(name).recipe
+    titan = ("torchtitan",) if recipe.torchtitan else ()
+    return ("torch", *titan, *recipe.imports, "converge_harness")
+
+
 def constraints_of(text: str, instead: Mapping[str, str | None]) -> str:
     """constraints.txt with some versions replaced; None removes the line."""
     for package, version in instead.items():

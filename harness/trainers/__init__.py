@@ -18,11 +18,11 @@
 from converge_harness.trainers.base import (
     RANK_MODULE,
     CurveFile,
+    DifferenceNotPassed,
     Features,
     SourceFile,
     Start,
     Trainer,
-    Untold,
     curve_outside,
 )
 from converge_harness.trainers.calls import (
@@ -53,6 +53,7 @@ from converge_harness.trainers.jobs import (
     node_command,
     printable_command,
     searching,
+    trainers_in,
     work_folder,
 )
 from converge_harness.trainers.registry import (
@@ -64,6 +65,7 @@ from converge_harness.trainers.registry import (
     trainer_of_kind,
 )
 from converge_harness.trainers.table import (
+    DEFAULT_TRAINER,
     FOR_ALL_SETS,
     InlineTable,
     TrainerOfFile,
@@ -72,6 +74,7 @@ from converge_harness.trainers.table import (
 )
 
 __all__ = [
+    "DEFAULT_TRAINER",
     "FOR_ALL_SETS",
     "MEETING_PLACE",
     "MEETING_PORT",
@@ -79,6 +82,7 @@ __all__ = [
     "RANK_MODULE",
     "Call",
     "CurveFile",
+    "DifferenceNotPassed",
     "Features",
     "InlineTable",
     "NodeCommand",
@@ -89,7 +93,6 @@ __all__ = [
     "Trainer",
     "TrainerOfFile",
     "TrainerTable",
-    "Untold",
     "agent_argv",
     "argv",
     "assume_toolchain",
@@ -116,5 +119,6 @@ __all__ = [
     "trainer_of",
     "trainer_of_document",
     "trainer_of_kind",
+    "trainers_in",
     "work_folder",
 ]

@@ -60,8 +60,8 @@ class SourceFile(NamedTuple):
     """Key of ``[trainer]``, for messages."""
 
 
-class Untold(NamedTuple):
-    """A difference between a set and its control that does not reach the trainer."""
+class DifferenceNotPassed(NamedTuple):
+    """A difference between a set and its control that the program of the set does not get."""
 
     key: str
     message: str
@@ -137,6 +137,8 @@ class Trainer(ABC):
     own_rank_code: ClassVar[bool] = False
     """Its ranks are ``rank``: they end with the harness, and print their stacks for
     SIGUSR1; what of their evidence cannot be read is a bug of ours, not of a program."""
+    imports: ClassVar[tuple[str, ...]] = ()
+    """Modules that its ranks import from a toolchain."""
     stack_signal: ClassVar[Signals] = SIGABRT
     """Signal that makes a hanging rank print its stack."""
 
@@ -144,7 +146,7 @@ class Trainer(ABC):
 
     table: ClassVar[type[TrainerTable]] = TrainerTable
     """The ``[trainer]`` table of its kind."""
-    own_words: ClassVar[Mapping[str, str]] = {}
+    owned_keys: ClassVar[Mapping[str, str]] = {}
     """Train config keys for which an experiment file has its own key, and that key. Setting one of
     them with ``set`` would contradict what the plan computes from that key.
     """
@@ -155,6 +157,10 @@ class Trainer(ABC):
 
     model_keys: ClassVar[tuple[str, ...]] = ("model.", "model_spec.")
     """Train config keys, or their beginnings, on which initial weights depend."""
+
+    def default_spec(self) -> TrainerSpec:
+        """The trainer of a set without any settings of a file."""
+        return TrainerSpec(self.kind)
 
     @abstractmethod
     def of_file(
@@ -308,8 +314,8 @@ class Trainer(ABC):
         """Files whose content is part of a set's identity; ``Surroundings`` has their digests."""
         return ()
 
-    def untold(self, job: Job, control: Job) -> Iterable[Untold]:
-        """Differences between a job and its control that do not reach its program."""
+    def differences_not_passed(self, job: Job, control: Job) -> Iterable[DifferenceNotPassed]:
+        """Differences between a job and its control that its program does not get."""
         return ()
 
     def features(self, toolchain: Toolchain) -> Features:
@@ -496,7 +502,7 @@ class Trainer(ABC):
 
         Raises KeyError, TypeError or ValueError if the document does not have it.
         """
-        return TrainerSpec(self.kind)
+        return self.default_spec()
 
     def curve_of(self, folder: Path, job: Mapping[str, Any]) -> CurveFile | None:
         """The curve of a run without the probe; None: its evidence is the probe's.

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from converge_harness.model import TORCHTITAN, Job, Toolchain, TrainerSpec
-from converge_harness.toolchains.own_python import before
+from converge_harness.errors import ToolchainError
+from converge_harness.model import Job, Toolchain, TrainerSpec
+from converge_harness.toolchains.recipes import purpose
+from converge_harness.toolchains.user_python import before
 from converge_harness.trainers.base import RANK_MODULE, Features, Start
 from converge_harness.trainers.calls import Call, NodeCommand, Rendezvous
 from converge_harness.trainers.environment import Resources, pinned_environment
-from converge_harness.trainers.registry import trainer_of, trainer_of_kind
+from converge_harness.trainers.registry import kinds, trainer_of, trainer_of_kind
+from converge_harness.trainers.table import DEFAULT_TRAINER
 
 PATH_VARIABLE = "PYTHONPATH"
 
@@ -156,13 +159,45 @@ def find_toolchain(
     Raises:
         ToolchainError: it does not exist, does not start, or lacks what the trainer needs.
     """
-    trainer = trainer or TORCHTITAN
+    trainer = trainer or trainer_of_kind(DEFAULT_TRAINER).default_spec()
     return trainer_of_kind(trainer.kind).find_toolchain(name, root, trainer)
+
+
+class TrainersOfToolchain(NamedTuple):
+    """Which trainers can use a toolchain, by kind."""
+
+    able: dict[str, Toolchain]
+    """The toolchain as it is driven."""
+    unable: dict[str, str]
+    """Why not."""
+
+
+def trainers_in(name: str, root: Path | None = None) -> TrainersOfToolchain:
+    """Ask every trainer whether it can use a toolchain; command trainers for a probed program.
+
+    Raises ToolchainError if none can, or if one cannot that the toolchain's recipe is for.
+    """
+    meant_for = {*purpose(name)}
+    found = TrainersOfToolchain({}, {})
+    for kind in kinds():
+        trainer = trainer_of_kind(kind)
+        try:
+            found.able[kind] = trainer.find_toolchain(name, root, trainer.default_spec())
+        except ToolchainError as error:
+            if trainer.imports and meant_for.issuperset(trainer.imports):
+                raise
+            found.unable[kind] = str(error)
+    if found.able:
+        return found
+    if len(set(found.unable.values())) == 1:
+        raise ToolchainError(next(iter(found.unable.values())))
+    reasons = "; ".join(f"{kind}: {why}" for kind, why in found.unable.items())
+    raise ToolchainError(f"no trainer can use toolchain {name!r}: {reasons}")
 
 
 def assume_toolchain(
     name: str, root: Path | None = None, trainer: TrainerSpec | None = None
 ) -> Toolchain:
     """A toolchain as it will be once built, for plans that launch nothing."""
-    trainer = trainer or TORCHTITAN
+    trainer = trainer or trainer_of_kind(DEFAULT_TRAINER).default_spec()
     return trainer_of_kind(trainer.kind).assume_toolchain(name, root, trainer)

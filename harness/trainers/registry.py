@@ -16,10 +16,10 @@ from pydantic import AfterValidator, ConfigDict
 from pydantic_core import PydanticCustomError
 
 from converge_harness.errors import ConfigError, Problem
-from converge_harness.model import DEFAULT_TRAINER, SetSpec
+from converge_harness.model import SetSpec
 from converge_harness.toml import Table, Where, validate
 from converge_harness.trainers.base import Trainer
-from converge_harness.trainers.table import TrainerTable
+from converge_harness.trainers.table import DEFAULT_TRAINER, TrainerTable
 
 _MODULES = {
     "torchtitan": "converge_harness.trainers.torchtitan",

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from converge_harness.errors import ConfigError, Problem
-from converge_harness.model import DEFAULT_TRAINER, SyntheticData, TrainConfig, TrainerSpec
+from converge_harness.model import SyntheticData, TrainConfig, TrainerSpec
 from converge_harness.toml import (
     Environment,
     FilePath,
@@ -29,6 +29,8 @@ from converge_harness.toml import (
     validate,
 )
 
+DEFAULT_TRAINER = "torchtitan"
+"""Default of ``[trainer] kind``."""
 FOR_ALL_SETS = frozenset(
     {
         *("startup_timeout_s", "progress_timeout_s", "cpu_ranks"),

@@ -12,7 +12,7 @@ from signal import SIGUSR1
 
 from converge_harness.model import Job, RankError
 from converge_harness.run_folder.layout import JOB, LOGS
-from converge_harness.toolchains.own_python import before
+from converge_harness.toolchains.user_python import before
 from converge_harness.trainers.base import RANK_MODULE, Start, Trainer
 from converge_harness.trainers.calls import (
     Call,

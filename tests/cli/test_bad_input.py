@@ -267,11 +267,11 @@ def test_what_would_launch_nothing_anyway_does_not_say_so(tmp_path):
     assert_refused(converge("run", "e.toml", cwd=tmp_path), "1 problem, nothing was launched:\n")
 
 
-def test_a_golden_that_is_not_there_names_the_others(tmp_path):
+def test_a_baseline_that_is_not_there_names_the_others(tmp_path):
     (tmp_path / "baselines" / "smoke").mkdir(parents=True)
     (tmp_path / "baselines" / "smoke" / "baseline.json").touch()
     result = converge("bless", "--show", "smok", cwd=tmp_path)
-    assert_refused(result, "no golden baselines/smok (there: smoke)")
+    assert_refused(result, "no baseline baselines/smok (there: smoke)")
 
 
 def test_names_too_long_for_a_file_system(tmp_path):

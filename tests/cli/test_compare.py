@@ -156,7 +156,7 @@ def test_repeats_teach_and_what_they_teach_is_kept_for_later(control, tmp_path, 
     assert main([*command, "--calibration", learnt]) == 1
     assert "cannot be checked" in capsys.readouterr().out
     assert main([*command, *given, "--calibration", learnt]) == 2
-    assert "both say what the tolerances are" in capsys.readouterr().err
+    assert "both say where the limits are from" in capsys.readouterr().err
 
 
 def test_a_calibration_that_is_not_there_is_refused(control, capsys):

@@ -33,6 +33,7 @@ from converge_harness.model import (
     Toolchain,
     TrainConfig,
 )
+from converge_harness.trainers.torchtitan import TORCHTITAN
 
 NAME = "tp2 [bold]<script>[/bold]"
 
@@ -43,6 +44,7 @@ def job() -> Job:
         parallelism=Parallelism(dp_shard=2, tp=2),
         train_config=TrainConfig(path="t.toml", settings={}),
         toolchain="torchtitan-0.3.0",
+        trainer=TORCHTITAN,
     )
     return Job(
         name=NAME,

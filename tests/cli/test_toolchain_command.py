@@ -1,5 +1,7 @@
 """``converge toolchain`` and ``init --example``, as people call them."""
 
+import sys
+
 import pytest
 from light_toolchain import light_environment
 from rich.console import Console
@@ -90,6 +92,79 @@ def test_a_mistake_is_one_sentence_and_nothing_is_built(built, capsys, arguments
     assert words in said.err
     assert "Traceback" not in said.err
     assert built == []
+
+
+def importing(root, name, distributions):
+    """A toolchain of these distributions, by name and version, whose Python imports anything."""
+    python = root / name / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        f"#!{sys.executable}\nimport json, sys\n"
+        "print(json.dumps(dict.fromkeys(sys.argv[3:], '9')))\n"
+    )
+    python.chmod(0o755)
+    for distribution, version in distributions.items():
+        metadata = root / name / f"lib/python3.11/site-packages/{distribution}-{version}.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text(f"Name: {distribution}\nVersion: {version}\n")
+
+
+OURS = {"torch": "2.13.0", "converge_harness": "1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "distributions", "trainers", "imports", "refused"),
+    [
+        (
+            NAME,
+            {"torchtitan": "0.3.0"},
+            {"torchtitan (titan_0_3)", "command"},
+            "torchtitan",
+            "megatron",
+        ),
+        (
+            "megatron-core-0.16.1",
+            {"megatron_core": "0.16.1"},
+            {"command", "megatron (megatron_0_16)"},
+            "megatron.core",
+            "torchtitan",
+        ),
+        ("composer-0.32.1", {"mosaicml": "0.32.1"}, {"command"}, "composer", "torchtitan"),
+        ("mine", {}, {"command"}, "torch", "megatron"),
+    ],
+)
+def test_a_check_asks_every_trainer_what_it_needs(
+    root, capsys, name, distributions, trainers, imports, refused
+):
+    importing(root, name, OURS | distributions)
+    assert main(["toolchain", "check", name]) == 0
+    said = capsys.readouterr().out
+    (imported,) = (line for line in said.splitlines() if line.startswith("  imports: "))
+    (line,) = (line for line in said.splitlines() if line.startswith("  trainers: "))
+    assert set(line.removeprefix("  trainers: ").split(", ")) - {"tiny"} == trainers
+    assert f"{imports} 9" in imported
+    assert ("torchtitan" in imported) is ("torchtitan (titan_0_3)" in trainers)
+    assert f"  not for {refused}: " in said
+    assert f"build it with: converge toolchain build {name}" not in said
+
+
+def test_a_check_of_a_toolchain_for_no_trainer_says_what_each_misses(root, capsys, monkeypatch):
+    # Another test may have registered a trainer that needs nothing.
+    ours = ("torchtitan", "command", "megatron")
+    monkeypatch.setattr("converge_harness.trainers.jobs.kinds", lambda: ours)
+    importing(root, "mine", {"numpy": "2.0"})
+    assert main(["toolchain", "check", "mine"]) == 2
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert "no trainer can use toolchain 'mine': torchtitan: " in said
+    assert "has no torch and no torchtitan" in said
+    assert "; command: " in said
+    assert "has no megatron-core" in said
+
+
+def test_a_check_of_a_release_that_no_trainer_drives_is_no_check_of_something_else(root, capsys):
+    importing(root, NAME, OURS | {"torchtitan": "0.9.0"})
+    assert main(["toolchain", "check", NAME]) == 2
+    assert "has torchtitan 0.9.0; supported: " in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_an_example_is_written_with_what_it_names_and_the_next_command(root, capsys):

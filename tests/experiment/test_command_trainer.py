@@ -272,7 +272,7 @@ def test_a_command_of_a_wrong_type_is_not_missing_too(load):
         ),
         (
             {"top": 'baseline = "b"'},
-            "baseline: is a golden: a command trainer's control cannot be blessed",
+            "baseline: is not possible: a command trainer's control cannot be blessed",
         ),
         ({"top": 'repeats = ["permute"]'}, "'permute' is not possible with a command trainer"),
         (

@@ -10,8 +10,9 @@ from converge_harness.cli import main
 from converge_harness.errors import ConfigError
 from converge_harness.experiment import load_experiment
 from converge_harness.judge.in_force import not_in_force
-from converge_harness.model import Parallelism, SetSpec, TrainConfig
+from converge_harness.model import ConfigKeys, Parallelism, SetSpec, TrainConfig
 from converge_harness.report.view.in_force import techniques_of
+from converge_harness.trainers.torchtitan import TORCHTITAN
 
 CONFIG = """
 [training]
@@ -117,7 +118,15 @@ def test_init_writes_it_with_enough_reruns(tmp_path, monkeypatch, capsys):
     assert "deterministic" not in Path("y.toml").read_text()
 
 
-SPEC = SetSpec("t", Parallelism(), TrainConfig("base.toml", {}), "torchtitan-0.3.0")
+SPEC = SetSpec(
+    "t", Parallelism(), TrainConfig("base.toml", {}), "torchtitan-0.3.0", trainer=TORCHTITAN
+)
+
+
+def test_a_trainer_without_such_a_key_is_not_asked_for_it():
+    spec = replace(SPEC, deterministic=False, trainer=replace(TORCHTITAN, keys=ConfigKeys()))
+    seen = {"config": {"debug.deterministic": True}}
+    assert not [each for each in not_in_force(spec, seen) if "deterministic" in each]
 
 
 @pytest.mark.parametrize("named", [True, False])

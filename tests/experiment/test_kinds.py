@@ -332,6 +332,18 @@ WRONG = {
 }
 
 
+def test_a_fault_that_is_refused_takes_no_node_from_those_after_it(problems):
+    script = (
+        'checkpoint_every = 5\nfaults = [{ kind = "agent_loss", step = 6 }, '
+        '{ kind = "kill", step = 8, rank = 1 }]\n'
+    )
+    (problem,) = problems(FAULT + script)
+    assert "faults[0].kind" in problem
+    problem, *others = problems(FAULT + "nodes = [1, 2]\n" + script)
+    assert "faults[1].rank" in problem  # the loss happens
+    assert others == []
+
+
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_is_named_with_its_place(problems, case):
     text, words = WRONG[case]

@@ -168,7 +168,7 @@ NAMED = 'trainer = "megatron"\n'
         (
             "schema = 1",
             'schema = 1\nbaseline = "night"',
-            ": baseline: is a golden, which has no weights for the sets of [trainers.megatron]",
+            ": baseline: has no weights for the sets of [trainers.megatron]",
         ),
     ],
 )

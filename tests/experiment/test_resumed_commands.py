@@ -98,6 +98,19 @@ NAMED = f'{EVERY}, "--resume", "{{resume_from}}"'
 
 
 @pytest.mark.parametrize(
+    ("checkpoints", "place"),
+    [
+        ('[trainer.checkpoints]\nnam = "step-{step}.pt"\n', "trainer.checkpoints.nam: unknown key"),
+        ('[trainer.checkpoints]\nname = "last.pt"\n', "trainer.checkpoints.name: must be the name"),
+    ],
+)
+def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place):
+    found = problems(text(ELASTIC + FAULT, checkpoints=checkpoints))
+    assert all("trainer.checkpoints." in each for each in found), found
+    assert any(place in each for each in found), found
+
+
+@pytest.mark.parametrize(
     ("sets", "changes", "expected"),
     [
         (

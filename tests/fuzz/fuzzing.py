@@ -157,7 +157,7 @@ def environment(**values):
 @contextlib.contextmanager
 def only_json(*, unless=False):
     """Leave pictures and pages out of the reports: most of the time, and they decide nothing."""
-    import converge_harness.report.renderers.files as module
+    import converge_harness.report as module
 
     kept = module.draw, module.to_html
     if not unless:
@@ -170,7 +170,7 @@ def only_json(*, unless=False):
 
 def no_pictures_nor_page():
     """The same for good, as for a process that only judges."""
-    import converge_harness.report.renderers.files as module
+    import converge_harness.report as module
 
     module.draw = lambda _view: {}
     module.to_html = lambda _view: ""

@@ -34,6 +34,7 @@ from converge_harness.model import (
     TrainConfig,
     Verdict,
 )
+from converge_harness.trainers.torchtitan import TORCHTITAN
 
 TOOLCHAIN = Toolchain("torchtitan-0.3.0", Path("python"), "titan_0_3", {"torch": "2.13.0"})
 CHECKS = (
@@ -58,6 +59,7 @@ def job(name, *, note="", tolerances=None, **degrees):
         note=note,
         tolerances=tolerances or {},
         control=None if name == "fsdp2" else "fsdp2",
+        trainer=TORCHTITAN,
     )
     role = Role.CONTROL if name == "fsdp2" else Role.TEST
     return Job(name, role, spec, TOOLCHAIN, 1, 20, 2, 4, 64, Precision.FP32, identity=name * 9)

@@ -19,6 +19,7 @@ from converge_harness.model import (
     TrainConfig,
     Verdict,
 )
+from converge_harness.trainers.torchtitan import TORCHTITAN
 
 STEPS = 20
 FSDP2 = Parallelism(dp_shard=2)
@@ -216,5 +217,5 @@ def spec(
         parallelism=parallelism,
         train_config=TrainConfig("debug.toml", settings or {}),
         toolchain="torchtitan-0.3.0",
-        **changes,
+        **{"trainer": TORCHTITAN, **changes},
     )

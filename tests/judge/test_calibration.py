@@ -117,7 +117,8 @@ def test_another_dealing_of_samples_excuses_only_test_sets_that_deal_otherwise()
 
 def test_what_makes_a_repeat_one_is_no_other_config():
     def configured(name, **config):
-        return run(name, in_force=in_force(config={"training.seq_len": 256, **config}))
+        ran = in_force(config={"training.seq_len": 256, **config})
+        return run(name, in_force=ran, of_repeats=frozenset({"dataloader.order_seed"}))
 
     control = configured("fsdp2", **{"dataloader.order_seed": None, "dump_folder": "/a"})
     permuted = configured("permute", **{"dataloader.order_seed": 2, "dump_folder": "/b"})

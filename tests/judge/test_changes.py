@@ -1,4 +1,4 @@
-"""What kind of change lies between a golden and the control of now."""
+"""What kind of change lies between a baseline and the control of now."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from judge_examples import run, samples, with_signals
 
 from converge_harness.judge import ChangeKind, calibrate, classify
 
-GOLDEN = run()
+BASELINE = run()
 REPEATS = [
     with_signals(
         run(f"ulp.{sign}"),
@@ -17,11 +17,11 @@ REPEATS = [
     )
     for sign in (-1, 1)
 ]
-TAUGHT = calibrate(GOLDEN, REPEATS)
+TAUGHT = calibrate(BASELINE, REPEATS)
 
 
 def change(after):
-    return classify(after, GOLDEN, TAUGHT)
+    return classify(after, BASELINE, TAUGHT)
 
 
 def test_the_same_bits_are_no_change():
@@ -82,11 +82,11 @@ def test_what_cannot_be_compared_is_never_called_harmless(after, words):
 
 def test_without_repeats_the_floors_of_the_arithmetic_decide():
     near = with_signals(run(), loss_recomputed=lambda step, x: x * (1 + 1e-8))
-    found = classify(near, GOLDEN, None)
+    found = classify(near, BASELINE, None)
     assert found.kind is ChangeKind.ROUNDING
     assert "floors of the arithmetic" in found.sentence
     far = with_signals(run(), loss_recomputed=lambda step, x: x * (1 + 1e-4))
-    assert classify(far, GOLDEN, None).kind is ChangeKind.SEMANTIC
+    assert classify(far, BASELINE, None).kind is ChangeKind.SEMANTIC
 
 
 def test_a_control_that_lost_its_samples_is_semantic():

@@ -5,6 +5,7 @@ from judge_examples import in_force
 
 from converge_harness.judge.in_force import not_in_force
 from converge_harness.model import OwnTechnique, Parallelism, SetSpec, TrainConfig
+from converge_harness.trainers.torchtitan import TORCHTITAN
 
 APPLY, COUNT = "/home/me/features.py:use", "/home/me/features.py:count"
 SEEN = {"name": "fused", "called": True, "changed": True, "count": None, "modules": ["RMSNorm"]}
@@ -20,6 +21,7 @@ def clauses(own, *seen):
         train_config=TrainConfig(path="x", settings={}),
         toolchain="torchtitan-0.3.0",
         own_techniques=(own,),
+        trainer=TORCHTITAN,
     )
     ran = in_force(Parallelism(dp_shard=2), own_techniques=list(seen))
     return [each for each in not_in_force(spec, ran) if "fused" in each]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from converge_harness.judge import RcpInputs, judge_submission
-from converge_harness.model import Convergence, Judgement, Outcome, ReferencePoint
+from converge_harness.model import Convergence, Judgement, Outcome, Rcp
 
 LENGTHS = {
     8: (1100, 1110, 1120, 1090, 1100, 1105, 1095, 1100),
@@ -24,7 +24,7 @@ OF_405B = {
 
 def table(lengths=LENGTHS, benchmark="retinanet"):
     return tuple(
-        ReferencePoint(f"ref_{size}", benchmark, size, tuple(map(float, each)))
+        Rcp(f"ref_{size}", benchmark, size, tuple(map(float, each)))
         for size, each in lengths.items()
     )
 

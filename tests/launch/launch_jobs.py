@@ -17,6 +17,7 @@ from converge_harness.model import (
     Toolchain,
     TrainConfig,
 )
+from converge_harness.trainers.torchtitan import TORCHTITAN
 
 ROOT = Path(__file__).parents[2]
 TOOLCHAIN = "torchtitan-0.3.0"
@@ -40,6 +41,7 @@ def tiny_job(
         toolchain=TOOLCHAIN,
         techniques=techniques,
         overrides={f"tiny.{key}": value for key, value in overrides.items()},
+        trainer=TORCHTITAN,
     )
     return Job(
         name=name,

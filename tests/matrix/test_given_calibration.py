@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from converge_harness.calibrations import StoredCalibration, read_calibrations, write_calibrations
 from converge_harness.cli import main
 from converge_harness.errors import ConfigError, StoreError
 from converge_harness.matrix.calibrate import keep, read_for_curves, read_given, read_judged_by
@@ -12,7 +13,6 @@ from converge_harness.matrix.judge import pairs_of
 from converge_harness.matrix.load import load_plan
 from converge_harness.model import Calibration, Evidence, Precision, Role, SignalScale
 from converge_harness.plan import identity_facts
-from converge_harness.references import StoredCalibration, read_calibrations, write_calibrations
 from converge_harness.store import Store
 from converge_harness.trainers import assume_toolchain
 

@@ -22,7 +22,7 @@ from converge_harness.model import (
     Verdict,
 )
 from converge_harness.plan import select
-from converge_harness.shrink import reductions, smallest_pair
+from converge_harness.shrink import reductions, smallest_pair, why_not
 from converge_harness.trainers import assume_toolchain
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def meaning(experiment: Experiment):
     return {job.name: job.identity for job in planned(experiment).jobs}
 
 
-@pytest.mark.parametrize("name", ["known_bugs", "four_d", "guide_bugs"])
+@pytest.mark.parametrize("name", ["known_bugs", "four_d", "guide_bugs", "megatron"])
 def test_a_pair_that_is_written_means_the_same_when_it_is_read(tmp_path, name):
     experiment = load_experiment(ROOT / "experiments" / f"{name}.toml")
     written = 0
@@ -52,6 +52,7 @@ def test_a_pair_that_is_written_means_the_same_when_it_is_read(tmp_path, name):
             written += 1
             path, *_ = write_pair(made, "smaller", tmp_path / str(written), "converge shrink")
             assert meaning(load_experiment(path)) == wanted
+            assert load_experiment(path).controls[0].trainer == spec.trainer
     assert written > 3 * len(experiment.tests)
 
 
@@ -88,6 +89,10 @@ def test_a_failure_is_the_same_only_in_the_same_module():
 
 def test_what_cannot_be_shrunk_is_refused():
     elastic = load_experiment(ROOT / "experiments" / "elastic.toml")
+    mapped = load_experiment(ROOT / "experiments" / "across_frameworks.toml").tests[0]
+    assert "by another trainer than its control" in why_not(mapped)
+    program = load_experiment(ROOT / "experiments" / "zero.toml").tests[0]
+    assert "by a command trainer, which alone knows" in why_not(program)
     with pytest.raises(ConfigError, match="only sets of one pass can be shrunk"):
         Shrinking(elastic, elastic.tests[0].name, lambda plan: None, None)
     with pytest.raises(ConfigError, match="no set 'nobody'"):

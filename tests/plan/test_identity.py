@@ -29,6 +29,7 @@ from converge_harness.model import (
 )
 from converge_harness.plan import identity_facts, make_plan
 from converge_harness.plan.identity import job_identity, seed_identity
+from converge_harness.trainers.torchtitan import TORCHTITAN
 
 CONFIG = TrainConfig(
     path="base.toml",
@@ -46,6 +47,7 @@ SPEC = SetSpec(
     train_config=CONFIG,
     toolchain="torchtitan-0.3.0",
     overrides={"lr_scheduler.warmup_steps": 2},
+    trainer=TORCHTITAN,
 )
 INJECT = {"/a/bug.py:f": "i1", "/b/bug.py:f": "i1", "/a/bug.py:g": "i1", "/a/other.py:f": "i2"}
 TEST = '[[test]]\nname = "t"\nparallelism = { dp_shard = 2, tp = 2 }\n'

@@ -121,7 +121,7 @@ def test_every_rule_has_an_example_of_each_kind():
     # Examples of the two about controls: below, and through the CLI in tests/cli/test_bad_input.py.
     about_controls = {"control-is-1d-fsdp", "control-is-repeated"}
     # Of the one about programs of the user's: in test_plan_of_commands.py.
-    elsewhere = about_controls | {"program-is-told"}
+    elsewhere = about_controls | {"differences-reach-the-program"}
     assert set(KEPT) | elsewhere == set(RULES)
     assert {rule for rule, _ in BROKEN} | elsewhere == set(RULES)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from converge_harness.rank.titan.common.cpu import stay_forkable
+from converge_harness.rank.cpu import stay_forkable
 
 stay_forkable()  # before a test computes on fake tensors, of which others then fork ranks
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from converge_harness.rank.titan.common import cpu
+from converge_harness.rank import cpu
 
 MIXED = {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"}
 

@@ -7,7 +7,7 @@ import pytest
 
 FORK = """
 import os, sys, torch
-from converge_harness.rank.titan.common.cpu import stay_forkable
+from converge_harness.rank.cpu import stay_forkable
 {stay}
 torch.set_num_threads(1)
 from torch._subclasses.fake_tensor import FakeTensorMode

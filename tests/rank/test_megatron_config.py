@@ -10,13 +10,14 @@ import torch
 from converge_harness.rank import megatron
 from converge_harness.rank.megatron.config import build_config
 from converge_harness.rank.settings import SettingError
+from converge_harness.rank.start.entry import config_problems
 
 # What Megatron-Core and torch warn of while it builds models and optimizers is theirs.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def problem_of(folder, degrees=None, **more):
-    (problem,) = megatron.check(job_of(folder, degrees, **more))
+    (problem,) = config_problems(megatron, job_of(folder, degrees, **more))
     return problem
 
 

@@ -1,6 +1,9 @@
 """Megatron-Core by the weights of torchtitan's checkpoint: by real ranks over gloo."""
 
+import ast
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from gloo_ranks import run_on_ranks
@@ -14,6 +17,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch import nn
 
+import converge_harness
 from converge_harness.rank import megatron
 from converge_harness.rank.megatron.config import build_config
 from converge_harness.rank.megatron.model import build_model
@@ -32,6 +36,7 @@ from converge_harness.rank.recorder.post_step_state import PostStepSamples
 from converge_harness.rank.recorder.rows import assign_rows
 from converge_harness.rank.recorder.tensor_samples import TensorSamples, sum_over_ranks
 from converge_harness.rank.settings import SettingError
+from converge_harness.rank.start.entry import config_problems
 from converge_harness.run_folder.weight_mapping import WeightMapping
 
 # What Megatron-Core and torch warn of while it builds models is theirs.
@@ -238,11 +243,53 @@ def test_modules_that_compute_the_same_have_the_other_name(tmp_path):
     run_on_ranks(names_of_modules, 1, tmp_path)
 
 
+def known_names():
+    """``PARAMETERS`` and ``MODULES`` of the harness, whose module needs more than ranks have."""
+    path = Path(converge_harness.__file__).parent / "trainers" / "megatron" / "mapping.py"
+    names = ("_LAYER", "_MATRICES", "PARAMETERS", "MODULES")
+    values = {}
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and node.targets[0].id in names:
+            exec(compile(ast.Module([node], []), str(path), "exec"), values)  # noqa: S102 - ours
+    return set(values["PARAMETERS"]), set(values["MODULES"])
+
+
+def all_names(folder, transformer, gpt):
+    overrides = {f"transformer.{key}": value for key, value in transformer.items()}
+    overrides |= {f"gpt.{key}": value for key, value in gpt.items()}
+    _, parts = built(job_of(folder, overrides=overrides))
+    parameters, modules = known_names()
+    named = {name for part in parts for name, _ in part.parameters_by_name()}
+    fused = fused_of(parts)
+    named = {name for name in named if name not in fused}
+    named |= {each for one in fused.values() for each in one.names}
+    assert {re.sub(r"layers\.\d+", "layers.*", name) for name in named} <= parameters
+    found = {name for part in parts for name, _ in part.named_modules()}
+    found = {re.sub(r"layers\.\d+", "layers.*", name) for name in found}
+    assert modules - found <= {f"layers.*.mlp.linear_{each}" for each in ("gate", "up")} | {
+        f"layers.*.self_attention.linear_{each}" for each in "qkv"
+    } | {"embedding.position_embeddings"}
+
+
+@pytest.mark.parametrize(
+    ("transformer", "gpt"),
+    [
+        ({}, {}),
+        (
+            {"normalization": "LayerNorm", "gated_linear_unit": False, "add_bias_linear": True},
+            {"position_embedding_type": "learned_absolute"},
+        ),
+    ],
+)
+def test_the_harness_knows_the_names_of_all_parameters(tmp_path, transformer, gpt):
+    run_on_ranks(all_names, 1, tmp_path, transformer, gpt)
+
+
 def test_norms_of_queries_and_keys_cannot_be_mapped(tmp_path):
     overrides = {"transformer.qk_layernorm": True}
-    (problem,) = megatron.check(job_of(tmp_path, weights=NAMES, overrides=overrides))
+    (problem,) = config_problems(megatron, job_of(tmp_path, weights=NAMES, overrides=overrides))
     assert problem.key == "transformer.qk_layernorm"
-    assert megatron.check(job_of(tmp_path, overrides=overrides)) == []
+    assert config_problems(megatron, job_of(tmp_path, overrides=overrides)) == []
 
 
 def test_a_token_attends_to_its_own_document_and_to_nothing_later():

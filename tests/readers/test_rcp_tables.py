@@ -6,7 +6,7 @@ import math
 import pytest
 
 from converge_harness.errors import EvidenceError
-from converge_harness.readers import read_convergence, read_reference_points
+from converge_harness.readers import read_convergence, read_rcps
 
 
 def point(size, lengths=(5, 6, 7), key="Epochs to converge", benchmark="llama31_8b"):
@@ -20,7 +20,7 @@ def table(path, **points):
 
 def test_points_come_by_batch_size_in_either_unit(tmp_path):
     path = table(tmp_path / "rcps.json", b=point(32), a=point(16, key="samples to converge"))
-    points = read_reference_points(path)
+    points = read_rcps(path)
     assert [(each.name, each.batch_size, each.lengths) for each in points] == [
         ("a", 16, (5.0, 6.0, 7.0)),
         ("b", 32, (5.0, 6.0, 7.0)),
@@ -44,7 +44,7 @@ def test_points_come_by_batch_size_in_either_unit(tmp_path):
 )
 def test_what_is_no_table_is_an_error_with_the_point(tmp_path, points, said):
     with pytest.raises(EvidenceError, match=said):
-        read_reference_points(table(tmp_path / "rcps.json", **points))
+        read_rcps(table(tmp_path / "rcps.json", **points))
 
 
 def event(key, value=None, **metadata):

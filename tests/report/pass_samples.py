@@ -46,6 +46,7 @@ from converge_harness.model import (
     Verdict,
 )
 from converge_harness.report.view.report_view import ReportView
+from converge_harness.trainers.torchtitan import TORCHTITAN
 
 STEPS = 20
 STARTED = 1_790_000_000.0
@@ -211,7 +212,7 @@ def resume_checks(*, late: bool = False) -> tuple[Check, ...]:
 @functools.cache
 def resumed_view() -> ReportView:
     """An elastic set and a killed one that pass, a battered one that fails, one without passes."""
-    control = SetSpec("fsdp2", Parallelism(dp_shard=2), CONFIG, TOOLCHAIN.name)
+    control = SetSpec("fsdp2", Parallelism(dp_shard=2), CONFIG, TOOLCHAIN.name, trainer=TORCHTITAN)
     base = evidence("fsdp2", STEPS, in_force=in_force(control))
     tests = (resized(), killed(), battered(), evidence("plain", STEPS, jitter=1e-7))
     jobs = (

@@ -46,6 +46,7 @@ from converge_harness.model import (
 )
 from converge_harness.report import build_view as build_view_of
 from converge_harness.report.view.report_view import ReportView
+from converge_harness.trainers.torchtitan import TORCHTITAN
 
 FLOOR = 3.71
 TOOLCHAIN = Toolchain(
@@ -67,7 +68,14 @@ def spec(name: str, note: str = "", **options) -> SetSpec:
         if key in ("dp_replicate", "dp_shard", "tp", "cp", "pp")
     }
     return SetSpec(
-        name, Parallelism(**degrees), CONFIG, TOOLCHAIN.name, control="fsdp2", note=note, **options
+        name,
+        Parallelism(**degrees),
+        CONFIG,
+        TOOLCHAIN.name,
+        control="fsdp2",
+        note=note,
+        trainer=TORCHTITAN,
+        **options,
     )
 
 
@@ -468,7 +476,7 @@ def sample_view(
     steps: int = 20, specs: tuple[SetSpec, ...] = SPECS, title: str = "smoke"
 ) -> ReportView:
     """Twelve test sets: 3 FAIL, 1 ERROR, 1 INVALID, 1 INCONCLUSIVE, 6 PASS."""
-    control = SetSpec("fsdp2", Parallelism(dp_shard=2), CONFIG, TOOLCHAIN.name)
+    control = SetSpec("fsdp2", Parallelism(dp_shard=2), CONFIG, TOOLCHAIN.name, trainer=TORCHTITAN)
     jobs = [job(control, Role.CONTROL, steps)]
     jobs += [
         job(control, Role.REPEAT, steps, name=f"fsdp2-{repeat}", repeat=repeat)

@@ -4,8 +4,7 @@ import pytest
 from report_samples import sample_view
 
 from converge_harness.model import CauseClass
-from converge_harness.report.renderers.cause_pages import cause_section
-from converge_harness.report.renderers.html_page import to_html
+from converge_harness.report.renderers.html_page import cause_section, to_html
 
 
 @pytest.mark.parametrize("kind", CauseClass)

@@ -16,6 +16,7 @@ from converge_harness.model import Experiment, Parallelism, Plan, Role, SetSpec
 from converge_harness.report import build_view
 from converge_harness.report.renderers.html_page import to_html
 from converge_harness.report.renderers.json_document import document
+from converge_harness.trainers.torchtitan import TORCHTITAN
 
 SOURCES = sorted(Path(converge_harness.report.__file__).parent.rglob("*.py"))
 
@@ -71,7 +72,9 @@ def test_every_pair_is_aligned_and_compared_once(monkeypatch):
     monkeypatch.setattr(comparison, "compare", counted_envelope)
 
     steps = 20
-    control_spec = SetSpec("fsdp2", Parallelism(dp_shard=2), CONFIG, TOOLCHAIN.name)
+    control_spec = SetSpec(
+        "fsdp2", Parallelism(dp_shard=2), CONFIG, TOOLCHAIN.name, trainer=TORCHTITAN
+    )
     tolerant = replace(spec("two", dp_replicate=2), tolerances={"loss": 1e-3})
     specs = (spec("one", dp_shard=2, tp=2), tolerant)
     runs = {

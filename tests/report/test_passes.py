@@ -82,8 +82,8 @@ def test_recovery_is_from_the_fault_to_the_first_step_after_the_one_it_struck():
     last = replace(whole, struck=(replace(whole.struck[0], step=6, at=STARTED + 2.9),))
     assert passes_view(last, KILLED).faults[0].recovery_s > 6.75
     # Which pass was struck follows from the time where nothing tells it.
-    untold = replace(whole, struck=(replace(whole.struck[0], number=None),))
-    assert passes_view(untold, KILLED) == passes_view(whole, KILLED)
+    unnumbered = replace(whole, struck=(replace(whole.struck[0], number=None),))
+    assert passes_view(unnumbered, KILLED) == passes_view(whole, KILLED)
     # Nor is there one in a run that never went on.
     dead = replace(whole, passes=whole.passes[:1])
     (fault,) = passes_view(dead, KILLED).faults

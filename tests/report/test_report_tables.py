@@ -26,7 +26,7 @@ def test_what_is_written_is_read_again(tmp_path, view):
 def test_every_curve_and_limit_is_there_in_full(view):
     tables = tables_of(view)
     names = tables["names"].tolist()
-    runs = [*view.references, *(test.run for test in view.tests)]
+    runs = [*view.judged_against, *(test.run for test in view.tests)]
     for run in runs:
         rows = tables["curves.run"] == names.index(run.name)
         steps = tables["curves.step"][rows]

@@ -36,10 +36,11 @@ from converge_harness.report.renderers.marks import MarkKind, marks
 from converge_harness.report.renderers.plots import draw
 from converge_harness.report.renderers.verdict_table import header, rows
 from converge_harness.report.view.resumed_run import degrees_of, kind_seen, passes_view
+from converge_harness.trainers.torchtitan import TORCHTITAN
 
 CLUSTER = Recovery((), checkpoint_every=4, restarts=RestartOwner.CLUSTER)
 FSDP2 = Parallelism(dp_shard=2)
-CONTROL = SetSpec("fsdp2", FSDP2, CONFIG, TOOLCHAIN.name, recovery=CLUSTER)
+CONTROL = SetSpec("fsdp2", FSDP2, CONFIG, TOOLCHAIN.name, recovery=CLUSTER, trainer=TORCHTITAN)
 TEST = spec("moved", dp_shard=2, recovery=CLUSTER)
 SAID = "TIMEOUT: 60 s (the job's time limit) on node1; raise [cluster] time"
 

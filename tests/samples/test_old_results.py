@@ -5,12 +5,12 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from stored_samples import NAMES, copied
+from stored_samples import NAMES, copied, judged, measured
 
+from converge_harness.calibrations import read_calibrations
 from converge_harness.cli import main
 from converge_harness.cli.exit_codes import ExitCode
 from converge_harness.readers import read_run
-from converge_harness.references import read_calibrations
 from converge_harness.report import __file__ as report_package
 from converge_harness.run_folder.documents import SCHEMA
 
@@ -20,30 +20,6 @@ REWRITTEN = ("report.html", "report.md", "junit.xml", "report.json", "plots/over
 @pytest.fixture(params=NAMES)
 def sample(request, tmp_path):
     return copied(request.param, tmp_path)
-
-
-def judged(folder):
-    """What a report.json says of every set and check; sentences may become better."""
-    document = json.loads((folder / "report" / "report.json").read_text())
-    return {
-        test["name"]: (
-            test["verdict"],
-            test["cause_class"],
-            test["onset_step"],
-            {check["name"]: check["outcome"] for check in test["checks"]},
-        )
-        for test in document["tests"]
-    }
-
-
-def measured(folder):
-    document = json.loads((folder / "report" / "report.json").read_text())
-    return {
-        (test["name"], check["name"]): check["measured"]
-        for test in document["tests"]
-        for check in test["checks"]
-        if check["measured"] is not None
-    }
 
 
 def test_every_schema_up_to_the_present_one_has_a_sample():

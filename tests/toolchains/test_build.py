@@ -22,7 +22,7 @@ from converge_harness.toolchains.build import (
 )
 from converge_harness.toolchains.find import STAMP, available_toolchains, unfinished
 from converge_harness.toolchains.installer import Installer
-from converge_harness.toolchains.own import make_wheel
+from converge_harness.toolchains.this_package import make_wheel
 
 NAME = "torchtitan-0.3.0"
 STUB = """

@@ -17,7 +17,7 @@ from own_fork import write_hooked
 import converge_harness
 from converge_harness.errors import ToolchainError
 from converge_harness.toolchains.find import available_toolchains, toolchain_root, unfinished
-from converge_harness.toolchains.own import own_code
+from converge_harness.toolchains.this_package import code_version
 from converge_harness.trainers import assume_toolchain, find_toolchain
 from converge_harness.trainers.command import trained_by
 from converge_harness.trainers.command.settings import Command
@@ -247,7 +247,7 @@ def test_a_toolchain_with_another_converge_is_refused_unless_ranks_import_this_o
     monkeypatch.setenv("PYTHONPATH", str(Path(converge_harness.__file__).parents[1]))
     assert find_toolchain("torchtitan-0.3.0", tmp_path, trainer).versions["torch"] == "2.15.0"
     monkeypatch.delenv("PYTHONPATH")
-    for content in (json.dumps({"converge": own_code()}), "a stamp of an older converge"):
+    for content in (json.dumps({"converge": code_version()}), "a stamp of an older converge"):
         stamp.write_text(content)
         assert find_toolchain("torchtitan-0.3.0", tmp_path, trainer).versions["torch"] == "2.15.0"
 
@@ -336,7 +336,7 @@ def test_an_installed_harness_names_what_it_came_from(tmp_path, recorded, named)
     )
     if recorded is not None:
         (info / "direct_url.json").write_text(recorded)
-    code = "from converge_harness.toolchains.own import own_source; print(own_source())"
+    code = "from converge_harness.toolchains import this_package as p; print(p.install_source())"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-c", code]
     said = subprocess.run(

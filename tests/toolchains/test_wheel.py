@@ -88,17 +88,17 @@ def test_an_installed_wheel_plans_an_example_and_lists_what_it_can_build(scratch
 def test_ranks_get_the_very_code_that_is_installed(scratch, wheel):
     """What is installed in toolchains is made of the installed files, not got from an index."""
     code = (
-        "from pathlib import Path; from converge_harness.toolchains import own; "
-        "print(*own.requirement(Path('again')), own.own_code(), sep='\\n')"
+        "from pathlib import Path; from converge_harness.toolchains import this_package; "
+        "print(*this_package.requirement(Path('again')), this_package.code_version(), sep='\\n')"
     )
     said = run(scratch / "v" / "bin" / "python", "-c", code, cwd=scratch).splitlines()
-    path, own_code = said
+    path, code_version = said
     with zipfile.ZipFile(scratch / path) as again, zipfile.ZipFile(wheel) as first:
         assert set(again.namelist()) == set(first.namelist())
         for name in first.namelist():
             if not name.endswith("/RECORD"):
                 assert again.read(name) == first.read(name), name
-    assert own_code.startswith("0.1.0 ")
+    assert code_version.startswith("0.1.0 ")
     pip = (sys.executable, "-m", "pip", "--python", scratch / "v" / "bin" / "python", "install")
     run(*pip, "--quiet", "--no-deps", "--no-index", "--force-reinstall", path, cwd=scratch)
     again = run(scratch / "v" / "bin" / "python", "-c", code, cwd=scratch).splitlines()

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from converge_harness.model import (
-    TORCHTITAN,
     Fault,
     FaultKind,
     Job,
@@ -45,6 +44,7 @@ from converge_harness.trainers import (
 from converge_harness.trainers.command import trained_by
 from converge_harness.trainers.command.settings import Command, RankLauncher
 from converge_harness.trainers.command.trainer import AGENT_MODULE
+from converge_harness.trainers.torchtitan import TORCHTITAN
 
 GOLDEN = Path(__file__).parent / "golden"
 FOLDER = Path("/store/runs/zero2-0123456789ab")

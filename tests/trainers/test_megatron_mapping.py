@@ -36,16 +36,16 @@ def test_a_mapping_is_read(tmp_path):
     ("old", "new", "says"),
     [
         ("rotary_interleaved = true", "", "names.toml: rotary_interleaved: is missing"),
-        ("beside", "besides", "names.toml: besides: unknown key"),
+        ("beside", "besides", "names.toml:3: besides: unknown key"),
         (
             '"norm.weight"',
             '"norm.*"',
-            "names.toml: parameters.'final_layernorm.weight': is 'norm.*': both names have one *",
+            "names.toml:6: parameters.final_layernorm.weight: is 'norm.*': both names have one *",
         ),
         (
             '"norm.weight"',
             "1",
-            "names.toml: parameters.final_layernorm.weight: must be a string, not 1",
+            "names.toml:6: parameters.final_layernorm.weight: must be a string, not 1",
         ),
         (
             '"layers.*.feed_forward.w2.weight"',
@@ -54,8 +54,24 @@ def test_a_mapping_is_read(tmp_path):
         ),
         (
             '"final_layernorm.weight" = "norm.weight"',
-            '"a" = "norm.weight"\n"b" = "norm.weight"',
-            "parameters.'b': is 'norm.weight', and so is 'a'",
+            '"final_layernorm.weight" = "norm.weight"\n"output_layer.weight" = "norm.weight"',
+            ":7: parameters.output_layer.weight: is 'norm.weight', and so is",
+        ),
+        (
+            '"layers.*.mlp.linear_fc2.weight"',
+            '"layers.*.mlp.linear_fc3.weight"',
+            (
+                ":5: parameters.layers.*.mlp.linear_fc3.weight: is no name in a Megatron-Core GPT "
+                "as converge builds it (did you mean 'layers.*.mlp.linear_fc2.weight'?)"
+            ),
+        ),
+        (
+            '"layers.*.mlp" =',
+            '"layers.*.mpl" =',
+            (
+                ":8: modules.layers.*.mpl: is no name in a Megatron-Core GPT as converge builds it "
+                "(did you mean 'layers.*.mlp'?"
+            ),
         ),
     ],
 )
@@ -64,6 +80,13 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path, old, new, says):
     found, problems = read(tmp_path, RIGHT.replace(old, new))
     assert found is None
     assert says in problems[0]
+
+
+def test_a_single_layer_may_have_a_name_of_its_own(tmp_path):
+    text = RIGHT.replace("[modules]", '"layers.3.mlp.linear_fc1.weight" = "odd.weight"\n[modules]')
+    found, problems = read(tmp_path, text)
+    assert problems == []
+    assert found.parameter("layers.3.mlp.linear_fc1.weight") == "odd.weight"
 
 
 def test_a_file_that_is_not_there_is_named_where_it_was_asked_for(tmp_path):

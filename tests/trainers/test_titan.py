@@ -32,6 +32,7 @@ from converge_harness.trainers import (
     job_payload,
     printable_command,
 )
+from converge_harness.trainers.torchtitan import TORCHTITAN
 
 GOLDEN = Path(__file__).parent / "golden"
 TOOLCHAIN = Toolchain(
@@ -57,6 +58,7 @@ def spec(**changes):
         "overrides": {"training.local_batch_size": 2},
         "inject": "/bugs/scale.py:break_it",
         "control": "fsdp2",
+        "trainer": TORCHTITAN,
     }
     return SetSpec(**{**values, **changes})
 

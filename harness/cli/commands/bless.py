@@ -1,4 +1,4 @@
-"""``converge bless``: store a control that somebody vouches for as golden."""
+"""``converge bless``: store a control that somebody vouches for as a baseline."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from converge_harness.cli.exit_codes import ExitCode
 from converge_harness.cli.leaving import leaving_when_interrupted
 from converge_harness.cli.options import add_cluster, add_running, add_slots, add_store, store_of
 from converge_harness.errors import ConfigError, Problem, StoreError
-from converge_harness.model import GOLDENS
+from converge_harness.model import BASELINES
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from converge_harness.baselines import StoredBaseline
     from converge_harness.judge import RunChange
-    from converge_harness.references import StoredGolden
 
-HELP = "store a control as golden, to be judged against without running it"
+HELP = "store a control as a baseline, to be judged against without running it"
 DESCRIPTION = """\
-Store the control of an experiment as golden: its curves, digests and sketches, what its repeats
+Store the control of an experiment as a baseline: its curves, digests and sketches, what its repeats
 showed, versions, and who vouches for it. Finished runs are not run again. An experiment
 with `baseline = "NAME"` is then judged against it without running the control. Blessing again first
 reports what has changed since: bitwise (nothing), rounding-like, or semantic."""
@@ -32,10 +32,10 @@ examples:
   converge bless experiments/smoke.toml --name smoke --author ada --reason "first release"
   converge bless experiments/smoke.toml --name smoke --author ada --reason "mask fixed" \\
     --accept-semantic-change
-  converge bless --show            # all goldens
+  converge bless --show            # all baselines
   converge bless --show smoke      # one, and those that it replaced
 
-exit codes: 0 stored or shown; 1 the control trains differently from the golden of that name; 2
+exit codes: 0 stored or shown; 1 the control trains differently from the baseline of that name; 2
 usage or configuration error; 3 the control cannot be blessed."""
 UNDONE = ", nothing was launched"
 
@@ -46,7 +46,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     parser.add_argument("experiment", type=Path, nargs="?", metavar="EXPERIMENT")
-    parser.add_argument("--name", metavar="NAME", help="of the golden, a folder under baselines/")
+    parser.add_argument("--name", metavar="NAME", help="of the baseline, a folder under baselines/")
     parser.add_argument("--author", metavar="WHO", help="who vouches for the control")
     parser.add_argument("--reason", metavar="WHY", help="why it can be trusted")
     parser.add_argument("--control", metavar="NAME", help="which control (default: the [control])")
@@ -54,19 +54,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="DIR",
-        help="the folder of goldens (default: baselines/ beside the experiments)",
+        help="the folder of baselines (default: baselines/ beside the experiments)",
     )
     parser.add_argument(
         "--accept-semantic-change",
         action="store_true",
-        help="bless although the control trains differently from the golden of that name",
+        help="bless although the control trains differently from the baseline of that name",
     )
     parser.add_argument(
         "--show",
         nargs="?",
         const="",
         metavar="NAME",
-        help="show a golden and those it replaced, or without NAME list all; nothing is run",
+        help="show a baseline and those it replaced, or without NAME list all; nothing is run",
     )
     add_store(parser)
     add_slots(parser)
@@ -75,25 +75,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
-    """Exit code 0 when the golden is stored, or shown.
+    """Exit code 0 when the baseline is stored, or shown.
 
-    Exit code 3 when the control cannot be blessed, 1 when it trains differently from the golden of
-    that name and nobody has accepted that.
+    Exit code 3 when the control cannot be blessed, 1 when it trains differently from the baseline
+    of that name and nobody has accepted that.
     """
     with leaving_when_interrupted():
+        from converge_harness.baselines import default_folder
         from converge_harness.cli.console import make_console, say
         from converge_harness.cli.progress import run_shown
         from converge_harness.judge import ChangeKind
         from converge_harness.matrix.bless import (
+            baseline_there,
             bless,
             candidate,
             change_since,
             control_alone,
-            golden_there,
         )
         from converge_harness.matrix.load import load_with_cluster, plan_experiment
         from converge_harness.matrix.run import gpu_ids
-        from converge_harness.references import default_folder
         from converge_harness.store import require_writable
     console = make_console()
     if arguments.show is not None:
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     whole = load_with_cluster(given, arguments.launcher, arguments.cluster)
     experiment = control_alone(whole, arguments.control)
     folder = (arguments.out or default_folder(given)) / arguments.name
-    before = golden_there(folder)
+    before = baseline_there(folder)
     require_writable(folder.parent)
     plan = plan_experiment(experiment, on_gpu=bool(gpu_ids()), slots=arguments.slots)
     store = store_of(arguments)
@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     if before is not None:
         change = change_since(before, control)
         _tell(console, before, change)
-        if before.golden.identity == control.job.identity and change.kind is ChangeKind.BITWISE:
+        if before.baseline.identity == control.job.identity and change.kind is ChangeKind.BITWISE:
             say(console, f"{folder} already holds this control: nothing to bless")
             return ExitCode.PASS
         if change.kind is ChangeKind.SEMANTIC and not arguments.accept_semantic_change:
@@ -134,7 +134,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 def _required(arguments: argparse.Namespace) -> Path:
     """The experiment file.
 
-    Raises ConfigError when it, a name, an author or a reason is missing: a golden that nobody
+    Raises ConfigError when it, a name, an author or a reason is missing: a baseline that nobody
     vouches for is worth nothing.
     """
     missing = [
@@ -143,7 +143,7 @@ def _required(arguments: argparse.Namespace) -> Path:
             (
                 "EXPERIMENT",
                 arguments.experiment,
-                "is missing: the experiment whose control becomes golden",
+                "is missing: the experiment whose control becomes the baseline",
             ),
             ("--name", arguments.name, "is missing: the name to store it under"),
             ("--author", (arguments.author or "").strip(), "is missing: who vouches for it"),
@@ -164,13 +164,13 @@ def _required(arguments: argparse.Namespace) -> Path:
     return Path(arguments.experiment)
 
 
-def _tell(console: Console, before: StoredGolden, found: RunChange) -> None:
-    """Print what has changed since the existing golden."""
+def _tell(console: Console, before: StoredBaseline, found: RunChange) -> None:
+    """Print what has changed since the existing baseline."""
     from rich.table import Table
 
     from converge_harness.cli.console import say
 
-    say(console, f"\nagainst {before.golden.text}")
+    say(console, f"\nagainst {before.baseline.text}")
     say(console, f"the change is {found.kind.value}: {found.sentence}")
     if found.onset is not None:
         say(console, f"off by more than rounding from step {found.onset} on")
@@ -193,11 +193,11 @@ def _tell(console: Console, before: StoredGolden, found: RunChange) -> None:
 
 
 def _conclude(console: Console, folder: Path, experiment: Path) -> None:
+    from converge_harness.baselines import default_folder
     from converge_harness.cli.console import say
-    from converge_harness.references import default_folder
 
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    say(console, f"golden: {folder} ({size / 1024:.0f} kB; commit it)")
+    say(console, f"baseline: {folder} ({size / 1024:.0f} kB; commit it)")
     written = folder.name if folder.parent == default_folder(experiment) else str(folder)
     say(console, f'judge against it: baseline = "{written}" at the top of {experiment}')
 
@@ -206,22 +206,24 @@ def _conclude(console: Console, folder: Path, experiment: Path) -> None:
 
 
 def _show(console: Console, arguments: argparse.Namespace) -> ExitCode:
-    """Print all goldens as a table, or one in full with those it replaced."""
+    """Print all baselines as a table, or one in full with those it replaced."""
+    from converge_harness.baselines import default_folder, find_baselines, not_there, read_baseline
     from converge_harness.cli.console import say
-    from converge_harness.references import default_folder, find_goldens, not_there, read_golden
 
     given = arguments.experiment
-    beside = default_folder(given) if given is not None else Path(GOLDENS)
+    beside = default_folder(given) if given is not None else Path(BASELINES)
     folder = arguments.out or beside
     if not arguments.show:
-        found = find_goldens(folder)
+        found = find_baselines(folder)
         if not found:
-            raise StoreError(f"{folder} holds no golden; make one with: converge bless EXPERIMENT")
+            raise StoreError(
+                f"{folder} holds no baseline; make one with: converge bless EXPERIMENT"
+            )
         _list(console, found)
         return ExitCode.PASS
     if not (folder / arguments.show).is_dir():
         raise StoreError(not_there(folder / arguments.show))
-    stored = read_golden(folder / arguments.show)
+    stored = read_baseline(folder / arguments.show)
     for line in _lines(stored):
         say(console, line)
     return ExitCode.PASS
@@ -231,24 +233,24 @@ def _list(console: Console, folders: tuple[Path, ...]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from converge_harness.references import read_golden
+    from converge_harness.baselines import read_baseline
 
     table = Table(show_edge=False)
-    for title in ("golden", "author", "date", "reason", "toolchain", "hardware", "dtype"):
+    for title in ("baseline", "author", "date", "reason", "toolchain", "hardware", "dtype"):
         table.add_column(title, overflow="fold")
     for folder in folders:
-        stored = read_golden(folder)
-        golden = stored.golden
-        blessing = golden.blessing
+        stored = read_baseline(folder)
+        baseline = stored.baseline
+        blessing = baseline.blessing
         table.add_row(
             *map(
                 escape,
                 (
-                    golden.name,
+                    baseline.name,
                     blessing.author,
                     blessing.date[:10],
                     blessing.reason,
-                    golden.toolchain.name,
+                    baseline.toolchain.name,
                     stored.hardware,
                     str(stored.dtype.get("param_dtype")),
                 ),
@@ -257,14 +259,14 @@ def _list(console: Console, folders: tuple[Path, ...]) -> None:
     console.print(table)
 
 
-def _lines(stored: StoredGolden) -> Iterator[str]:
-    from converge_harness.references import read_golden
+def _lines(stored: StoredBaseline) -> Iterator[str]:
+    from converge_harness.baselines import read_baseline
 
-    golden = stored.golden
-    versions = ", ".join(f"{name} {text}" for name, text in golden.toolchain.versions.items())
+    baseline = stored.baseline
+    versions = ", ".join(f"{name} {text}" for name, text in baseline.toolchain.versions.items())
     dtypes = ", ".join(f"{key} {value}" for key, value in stored.dtype.items())
-    yield golden.text
-    yield f"  control {stored.learnt.calibration.control}: {golden.spec.parallelism}"
+    yield baseline.text
+    yield f"  control {stored.learnt.calibration.control}: {baseline.spec.parallelism}"
     yield f"  versions: {versions}; written by converge {stored.converge}"
     yield f"  hardware: {stored.hardware}; {dtypes}"
     repeats = len(stored.learnt.calibration.repeats)
@@ -275,7 +277,7 @@ def _lines(stored: StoredGolden) -> Iterator[str]:
         onset = f" from step {before.change.onset} on" if before.change.onset is not None else ""
         yield f"    the change was {before.change.kind}{onset}: {before.change.sentence}"
         # All earlier ones lie side by side in the newest one's folder.
-        kept = golden.folder / before.kept
+        kept = baseline.folder / before.kept
         if not kept.is_dir():
             return
-        stored = read_golden(kept)
+        stored = read_baseline(kept)

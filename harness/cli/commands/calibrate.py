@@ -24,8 +24,8 @@ from converge_harness.model import Role
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from converge_harness.calibrations import StoredCalibration
     from converge_harness.model import Plan, SignalScale
-    from converge_harness.references import StoredCalibration
 
 HELP = "repeat the controls and learn how much correct runs differ"
 DESCRIPTION = """\
@@ -63,6 +63,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     the other controls are stored then, but no ``--out`` file is written.
     """
     with leaving_when_interrupted():
+        from converge_harness.calibrations import write_calibrations
         from converge_harness.cli.console import make_console
         from converge_harness.cli.progress import run_shown
         from converge_harness.matrix.calibrate import keep, learn
@@ -70,7 +71,6 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         from converge_harness.matrix.load import load_with_cluster, plan_experiment
         from converge_harness.matrix.run import gpu_ids
         from converge_harness.plan import select_controls
-        from converge_harness.references import write_calibrations
         from converge_harness.store import require_writable
     console = make_console()
     whole = load_with_cluster(arguments.experiment, arguments.launcher, arguments.cluster)
@@ -111,7 +111,7 @@ def _others(out: Path, controls: Collection[str]) -> list[StoredCalibration]:
 
     Whether they still match their controls is checked on use. A damaged file is replaced.
     """
-    from converge_harness.references import read_calibrations
+    from converge_harness.calibrations import read_calibrations
 
     try:
         known = read_calibrations(out)

@@ -59,7 +59,7 @@ examples:
   does it reach a loss of 2.5 in no more than 5% more steps?
     converge compare --seeds --control adamw-*.csv --test muon-*.csv --target loss=2.5 \\
       --margin 0.05
-  a submission to MLPerf Training: neither faster nor later than its reference?
+  a submission to MLPerf Training: neither faster nor later than its RCP?
     converge compare --rcp rcps_llama31_8b.json --test result_*.txt --margin 0.05"""
 EPILOG = f"{EXAMPLES}\n\n{EXIT_CODES}"
 UNDONE = ""
@@ -122,8 +122,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="TABLE",
         help="compare the MLPerf Training logs of --test with a table of reference convergence "
-        "points (rcps_BENCHMARK.json): by MLPerf's rule, not significantly faster; with --margin "
-        "not later either",
+        "points (RCPs, rcps_BENCHMARK.json): by MLPerf's rule, not significantly faster; with "
+        "--margin not later either",
     )
     parser.add_argument(
         "--repeat",
@@ -137,8 +137,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="tolerances learnt from repeats of the control before, instead of --repeat: a file of "
-        "`converge calibrate --out`, or the calibration.json of a report folder",
+        help="limits that were learnt earlier from repeats of this control, instead of --repeat: "
+        "a file by `converge calibrate --out`, or the calibration.json of a report folder",
     )
     parser.add_argument(
         "--columns",
@@ -153,8 +153,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="SIGNAL=RELATIVE",
-        help="largest allowed relative difference of a signal at any step, as loss=1e-3: replaces "
-        "what was learnt",
+        help="largest allowed relative difference of a signal at any step, as loss=1e-3; it "
+        "replaces the limit learnt from repeats",
     )
     parser.add_argument(
         "--margin",
@@ -270,7 +270,9 @@ def _calibration(
     if arguments.calibration is not None:
         if arguments.repeat:
             raise ConfigError(
-                Problem("--calibration and --repeat", "both say what the tolerances are: give one")
+                Problem(
+                    "--calibration and --repeat", "both say where the limits are from: give one"
+                )
             )
         read, note = read_for_curves(arguments.calibration, control)
         if note:

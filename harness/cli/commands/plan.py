@@ -175,8 +175,8 @@ def _plan(arguments: argparse.Namespace) -> ExitCode:
     per_node = _ranks_per_node(made, arguments.ranks_per_node)
     folders = store.run_folders()
     commands = {
-        job.name: f"is not run: {job.golden}"
-        if job.golden is not None
+        job.name: f"is not run: {job.baseline}"
+        if job.baseline is not None
         else _command(
             job, store.run_folder(job.name, job.identity, folders), made.experiment, per_node
         )

@@ -74,8 +74,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="more packages to install, as pip names them; later builds keep them",
     )
     building.add_argument("--fresh", action="store_true", help="build anew what is up to date, too")
-    checking = action("check", "import torch and torchtitan in a toolchain, and say what is there")
-    checking.add_argument("name", metavar="NAME")
+    checking = action("check", "say which trainers can use a toolchain, and import what they need")
+    checking.add_argument("name", metavar="NAME", help="or the path of a Python")
     removing = action("remove", "remove toolchains that converge has built")
     removing.add_argument("names", nargs="+", metavar="NAME")
 
@@ -180,20 +180,25 @@ def _build(console: Console, arguments: argparse.Namespace) -> None:
 def _check(console: Console, name: str) -> None:
     with leaving_when_interrupted():
         from converge_harness.cli.console import say
-        from converge_harness.model import TORCHTITAN
         from converge_harness.toolchains.build import State, condition, imported
-        from converge_harness.trainers import find_toolchain
+        from converge_harness.toolchains.find import PACKAGES
+        from converge_harness.trainers import trainer_of_kind, trainers_in
     found = condition(name)
-    imports = imported(name)
-    say(console, f"{name} in {found.folder}")
-    say(
-        console, "  imports: " + ", ".join(f"{key} {each}".strip() for key, each in imports.items())
+    driven, not_driven = trainers_in(name)
+    versions = next(iter(driven.values())).versions
+    imports = imported(
+        name, also=[each for kind in driven for each in trainer_of_kind(kind).imports]
     )
-    if TORCHTITAN.kind in imports:
-        toolchain = find_toolchain(name)
-        say(console, f"  driven as: {toolchain.dialect}")
-        versions = ", ".join(f"{key} {each}" for key, each in toolchain.versions.items())
-        say(console, f"  installed: {versions}")
+    say(console, f"{name} in {found.folder}")
+    for says, values in (
+        ("imports", imports),
+        ("trainers", {kind: _as(kind, each.dialect) for kind, each in driven.items()}),
+        ("installed", {key: each for key, each in versions.items() if key != PACKAGES}),
+    ):
+        listed = ", ".join(f"{key} {each}".strip() for key, each in values.items())
+        say(console, f"  {says}: {listed}")
+    for kind, why in not_driven.items():
+        say(console, f"  not for {kind}: {why}")
     match found.state:
         case State.STALE:
             say(console, f"  out of date: {found.why}; converge toolchain build {name}", "yellow")
@@ -201,6 +206,10 @@ def _check(console: Console, name: str) -> None:
             say(console, "  not built by converge, so nobody knows whether it is up to date")
         case _:
             say(console, "  up to date", "green")
+
+
+def _as(kind: str, dialect: str) -> str:
+    return "" if dialect == kind else f"({dialect})"
 
 
 def _remove(console: Console, names: Sequence[str]) -> None:

@@ -319,7 +319,7 @@ _LOOK_AT = (
     "whether both runs had the same initial weights, samples, batch size and learning rate, which "
     "curves do not tell; then give both the probe (docs/probe.md), which names what differs"
 )
-_UNTOLD = (
+_SAME_IN_CURVES = (
     "two curves do not show the cause: a difference of initial weights, samples, learning rate, "
     "objective or gradients looks the same in them"
 )
@@ -348,7 +348,7 @@ def curves_part(context: Context) -> Cause | None:
     if not failed:
         return None
     if not curves:
-        return Cause(f"the curves differ: {failed[0].detail}; {_UNTOLD}", _KIND, _LOOK_AT)
+        return Cause(f"the curves differ: {failed[0].detail}; {_SAME_IN_CURVES}", _KIND, _LOOK_AT)
     curve = curves[0]
     onset = context.first_failure()
     index = curve.index_of(onset if onset is not None else curve.onset or 0)
@@ -366,7 +366,7 @@ def curves_part(context: Context) -> Cause | None:
             f"{off:.2g})"
         )
     lasting = onset is None and context.detail(f"{_slug(curve)}-envelope")
-    return Cause(f"{head}; {lasting + '; ' if lasting else ''}{_UNTOLD}", _KIND, _LOOK_AT)
+    return Cause(f"{head}; {lasting + '; ' if lasting else ''}{_SAME_IN_CURVES}", _KIND, _LOOK_AT)
 
 
 _KIND = CauseClass.UNKNOWN

@@ -342,10 +342,10 @@ def _clipped(sample: TensorComparison) -> tuple[float, float, float] | None:
         return None
     if ours.post_step is None or theirs.post_step is None:
         return None
-    given, reference = _whole(ours.gradients.norm), _whole(theirs.gradients.norm)
+    given, expected = _whole(ours.gradients.norm), _whole(theirs.gradients.norm)
     left, clipped = _whole(ours.post_step.clipped_norm), _whole(theirs.post_step.clipped_norm)
-    known = all(np.isfinite(norm) and norm > 0 for norm in (given, reference, left, clipped))
-    if not known or clipped >= reference * (1 - SAME):
+    known = all(np.isfinite(norm) and norm > 0 for norm in (given, expected, left, clipped))
+    if not known or clipped >= expected * (1 - SAME):
         return None
     return given, left, clipped
 

@@ -319,8 +319,8 @@ def same_parameters(test: Evidence, control: Evidence) -> CheckResult:
     """
     if not test.samples or not control.samples:
         return skipped("no per-tensor evidence on one side")
-    reference = control.samples[0]
-    theirs = sizes_of(reference)
+    first = control.samples[0]
+    theirs = sizes_of(first)
     for evidence in (control, test):
         for sample in evidence.samples:
             ours = sizes_of(sample)
@@ -330,10 +330,10 @@ def same_parameters(test: Evidence, control: Evidence) -> CheckResult:
                 here, there = _size(ours.get(name)), _size(theirs.get(name))
                 return invalid(
                     f"{name} has {here} in {evidence.name} at step {sample.step}, {there} in the "
-                    f"control at step {reference.step}",
+                    f"control at step {first.step}",
                     sample.step,
                 )
-            if sample.parameters.sketch.shape != reference.parameters.sketch.shape:
+            if sample.parameters.sketch.shape != first.parameters.sketch.shape:
                 return invalid(f"the sketches of {evidence.name} do not match the control's")
     return passed(f"{len(theirs)} parameters")
 

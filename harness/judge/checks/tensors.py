@@ -116,8 +116,8 @@ def gradients_finite(test: Evidence, control: Evidence) -> CheckResult:
         if sample.gradients is None or sample.step not in theirs:
             continue
         looked += 1
-        reference = theirs[sample.step].gradients
-        clean = reference is None or not reference.not_finite.any()
+        of_control = theirs[sample.step].gradients
+        clean = of_control is None or not of_control.not_finite.any()
         wrong = [
             index
             for index in np.flatnonzero(sample.gradients.not_finite)

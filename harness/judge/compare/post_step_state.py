@@ -112,16 +112,16 @@ def clippings(
             mine = ours.post_step.clipped_norm / ours.gradients.norm
             other = theirs.post_step.clipped_norm / theirs.gradients.norm
         judged = np.flatnonzero(np.isfinite(mine) & np.isfinite(other) & (other > 0))
-        norm, reference = _total(ours.gradients.norm), _total(theirs.gradients.norm)
-        if not judged.size or not np.isfinite(norm + reference) or not norm:
+        norm, control_norm = _total(ours.gradients.norm), _total(theirs.gradients.norm)
+        if not judged.size or not np.isfinite(norm + control_norm) or not norm:
             continue
         mine, other = mine[judged], other[judged]
         common, usual = float(np.median(mine)), float(np.median(other))
         if usual < 1 - UNCLIPPED:
-            most: float | None = usual * reference
+            most: float | None = usual * control_norm
         else:
             most = float(configured) if isinstance(configured, int | float) else None
-            if most is not None and reference > most:
+            if most is not None and control_norm > most:
                 most = None  # the control does not clip, whatever its config says
         with np.errstate(divide="ignore", invalid="ignore"):
             deviation = np.abs((mine / common) / (other / usual) - 1)

@@ -110,7 +110,7 @@ def drawing_of(
         if moved is None:
             return Flaw(
                 f"{run.name} made no second pass over its first frozen batch, as runs of an older "
-                "converge: run it again with --fresh, or bless its golden again"
+                "converge: run it again with --fresh, or bless its baseline again"
             )
         beyond = np.flatnonzero(~(moved <= MOST))
         if beyond.size and run.frozen is not None:

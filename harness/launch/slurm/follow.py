@@ -82,8 +82,8 @@ class _Follower:
             for identity, each in prepared.queued.items()
             if each.submission is not None
         }
-        self._told_reasons: set[str] = set()
-        self._told_busy = ""
+        self._reported_reasons: set[str] = set()
+        self._reported_busy = ""
         self._silent_since: float | None = None
         """Since when the scheduler has not answered, by the monotonic clock."""
 
@@ -124,8 +124,8 @@ class _Follower:
                 self._conclude(job, given)
 
     def _say_busy(self, why: str) -> None:
-        if why != self._told_busy:
-            self._told_busy = why
+        if why != self._reported_busy:
+            self._reported_busy = why
             message = f"{len(self._waiting)} jobs will be submitted later: {why}"
             self._tell(Notice(time.time(), message))
 
@@ -164,7 +164,7 @@ class _Follower:
         if state.phase is Phase.PENDING:
             followed.runs = False
             return
-        restarts = _untold_start(followed, state)
+        restarts = _unreported_start(followed, state)
         if restarts is not None:
             followed.note_start(state, restarts)
             argv = submit_argv(followed.folder)
@@ -219,8 +219,8 @@ class _Follower:
     def _say_why_jobs_wait(self) -> None:
         """Report an unusual reason for waiting once."""
         found = self._reasons()
-        for reason in found.keys() - _ORDINARY - self._told_reasons:
-            self._told_reasons.add(reason)
+        for reason in found.keys() - _ORDINARY - self._reported_reasons:
+            self._reported_reasons.add(reason)
             count = found[reason]
             jobs = "1 job waits" if count == 1 else f"{count} jobs wait"
             self._tell(Notice(time.time(), f"{jobs} in Slurm's queue: {reason}"))
@@ -279,11 +279,11 @@ class _Follower:
                 each.submission = replace(
                     each.submission, cancelled=why, hung=hung, stopped=stopped
                 )
-        untold = cancel_all(self._site.backend, {each.folder: each.submission for each in to_end})
+        failed = cancel_all(self._site.backend, {each.folder: each.submission for each in to_end})
         for each in to_end:
             each.cancel_sent = True
-        if untold:
-            raise untold
+        if failed:
+            raise failed
 
     def _pause(self, stop: Interruption) -> None:
         until = time.monotonic() + self._site.cluster.poll_s
@@ -310,16 +310,16 @@ class _Follower:
         )
 
 
-def _untold_start(followed: Followed, state: JobState) -> int | None:
+def _unreported_start(followed: Followed, state: JobState) -> int | None:
     """The restart count of a start that was not reported yet; None if there is none."""
     if state.phase is Phase.RUNNING:
-        untold = not followed.runs or state.restarts > followed.restarts
-        return state.restarts if untold else None
+        is_new = not followed.runs or state.restarts > followed.restarts
+        return state.restarts if is_new else None
     # A job that started and ended between two polls is known only by its script's end.
     if (end := script_end(followed.folder)) is None:
         return None
-    untold = followed.starts == 0 or end[1] > followed.restarts
-    return end[1] if untold else None
+    is_new = followed.starts == 0 or end[1] > followed.restarts
+    return end[1] if is_new else None
 
 
 @dataclass(slots=True)

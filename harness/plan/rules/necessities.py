@@ -64,11 +64,12 @@ def batch_divisible(planned: PlannedJob) -> Iterator[Breach]:
 
 
 @necessity
-def program_is_told(planned: PlannedJob) -> Iterator[Breach]:
+def differences_reach_the_program(planned: PlannedJob) -> Iterator[Breach]:
     """What a set names differently from its control reaches the program that trains it."""
     if planned.job is not planned.control:
-        for key, message, hint in trainer_of(planned.job.spec).untold(planned.job, planned.control):
-            yield Breach(key, message, hint)
+        trainer = trainer_of(planned.job.spec)
+        for each in trainer.differences_not_passed(planned.job, planned.control):
+            yield Breach(*each)
 
 
 @necessity

@@ -9,7 +9,6 @@
     seed_checkpoint.py  whole tensors by canonical names, for every layout
     trainer.py          the training loop
     hooks.py            the recorder's places in it
-    frozen_steps.py     forward and backward passes at the initial weights
     audit.py            what is really in force, read from the live objects
     training.py         one rank of a job, from config to the last step
 
@@ -17,9 +16,6 @@ This file imports nothing of Megatron-Core: ``preload`` must patch torch first.
 """
 
 from __future__ import annotations
-
-from converge_harness.rank.settings import KeyProblem, SettingError
-from converge_harness.run_folder.job import RankJob
 
 
 def preload(device: str) -> None:
@@ -34,21 +30,3 @@ def preload(device: str) -> None:
         from converge_harness.rank.megatron.cpu import prepare_megatron
 
         prepare_megatron()
-
-
-def run(job: RankJob) -> None:
-    """Be one rank of the job: train, or write the seed checkpoint."""
-    from converge_harness.rank.megatron import training
-
-    training.run(job)
-
-
-def check(job: RankJob) -> list[KeyProblem]:
-    """What is wrong with the job's config; empty when Megatron-Core takes it."""
-    from converge_harness.rank.megatron.config import build_config
-
-    try:
-        build_config(job)
-    except SettingError as error:
-        return list(error.problems)
-    return []

@@ -1,9 +1,9 @@
 """What is really in force after the first step: ``in_force.json``, read from the live objects.
 
 The tensor-parallel degree is how many times the whole feed-forward width is that of a rank's
-weight; pipeline stages are told by the layers that ranks hold; the data-parallel degree is the size
-of the group over which DDP reduces, and it shards if the optimizer is the distributed one. Sequence
-parallelism is seen in the length of the sequence that a layer's norm gets.
+weight; the pipeline stages follow from the layers that ranks hold; the data-parallel degree is the
+size of the group over which DDP reduces, and it shards if the optimizer is the distributed one.
+Sequence parallelism is seen in the length of the sequence that a layer's norm gets.
 """
 
 from __future__ import annotations

@@ -24,12 +24,12 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from converge_harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
-from converge_harness.rank.titan.common.job_checks import (
+from converge_harness.rank.job_checks import (
     loader_problems,
     repeat_problems,
     unknown_fixes,
 )
+from converge_harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
 from converge_harness.run_folder.job import Degrees, RankJob
 
 INTERLEAVED = "Interleaved1F1B"

@@ -15,11 +15,7 @@ from typing import Any
 
 import torch
 
-from converge_harness.rank.titan.common.cpu import (
-    multiplies_bf16_fast,
-    replace_products,
-    stay_forkable,
-)
+from converge_harness.rank.cpu import stay_forkable
 
 CPU = torch.device("cpu")
 _FACTORIES = ("arange", "empty", "full", "ones", "rand", "randn", "tensor", "zeros")
@@ -111,9 +107,3 @@ def _norm(_cls: type, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any
     for parameter in norm.parameters():
         parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
     return norm
-
-
-def multiply_bf16_by_float32_kernels(dtype: torch.dtype) -> None:
-    """Where bf16 is trained on a CPU without kernels for it (``titan.common.cpu``)."""
-    if dtype is torch.bfloat16 and not multiplies_bf16_fast():
-        replace_products()

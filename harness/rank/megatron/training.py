@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager
 
 import torch.distributed as dist
 from megatron.core import parallel_state
 
+from converge_harness.rank.cpu import multiply_bf16_by_float32_kernels
 from converge_harness.rank.data_order import SampleStream, open_corpus
 from converge_harness.rank.inject import call_injected
 from converge_harness.rank.megatron import hooks
 from converge_harness.rank.megatron.audit import FirstStepWatch, write_in_force
 from converge_harness.rank.megatron.config import MegatronConfig, build_config
-from converge_harness.rank.megatron.cpu import multiply_bf16_by_float32_kernels
-from converge_harness.rank.megatron.frozen_steps import make_frozen_steps
 from converge_harness.rank.megatron.model import (
     build_model,
     build_optimizer,
@@ -31,7 +31,9 @@ from converge_harness.rank.megatron.parameters import (
 from converge_harness.rank.megatron.seed_checkpoint import load_weights, save_weights
 from converge_harness.rank.megatron.trainer import MegatronTrainer
 from converge_harness.rank.recorder.imported import leave_imported
+from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.repeats import move_tensors
+from converge_harness.rank.silenced import silenced
 from converge_harness.rank.waiting import wait_after
 from converge_harness.run_folder.job import RankJob
 from converge_harness.run_folder.layout import seed_checkpoint_of
@@ -45,7 +47,7 @@ def run(job: RankJob) -> None:
     """
     config = build_config(job)
     if job.device == "cpu":
-        multiply_bf16_by_float32_kernels(config.dtype)
+        multiply_bf16_by_float32_kernels(config.flat)
     device = start_ranks(job, config)
     chunks = build_model(config, device)
     parts = tuple(CanonicalPart(chunk, job.weights) for chunk in chunks)
@@ -98,4 +100,40 @@ def _stream(job: RankJob, config: MegatronConfig) -> SampleStream:
         dp_rank=parallel_state.get_data_parallel_rank(),
         dp_degree=parallel_state.get_data_parallel_world_size(),
         order_seed=job.order_seed,
+    )
+
+
+def make_frozen_steps(trainer: MegatronTrainer, count: int, recorder: StepRecorder) -> None:
+    """Frozen steps: forward and backward passes at the initial weights.
+
+    Of the trainer itself, injected code included; they update nothing. What a pass changes
+    (gradients, the stream's place) is put back, so training goes on as if there had been none.
+    Dropout is refused, so no random numbers are drawn. One more than ``count``: the first batch
+    comes twice. Collective over the world.
+    """
+    if not count:
+        return
+    start = trainer.stream.consumed
+    with _without_updates(trainer):
+        for number in range(count + 1):
+            if number == count:
+                _rewind(trainer, start)
+            recorder.begin_frozen()
+            trainer.train_step()
+            recorder.end_frozen()
+    _rewind(trainer, start)
+    recorder.close_frozen()
+
+
+def _rewind(trainer: MegatronTrainer, consumed: int) -> None:
+    trainer.stream.consumed = consumed
+    trainer.batches = iter(trainer.stream)
+
+
+def _without_updates(trainer: MegatronTrainer) -> AbstractContextManager[None]:
+    """No update of weights, optimizer states or learning rate, and nothing is logged."""
+    return silenced(
+        *((each, "step_with_ready_grads", True) for each in trainer.optimizer.chained_optimizers),
+        (trainer.schedule, "step", None),
+        (trainer, "log", None),
     )

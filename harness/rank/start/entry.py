@@ -1,10 +1,10 @@
 """Start a rank: import its dialect (perhaps ahead of time), then run or check a job.
 
-A dialect is a package (``DIALECTS``) with three functions::
+A dialect is a package (``DIALECTS``) with these functions::
 
-    preload(device: str) -> None          imports and the patches that must come before them
-    run(job: RankJob) -> None             train, or write the seed checkpoint
-    check(job: RankJob) -> list[KeyProblem]   build the config only
+    preload(device: str) -> None                  imports, and patches that must come before them
+    training.run(job: RankJob) -> None            train, or write the seed checkpoint
+    config.build_config(job: RankJob) -> object   the config alone; raises SettingError
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import replace
 from types import ModuleType
 
 from converge_harness.rank.inject import inject_problems
-from converge_harness.rank.settings import KeyProblem
+from converge_harness.rank.settings import KeyProblem, SettingError
 from converge_harness.rank.start.loopback import listen_on_loopback
 from converge_harness.rank.start.parent import die_with_parent
 from converge_harness.run_folder.job import JobError, RankJob, read_job
@@ -62,14 +62,25 @@ def check(job_path: str) -> list[KeyProblem]:
     """Problems of the job's config, or of every segment's, found without starting anything."""
     job = read_job(job_path)
     module = _load(job)
-    found = _segments_problems(module, job_path, job) if job.segments else module.check(job)
+    found = (
+        _segments_problems(module, job_path, job) if job.segments else config_problems(module, job)
+    )
     return [*found, *inject_problems(job.inject)]
+
+
+def config_problems(dialect: ModuleType, job: RankJob) -> list[KeyProblem]:
+    """What is wrong with the job's config; empty when the framework takes it."""
+    try:
+        importlib.import_module(f"{dialect.__name__}.config").build_config(job)
+    except SettingError as error:
+        return list(error.problems)
+    return []
 
 
 def _segments_problems(module: ModuleType, job_path: str, job: RankJob) -> list[KeyProblem]:
     """Those that all segments have, once; then each segment's own, with its place."""
     found: list[list[KeyProblem]] = [
-        module.check(read_job(job_path, index)) for index in range(len(job.segments))
+        config_problems(module, read_job(job_path, index)) for index in range(len(job.segments))
     ]
     common = [problem for problem in found[0] if all(problem in other for other in found)]
     own = [
@@ -94,7 +105,7 @@ def _run(job_path: str, segment: int | None) -> None:
     take_own_gpu(os.environ)
     module = _load(job)
     listen_on_loopback()
-    module.run(job)
+    importlib.import_module(f"{module.__name__}.training").run(job)
 
 
 def take_own_gpu(environment: MutableMapping[str, str]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from converge_harness.errors import EvidenceError
-from converge_harness.model import ReferencePoint
+from converge_harness.model import Rcp
 from converge_harness.readers.lines import decode_json, fail, read_text
 
 LENGTHS = ("Epochs to converge", "samples to converge")
@@ -21,7 +21,7 @@ LENGTHS = ("Epochs to converge", "samples to converge")
 _LIKE = "a table looks like mlperf_logging/rcp_checker/training_6.0.0/rcps_llama31_8b.json"
 
 
-def read_reference_points(path: Path) -> tuple[ReferencePoint, ...]:
+def read_rcps(path: Path) -> tuple[Rcp, ...]:
     """The points of a table, by global batch size; raises EvidenceError naming file and point."""
     text = read_text(path)
     try:
@@ -45,7 +45,7 @@ def read_reference_points(path: Path) -> tuple[ReferencePoint, ...]:
     return points
 
 
-def _point(place: str, name: str, value: Any) -> ReferencePoint:
+def _point(place: str, name: str, value: Any) -> Rcp:
     if not isinstance(value, dict):
         fail(place, f"a {type(value).__name__}, not a point; {_LIKE}")
     benchmark, size = value.get("Benchmark"), value.get("BS")
@@ -56,7 +56,7 @@ def _point(place: str, name: str, value: Any) -> ReferencePoint:
     lengths = next((value[key] for key in LENGTHS if key in value), None)
     if not isinstance(lengths, list) or not all(map(_is_length, lengths)):
         fail(place, f"not a list of positive numbers under {' or '.join(map(repr, LENGTHS))}")
-    return ReferencePoint(name, benchmark, size, tuple(map(float, lengths)))
+    return Rcp(name, benchmark, size, tuple(map(float, lengths)))
 
 
 def _is_length(value: object) -> bool:

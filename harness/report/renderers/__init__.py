@@ -2,7 +2,6 @@
 
 ::
 
-    files.py           write_reports: all forms into a folder
     html_page.py       report.html; assets.py: the styles, scripts and plotly inside a page
     figures.py         the page's interactive figures, as data
     plots.py           PNG and SVG
@@ -11,7 +10,6 @@
     junit.py           junit.xml
     npz_tables.py      report.npz, for programs and notebooks
     issue_draft.py     the draft of an issue about a failed set
-    cause_pages.py     what docs/causes.md says of a class of cause
     verdict_table.py   the verdict table as cells, for the terminal and Markdown
     palette.py, scales.py, downsample.py, marks.py   colours, axes, points and labels of figures
 """

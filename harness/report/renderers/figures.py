@@ -49,7 +49,7 @@ class Figures:
     def __init__(self, view: ReportView) -> None:
         self.view = view
         self.series: dict[str, dict[str, Any]] = {}
-        self.controls = {control.name: control for control in view.references}
+        self.controls = {control.name: control for control in view.judged_against}
         self.styles = {test.run.anchor: style(index) for index, test in enumerate(view.tests)}
 
     def payload(self) -> dict[str, Any]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import re
 
 import jinja2
+from markdown_it import MarkdownIt
+from markupsafe import Markup
 
 from converge_harness import __version__
-from converge_harness.model import Tier
+from converge_harness.model import CauseClass, Tier
 from converge_harness.report import text
 from converge_harness.report.renderers import verdict_table
 from converge_harness.report.renderers.assets import packed_plotly, resource, source
-from converge_harness.report.renderers.cause_pages import cause_section
 from converge_harness.report.renderers.figures import Figures
 from converge_harness.report.renderers.json_document import to_json
 from converge_harness.report.renderers.palette import SYMBOLS
@@ -23,7 +26,11 @@ from converge_harness.report.view.resumed_run import (
     pass_cells,
 )
 from converge_harness.report.view.tensor_tables import SHOWN
+from converge_harness.shipped import shipped
 
+CAUSES_PAGE = "docs/causes.md"
+_LOCAL_LINK = re.compile(r"\[([^\]]+)\]\((?!https?://)[^)]*\)")
+"""A link to a file of the project, which is not there beside a report."""
 LOG_LINES = 120
 """Lines of a failed rank's log in the page."""
 
@@ -85,3 +92,22 @@ def _environment() -> jinja2.Environment:
         "TIERS": tuple(Tier),
     }
     return environment
+
+
+@functools.cache
+def cause_section(kind: CauseClass) -> Markup:
+    """What ``docs/causes.md`` says of a class of cause, in HTML: its meaning, a case, what to try.
+
+    Empty for a class of somebody's own, and where the page is missing: a report needs neither.
+    """
+    page = shipped(CAUSES_PAGE)
+    if not page.is_file():
+        return Markup()
+    sections = re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    texts = {title.lower(): text for title, _, text in (each.partition("\n") for each in sections)}
+    if kind.value not in texts:
+        return Markup()
+    text = _LOCAL_LINK.sub(r"\1", texts[kind.value])
+    # Raw HTML in the text stays text.
+    html = MarkdownIt("commonmark", {"html": False}).render(text)
+    return Markup(html)  # noqa: S704 (of our own page)

@@ -39,7 +39,7 @@ def issue_draft(view: ReportView, name: str, reproduction: Reproduction) -> str:
     Raises StopIteration if the report has no test set of that name.
     """
     test = next(each for each in view.tests if each.run.name == name)
-    control = next(each for each in view.references if each.name == test.verdict.control)
+    control = next(each for each in view.judged_against if each.name == test.verdict.control)
     return "\n".join(_lines(view, test, control, reproduction)) + "\n"
 
 

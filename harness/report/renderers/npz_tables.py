@@ -111,7 +111,7 @@ def tables_of(view: ReportView) -> dict[str, npt.NDArray[Any]]:
 def _runs(view: ReportView) -> list[RunView]:
     """Every run once: a control with an anchor is a test set as well."""
     runs = [
-        *view.references,
+        *view.judged_against,
         *(test.run for test in view.tests),
         *(repeat.run for repeat in view.repeats),
         *(beside.run for beside in view.besides),

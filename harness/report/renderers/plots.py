@@ -260,7 +260,7 @@ def _passes_of(
 
 
 def _pass_lines(view: ReportView, test: TestView, resumed: PassesView, look: Style) -> list[Line]:
-    control = next(run for run in view.references if run.name == test.verdict.control)
+    control = next(run for run in view.judged_against if run.name == test.verdict.control)
     curve = test.run.signal("loss")
     firsts = [each.steps[0] for each in resumed.passes[1:] if each.steps]
     first = np.isin(curve.steps, firsts)

@@ -235,7 +235,7 @@ class ReportView:
     """The same matrix at another revision of the code; None: none was asked for."""
 
     @property
-    def references(self) -> tuple[RunView, ...]:
+    def judged_against(self) -> tuple[RunView, ...]:
         """What test sets are judged against: the controls, then the anchor if there is one."""
         return (*self.controls, self.anchor) if self.anchor else self.controls
 
@@ -280,7 +280,7 @@ class ReportView:
         if self.worst is Judgement.PASS:
             if all("rcp-no-later" in test.verdict.not_asked for test in self.tests):
                 which = "is no faster than its" if sets == 1 else "none is faster than its"
-                return f"{total}: {which} reference."
+                return f"{total}: {which} RCP."
             which = "agrees" if sets == 1 else "all agree"
             if all(test.verdict.ask is Ask.NO_WORSE for test in self.tests):
                 which = "is no worse than" if sets == 1 else "none is worse than"

@@ -124,6 +124,9 @@ class CommandTable(InlineTable):
 EXAMPLE = 'such as ["train.py", "--steps", "{steps}", "--output", "{output}"]'
 NAME_EXAMPLE = 'name = "step-{step}.pt"'
 OUTPUT = "{output}/"
+_REFUSED_CHECKPOINTS = CheckpointForm(STEP)
+"""In place of a ``[trainer.checkpoints]`` with a mistake, so that what needs such a table is not
+reported as well. The file does not load, so no run has it."""
 OURS = frozenset(
     f"training.{key}"
     for key in (
@@ -144,11 +147,18 @@ def read_command(
         paths are resolved; the first match wins. The first one has the experiment file. problems:
         list to which problems are added.
     """
-    reported = any(problem.where.startswith(where("command")) for problem in problems)
-    if table.command or not reported:
+
+    def is_refused(key: str) -> bool:
+        return any(problem.where.startswith(where(key)) for problem in problems)
+
+    checkpoints = checkpoint_form(table)
+    if is_refused("checkpoints"):  # the reader of the table left it out
+        checkpoints = _REFUSED_CHECKPOINTS
+    else:
+        problems += _checkpoint_problems(table, where)
+    if table.command or not is_refused("command"):
         problems += _template_problems(table, where)
     problems += _curve_problems(table, where)
-    problems += _checkpoint_problems(table, where)
     if table.deterministic is not None:
         problems.append(
             Problem(
@@ -168,7 +178,7 @@ def read_command(
         curves=table.curves,
         columns=dict(table.columns),
         environment=dict(table.environment),
-        checkpoints=checkpoint_form(table),
+        checkpoints=checkpoints,
         sources=found.sources,
     )
 

@@ -26,13 +26,13 @@ from converge_harness.run_folder.job import moved_with
 from converge_harness.run_folder.layout import AGENT_LOG, CHECKPOINTS, JOB, OUTPUT, PROGRAM_LOG
 from converge_harness.toml import Where
 from converge_harness.toolchains.find import assume_environment, find_environment
-from converge_harness.toolchains.own import own_source
+from converge_harness.toolchains.this_package import install_source
 from converge_harness.trainers.base import (
     CurveFile,
+    DifferenceNotPassed,
     SourceFile,
     Start,
     Trainer,
-    Untold,
     curve_outside,
     is_complete,
     job_document,
@@ -65,6 +65,8 @@ from converge_harness.trainers.environment import Resources
 from converge_harness.trainers.table import TrainerOfFile
 from converge_harness.trainers.torchrun import AGENT_MODULE
 
+PACKAGE = __name__.partition(".")[0]
+"""What a probed program imports."""
 LOOPBACK_TORCHRUN = Path(__file__).parents[2] / "rank" / "start" / "loopback.py"
 """torchrun with ports that only this machine can reach; does not need this package."""
 _DATA_TYPES = ("training.dtype", "training.mixed_precision_param")
@@ -96,6 +98,10 @@ class CommandTrainer(Trainer):
 
     kind = "command"
     table = CommandTable
+    imports = ("torch", PACKAGE)
+
+    def default_spec(self) -> TrainerSpec:
+        return TrainerSpec(self.kind, Capabilities(probed=True))
 
     def of_file(
         self, table: CommandTable, where: Where, folders: Sequence[Path], problems: list[Problem]
@@ -185,20 +191,20 @@ class CommandTrainer(Trainer):
         command = command_of(spec)
         return (SourceFile(path, command.folder, "command") for path in command.sources)
 
-    def untold(self, job: Job, control: Job) -> Iterator[Untold]:
+    def differences_not_passed(self, job: Job, control: Job) -> Iterator[DifferenceNotPassed]:
         named = [
             (each.spec.parallelism, each.spec.train_config.path, each.spec.overrides)
             for each in (job, control)
         ]
         if named[0] != named[1] and passed_values(job) == passed_values(control):
-            yield Untold(
+            yield DifferenceNotPassed(
                 "trainer.command",
                 f"calls {job.name} exactly like {control.name}, so a run would be compared with "
                 "itself",
                 "pass what differs by a placeholder (docs/any-trainer.md)",
             )
         elif job.world_size != control.world_size and not is_told_its_ranks(job, control):
-            yield Untold(
+            yield DifferenceNotPassed(
                 "trainer.command",
                 f"nothing tells the program of {job.name} to use {job.world_size} ranks, because "
                 "there is no launcher",
@@ -215,7 +221,7 @@ class CommandTrainer(Trainer):
         if trainer.can.probed and DISTRIBUTION not in found.versions:
             raise ToolchainError(
                 f"{found.python} has no converge, so its program cannot be probed: install it "
-                f"with: {found.python} -m pip install --no-deps {own_source()}, or set "
+                f"with: {found.python} -m pip install --no-deps {install_source()}, or set "
                 "trainer.probe = false"
             )
         return found

@@ -9,22 +9,48 @@
     [modules]                       # those that compute the same, to be compared
     "layers.*.mlp" = "layers.*.feed_forward"
 
-``*`` is the number of a layer. Whether the mapping is complete only the ranks can know, which have
-the model and the checkpoint (``rank/megatron/seed_checkpoint.py``).
+``*`` is the number of a layer. Names on the left are checked here, by those of the layers that
+converge builds (``PARAMETERS``). Whether the mapping is complete only the ranks can know, which
+have the model and the checkpoint (``rank/megatron/seed_checkpoint.py``).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
-from converge_harness.errors import ConfigError, Problem
+from converge_harness.errors import ConfigError, Problem, suggest
 from converge_harness.run_folder.weight_mapping import ANY_LAYER, WeightMapping
 from converge_harness.toml import Table, Where, Words, find_file, read_toml, validate
 
+_NUMBER = re.compile(r"(?<=^layers\.)\d+(?=\.|$)")
+_LAYER = "layers.*"
+_MATRICES = {
+    "embedding.word_embeddings": ("weight",),
+    "embedding.position_embeddings": ("weight",),
+    **dict.fromkeys(
+        (
+            *(f"{_LAYER}.input_layernorm", f"{_LAYER}.pre_mlp_layernorm", "final_layernorm"),
+            *(f"{_LAYER}.self_attention.linear_{each}" for each in ("q", "k", "v", "proj")),
+            *(f"{_LAYER}.mlp.linear_{each}" for each in ("gate", "up", "fc1", "fc2")),
+            "output_layer",
+        ),
+        ("weight", "bias"),
+    ),
+    f"{_LAYER}.self_attention.core_attention": ("softmax_offset",),
+}
+PARAMETERS = tuple(f"{module}.{kind}" for module, kinds in _MATRICES.items() for kind in kinds)
+"""What a Megatron-Core GPT can have, with the matrices of ``linear_qkv`` and of a gated
+``linear_fc1`` apart."""
+MODULES = (
+    *("embedding", *_MATRICES, _LAYER, f"{_LAYER}.self_attention", f"{_LAYER}.mlp"),
+    f"{_LAYER}.self_attention.linear_qkv",
+)
+"""Its modules."""
 _Names = dict[str, Annotated[str, Field(min_length=1)]]
 
 
@@ -60,12 +86,13 @@ def read_mapping(
     except ConfigError as error:
         problems += error.problems
         return None
-    table = validate(MappingTable, tables, lambda key: f"{path}: {key}", problems)
+    place = _places(path)
+    table = validate(MappingTable, tables, place, problems)
     if table is None:
         return None
     found = [
-        *_name_problems(table.parameters, f"{path}: parameters"),
-        *_name_problems(table.modules, f"{path}: modules"),
+        *_name_problems(table.parameters, PARAMETERS, lambda key: place(f"parameters.{key}")),
+        *_name_problems(table.modules, MODULES, lambda key: place(f"modules.{key}")),
     ]
     problems += found
     if found:
@@ -75,19 +102,46 @@ def read_mapping(
     )
 
 
-def _name_problems(names: Mapping[str, str], place: str) -> Iterator[Problem]:
+def _places(path: Path) -> Where:
+    """Maps a key of the file to its place: the file, the line if it is found, and the key."""
+    lines = path.read_text().splitlines()
+
+    def place(dotted: str) -> str:
+        table, _, name = dotted.partition(".")
+        key = re.compile(rf"""\s*["']?{re.escape(name or table)}["']?\s*=""")
+        inside = ""
+        for number, line in enumerate(lines, 1):
+            if header := re.match(r"\s*\[([^\[\]]+)\]", line):
+                inside = header[1].strip()
+            elif key.match(line) and inside == (table if name else ""):
+                return f"{path}:{number}: {dotted}"
+        return f"{path}: {dotted}"
+
+    return place
+
+
+def _name_problems(
+    names: Mapping[str, str], known: Sequence[str], place: Where
+) -> Iterator[Problem]:
     taken: dict[str, str] = {}
     for name, other in names.items():
+        if (general := _NUMBER.sub(ANY_LAYER, name, count=1)) not in known:
+            yield Problem(
+                place(name),
+                "is no name in a Megatron-Core GPT as converge builds it",
+                suggest(general, known),
+            )
+            continue
         stars = name.count(ANY_LAYER), other.count(ANY_LAYER)
         if stars[0] != stars[1] or stars[0] > 1:
             yield Problem(
-                f"{place}.{name!r}",
+                place(name),
                 f"is {other!r}: both names have one {ANY_LAYER}, for the number of the layer, or "
                 "none has",
             )
         if other in taken:
             yield Problem(
-                f"{place}.{name!r}",
+                place(name),
                 f"is {other!r}, and so is {taken[other]!r}",
                 "each has its own name in the checkpoint",
             )

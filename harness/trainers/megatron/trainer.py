@@ -11,6 +11,7 @@ from typing import Any
 from converge_harness.errors import Problem, ToolchainError
 from converge_harness.model import (
     Capabilities,
+    ConfigKeys,
     Job,
     Repeat,
     RepeatKind,
@@ -24,6 +25,7 @@ from converge_harness.model import (
 from converge_harness.run_folder.weight_mapping import WeightMapping, WeightMappingDocument
 from converge_harness.toml import Where
 from converge_harness.toolchains.find import assume_environment, build_hint, find_environment
+from converge_harness.toolchains.recipes import has_recipe, recipe_of
 from converge_harness.trainers.megatron.mapping import read_mapping
 from converge_harness.trainers.megatron.table import (
     DEFAULT_TOOLCHAIN,
@@ -59,6 +61,7 @@ MEGATRON = TrainerSpec(
     defaults=MappingProxyType(
         {"training.dtype": "float32", "training.mixed_precision_param": "float32"}
     ),
+    keys=ConfigKeys({Technique.BF16: (("training.dtype", "bfloat16"),)}),
 )
 
 
@@ -67,9 +70,13 @@ class Megatron(TorchrunTrainer):
 
     kind = "megatron"
     table = MegatronTable
-    own_words = OWNED
+    imports = ("torch", "megatron.core")
+    owned_keys = OWNED
     model_keys = MODEL_KEYS
     mapping_key = "weights"
+
+    def default_spec(self) -> TrainerSpec:
+        return MEGATRON
 
     def of_file(
         self, table: MegatronTable, where: Where, folders: Sequence[Path], problems: list[Problem]
@@ -115,7 +122,9 @@ class Megatron(TorchrunTrainer):
         found = find_environment(name, root, DIALECT)
         version = self.release(found)
         if version is None:
-            raise ToolchainError(f"{found.python} has no {DISTRIBUTION}; {build_hint(name)}")
+            other = has_recipe(name) and DISTRIBUTION not in recipe_of(name).recipe.alone
+            hint = f"name toolchain = {DEFAULT_TOOLCHAIN!r}" if other else build_hint(name)
+            raise ToolchainError(f"{found.python} has no {DISTRIBUTION}; {hint}")
         if not version.startswith(SERIES):
             raise ToolchainError(
                 f"{found.python} has {DISTRIBUTION} {version}; converge's rank code is written for "
@@ -149,9 +158,6 @@ class Megatron(TorchrunTrainer):
 
     def is_offline(self, job: Job) -> bool:
         return True
-
-    def spec_of(self, job: Mapping[str, Any]) -> TrainerSpec:
-        return MEGATRON
 
     def data_types(self, job: Mapping[str, Any], ran: Mapping[str, Any]) -> set[str]:
         """bfloat16 if it is named or in force."""

@@ -5,11 +5,11 @@
     trainer.py     Torchtitan, and how torchrun is called for it
     table.py       its part of an experiment file: [trainer], train configs, checkpoint keys
     releases.py    differences and known bugs of releases; its toolchains
-    own_python.py  the user's own Python, often with a fork of torchtitan
+    user_python.py  the user's Python, often with a fork of torchtitan
     dialect.py     which rank adapter can drive a torchtitan, found in its source
-    own_module.py  the user's own model module, read without importing it
+    user_module.py  the user's model module, read without importing it
 """
 
-from converge_harness.trainers.torchtitan.trainer import TRAINER
+from converge_harness.trainers.torchtitan.trainer import TORCHTITAN, TRAINER
 
-__all__ = ["TRAINER"]
+__all__ = ["TORCHTITAN", "TRAINER"]

@@ -28,12 +28,12 @@ from converge_harness.toolchains.find import (
     DISTRIBUTIONS,
     build_hint,
     python_of,
-    require_own_code,
+    require_same_converge,
     site_packages,
     toolchain_root,
     versions,
 )
-from converge_harness.toolchains.recipes import NameParts
+from converge_harness.toolchains.recipes import NameParts, has_recipe, recipe_of
 from converge_harness.trainers.base import Features, Limitation
 from converge_harness.trainers.torchtitan.dialect import (
     TITAN_02,
@@ -41,7 +41,7 @@ from converge_harness.trainers.torchtitan.dialect import (
     TITAN_MAIN,
     dialect_of,
 )
-from converge_harness.trainers.torchtitan.own_python import own_toolchain
+from converge_harness.trainers.torchtitan.user_python import toolchain_of_python
 
 DEFAULT_TOOLCHAIN = "torchtitan-0.3.0"
 OLDER_TOOLCHAIN = "torchtitan-0.2.2"
@@ -199,15 +199,16 @@ def find_toolchain(name: str, root: Path | None) -> Toolchain:
         release of torchtitan is not supported.
     """
     if Path(name).is_absolute():
-        return own_toolchain(name)
+        return toolchain_of_python(name)
     folder = (root or toolchain_root()) / name
     python = python_of(name, folder)
-    require_own_code(name, folder)
-    build = build_hint(name)
+    require_same_converge(name, folder)
     found = versions(site_packages(folder), DISTRIBUTIONS)
     missing = [needed for needed in ("torch", "torchtitan") if needed not in found]
     if missing:
-        raise ToolchainError(f"toolchain {folder} has no {' and no '.join(missing)}; {build}")
+        other = has_recipe(name) and not recipe_of(name).recipe.torchtitan
+        hint = f"name toolchain = {DEFAULT_TOOLCHAIN!r}" if other else build_hint(name)
+        raise ToolchainError(f"toolchain {folder} has no {' and no '.join(missing)}; {hint}")
     return Toolchain(
         name=name,
         python=python,

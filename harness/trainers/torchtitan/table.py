@@ -51,8 +51,8 @@ from converge_harness.toml import (
     validate,
 )
 from converge_harness.trainers.table import CorpusTable, TrainerTable, taken_out
-from converge_harness.trainers.torchtitan.own_module import config_problems, find_own_module
 from converge_harness.trainers.torchtitan.releases import DEFAULT_TOOLCHAIN
+from converge_harness.trainers.torchtitan.user_module import config_problems, find_user_module
 
 OWNED = {
     "parallelism.data_parallel_replicate_degree": "parallelism.dp_replicate",
@@ -151,7 +151,7 @@ def placed_train_config(config: TrainConfig, folders: Sequence[Path], place: str
         raise ConfigError(
             Problem(f"{place} converge.arguments", "are of no function", "set converge.module")
         )
-    own = find_own_module(config.module, folders) if config.module else None
+    own = find_user_module(config.module, folders) if config.module else None
     if own is None:
         return config
     problems = list(config_problems(own, config.config, config.arguments, place))

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from converge_harness.errors import Problem
 from converge_harness.model import (
-    TORCHTITAN,
+    Capabilities,
+    ConfigKeys,
+    FaultKind,
+    ImpliedSetting,
     Job,
+    Kind,
     Repeat,
     RepeatKind,
     SetSpec,
@@ -29,7 +34,6 @@ from converge_harness.trainers.base import (
 from converge_harness.trainers.table import TrainerOfFile, environment_of
 from converge_harness.trainers.torchrun import TorchrunTrainer
 from converge_harness.trainers.torchtitan import releases
-from converge_harness.trainers.torchtitan.own_python import own_toolchain
 from converge_harness.trainers.torchtitan.table import (
     OWNED,
     TitanTable,
@@ -39,14 +43,81 @@ from converge_harness.trainers.torchtitan.table import (
     start_problems,
     titan_train_config,
 )
+from converge_harness.trainers.torchtitan.user_python import toolchain_of_python
+
+CHECKPOINTING = "activation_checkpoint"
+KEYS = ConfigKeys(
+    techniques=MappingProxyType(
+        {
+            Technique.COMPILE: (("compile.enable", True), ("training.compile", True)),
+            Technique.ASYNC_TP: (
+                ("parallelism.enable_async_tensor_parallel", True),
+                ("compile.enable_async_tensor_parallel", True),
+            ),
+            Technique.BF16: (("training.dtype", "bfloat16"),),
+        }
+    ),
+    float8_converters="model.converters",  # of torchtitan 0.2
+    deterministic="debug.deterministic",
+    pipeline_microbatch_size="parallelism.pipeline_parallel_microbatch_size",
+    # torchtitan 0.3 has a class for each mode of activation checkpointing, and no key.
+    implied=(
+        ImpliedSetting(f"{CHECKPOINTING}.mode", "none", null=CHECKPOINTING),
+        ImpliedSetting(
+            f"{CHECKPOINTING}.mode",
+            "selective",
+            has=f"{CHECKPOINTING}.force_recompute_mm_shapes_by_fqns",
+        ),
+        ImpliedSetting(
+            f"{CHECKPOINTING}.mode",
+            "full",
+            has=f"{CHECKPOINTING}.preserve_rng_state",
+            lacks=f"{CHECKPOINTING}.memory_budget",
+        ),
+    ),
+    # ``permute`` in the config of torchtitan 0.3; other repeats change no key.
+    of_repeats=frozenset({"dataloader.order_seed"}),
+)
+TORCHTITAN = TrainerSpec(
+    "torchtitan",
+    Capabilities(
+        probed=True,
+        all_signals=True,
+        audits_config=True,
+        counts_tokens=True,
+        shares_initial_weights=True,
+        techniques=True,
+        guided=True,
+        references=True,
+        rounds_otherwise=True,
+        frozen_steps=True,
+        kinds=frozenset(Kind),
+        faults=frozenset(FaultKind),
+        continues=True,
+        checks_config=True,
+        dry_run=True,
+        warm_start=True,
+        several_nodes=True,
+        baselines=True,
+        repeatable_argv=True,
+    ),
+    defaults=MappingProxyType(
+        {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"}
+    ),
+    keys=KEYS,
+)
 
 
 class Torchtitan(TorchrunTrainer):
     """torchtitan under torchrun, with converge's rank code."""
 
-    kind = "torchtitan"
+    kind = TORCHTITAN.kind
     table = TitanTable
-    own_words = OWNED
+    imports = ("torch", "torchtitan")
+    owned_keys = OWNED
+
+    def default_spec(self) -> TrainerSpec:
+        return TORCHTITAN
 
     def of_file(
         self, table: TitanTable, where: Where, folders: Sequence[Path], problems: list[Problem]
@@ -106,7 +177,7 @@ class Torchtitan(TorchrunTrainer):
     def with_code(
         self, toolchain: Toolchain, first: tuple[Path, ...], trainer: TrainerSpec
     ) -> Toolchain:
-        return own_toolchain(toolchain.name, first)
+        return toolchain_of_python(toolchain.name, first)
 
     def assume_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
         return releases.assume_toolchain(name, root)
@@ -144,9 +215,6 @@ class Torchtitan(TorchrunTrainer):
     def is_offline(self, job: Job) -> bool:
         # Our corpus needs no network; torchtitan's own datasets (c4) do.
         return job.spec.train_config.data is not None
-
-    def spec_of(self, job: Mapping[str, Any]) -> TrainerSpec:
-        return TORCHTITAN
 
     def data_types(self, job: Mapping[str, Any], ran: Mapping[str, Any]) -> set[str]:
         named = {"bfloat16"} if Technique.BF16 in (job.get("techniques") or ()) else set()

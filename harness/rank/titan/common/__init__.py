@@ -9,6 +9,6 @@
     clipping.py      sees gradients before they are clipped, by whatever function
     pipelining.py    what torch's pipeline schedules do besides training
     documents.py     the corpus's documents for torchtitan's own text loader
-    job_checks.py    names that torchtitan's config classes would take without a look
+    components.py    names in compile.components that would compile nothing
     cpu.py           what torchtitan assumes of a GPU and a CPU with gloo lacks
 """

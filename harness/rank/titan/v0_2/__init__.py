@@ -18,29 +18,9 @@ Nothing is imported here: ``fixes`` must be importable without torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from converge_harness.rank.settings import KeyProblem
-    from converge_harness.run_folder.job import RankJob
-
 
 def preload(device: str) -> None:
     """Import what every rank needs; see ``converge_harness.rank.start.entry``."""
     from converge_harness.rank.titan.v0_2 import training
 
     training.preload(device)
-
-
-def run(job: RankJob) -> None:
-    """Be one rank of a job."""
-    from converge_harness.rank.titan.v0_2 import training
-
-    training.run(job)
-
-
-def check(job: RankJob) -> list[KeyProblem]:
-    """All problems of a job's config."""
-    from converge_harness.rank.titan.v0_2 import config
-
-    return config.build(job).problems

@@ -13,15 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from converge_harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten, news
-from converge_harness.rank.titan.common.checkpoints import checkpoint_settings
-from converge_harness.rank.titan.common.documents import NAME
-from converge_harness.rank.titan.common.job_checks import (
+from converge_harness.rank.job_checks import (
     loader_problems,
     repeat_problems,
-    unknown_components,
     unknown_fixes,
 )
+from converge_harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten, news
+from converge_harness.rank.titan.common.checkpoints import checkpoint_settings
+from converge_harness.rank.titan.common.components import unknown_components
+from converge_harness.rank.titan.common.documents import NAME
 from converge_harness.rank.titan.v0_2.fixes import FIXES, FLOAT8_TP
 from converge_harness.rank.titan.v0_2.float8 import ALIAS, CONVERTER
 from converge_harness.run_folder.corpus import documents_of
@@ -42,16 +42,18 @@ class Built:
     """A JobConfig and where it came from."""
 
     config: Any
-    """``torchtitan.config.JobConfig``; with problems, what could be set of it."""
+    """``torchtitan.config.JobConfig``."""
     declared: tuple[str, ...]
     """Keys that parallelism, techniques, ``set`` or the harness itself set for this job."""
-    problems: list[KeyProblem]
     new_keys: tuple[str, ...] = ()
     """Keys of the job's overrides that give the config another value than it had."""
 
 
-def build(job: RankJob) -> Built:
-    """The job's config with every problem of its keys; starts nothing and prints nothing."""
+def build_config(job: RankJob) -> Built:
+    """The job's config; starts nothing and prints nothing.
+
+    Raises SettingError with every problem of its keys.
+    """
     from torchtitan.config import JobConfig
 
     config = JobConfig()
@@ -63,7 +65,9 @@ def build(job: RankJob) -> Built:
     declared = dict.fromkeys((*(key for key, _ in first), *job.overrides))
     problems += unknown_components(config)
     problems += _model_problems(job, config)
-    return Built(config, tuple(declared), problems, new_keys)
+    if problems:
+        raise SettingError(*problems)
+    return Built(config, tuple(declared), new_keys)
 
 
 def _apply(config: Any, settings: Iterable[tuple[str, Any]]) -> Iterator[KeyProblem]:

@@ -11,15 +11,14 @@ from typing import Any
 
 import torch.distributed as dist
 
+from converge_harness.rank.cpu import multiply_bf16_by_float32_kernels
 from converge_harness.rank.inject import call_injected
 from converge_harness.rank.own_techniques import OwnTechniques
 from converge_harness.rank.recorder.imported import leave_imported
 from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.repeats import round_in_repeat
-from converge_harness.rank.settings import SettingError
 from converge_harness.rank.titan.common.checkpoints import move_loaded_weights
-from converge_harness.rank.titan.common.cpu import multiply_bf16_by_float32_kernels
-from converge_harness.rank.titan.v0_2.config import Built, build, flattened
+from converge_harness.rank.titan.v0_2.config import Built, build_config, flattened
 from converge_harness.rank.titan.v0_2.shim import Prepared, prepare
 from converge_harness.run_folder.job import RankJob
 from converge_harness.run_folder.layout import GPU_OF_RANK
@@ -58,9 +57,7 @@ def run(job: RankJob) -> None:
     if GPU_OF_RANK in os.environ:  # the only one that this rank sees; 0.3 takes it by itself
         os.environ["LOCAL_RANK"] = "0"
     own = OwnTechniques(job)
-    built = build(job)
-    if built.problems:
-        raise SettingError(*built.problems)
+    built = build_config(job)
     config, keys = own.apply_to_config(built.config, flattened, built.new_keys)
     built = replace(built, config=config, declared=(*built.declared, *keys))
     if job.device == "cpu":

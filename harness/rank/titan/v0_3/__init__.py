@@ -10,8 +10,6 @@
     config.py       a job as torchtitan's own Trainer.Config, and which keys the job declared
     shape.py        the model's shape and its Float8 layers
     loaders.py      which dataloader reads the corpus, by the job's word
-    grain_documents.py
-                    documents for the stock loader of main
     streaming_data.py, streaming_package.py
                     MosaicML Streaming's as one, and the package in a rank
     hooks.py        the recorder's places in a built trainer
@@ -23,9 +21,6 @@ This file imports nothing of torchtitan: ``preload`` must patch torch first.
 """
 
 from __future__ import annotations
-
-from converge_harness.rank.settings import KeyProblem, SettingError
-from converge_harness.run_folder.job import RankJob
 
 
 def preload(device: str) -> None:
@@ -46,21 +41,3 @@ def preload(device: str) -> None:
         from converge_harness.rank.titan.v0_3.patches import prepare_torchtitan
 
         prepare_torchtitan()
-
-
-def run(job: RankJob) -> None:
-    """Be one rank of the job: train, or write the seed checkpoint."""
-    from converge_harness.rank.titan.v0_3 import training
-
-    training.run(job)
-
-
-def check(job: RankJob) -> list[KeyProblem]:
-    """What is wrong with the job's config; empty when torchtitan takes it."""
-    from converge_harness.rank.titan.v0_3.config import build_config
-
-    try:
-        build_config(job)
-    except SettingError as error:
-        return list(error.problems)
-    return []

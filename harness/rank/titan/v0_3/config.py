@@ -18,14 +18,14 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torchtitan.components.loss import ChunkedLossWrapper
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
-from converge_harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten, news
-from converge_harness.rank.titan.common.checkpoints import checkpoint_settings
-from converge_harness.rank.titan.common.job_checks import (
+from converge_harness.rank.job_checks import (
     loader_problems,
     repeat_problems,
-    unknown_components,
     unknown_fixes,
 )
+from converge_harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten, news
+from converge_harness.rank.titan.common.checkpoints import checkpoint_settings
+from converge_harness.rank.titan.common.components import unknown_components
 from converge_harness.rank.titan.v0_3.attention import replace_transformers_attention
 from converge_harness.rank.titan.v0_3.base_config import base_config
 from converge_harness.rank.titan.v0_3.loaders import LOADERS, SampleLoader, loader_config

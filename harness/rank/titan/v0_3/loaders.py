@@ -20,7 +20,7 @@ from converge_harness.rank.titan.v0_3.series import SERIES, BaseDataLoader, as_b
 from converge_harness.rank.titan.v0_3.streaming_package import TOOLCHAIN, is_installed
 from converge_harness.run_folder.corpus import documents_of
 from converge_harness.run_folder.job import RankJob
-from converge_harness.run_folder.layout import STREAMING
+from converge_harness.run_folder.layout import DATASETS, STREAMING
 
 
 def loader_config(job: RankJob, data_folder: Path) -> Any:
@@ -44,15 +44,51 @@ def _ours(job: RankJob, data_folder: Path) -> Any:
 
 def _stock(job: RankJob, data_folder: Path) -> Any:
     if SERIES.grain:
-        from converge_harness.rank.titan.v0_3.grain_documents import grain_config
-
-        return grain_config(documents_of(data_folder), job.run_folder)
+        return _grain(documents_of(data_folder), job.run_folder)
     from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
 
     register_documents(job.run_folder)
     return HuggingFaceTextDataLoader.Config(
         dataset=NAME, dataset_path=str(documents_of(data_folder))
     )
+
+
+def _grain(documents: Path, run_folder: Path) -> Any:
+    """A config of the stock text loader of torchtitan's main branch, which is Grain's.
+
+    As with 0.3's, nothing of the loader is changed: it splits the documents (``{"text": ...}`` a
+    line) by data-parallel rank, tokenizes and packs them on the way, and keeps a state of its own
+    per rank. A pack is a whole microbatch: documents run on from one of its sequences into the
+    next, at positions that begin again after ``training.seq_len``.
+    """
+    from torchtitan.components.data import (
+        ConcatThenSplitPackingConfig,
+        GrainDataLoader,
+        HuggingFaceRandomAccessSource,
+        SingleDatasetConfig,
+    )
+    from torchtitan.hf_datasets.text_datasets import TextProcessor
+
+    source = HuggingFaceRandomAccessSource.Config(
+        path="json",
+        split="train",
+        load_dataset_kwargs={
+            "data_files": str(documents),
+            # Of the run alone, and not in the user's home.
+            "cache_dir": str(run_folder / DATASETS),
+        },
+    )
+    dataset = SingleDatasetConfig(
+        source=source, processor=TextProcessor.Config(), post_filters=(_has_tokens,)
+    )
+    return GrainDataLoader.Config(
+        dataset=ConcatThenSplitPackingConfig(dataset=dataset), shuffle=False
+    )
+
+
+def _has_tokens(sample: Any) -> bool:
+    """Whether a document has two tokens or more: the processor returns None for others."""
+    return sample is not None
 
 
 def _streaming(job: RankJob, data_folder: Path) -> Any:

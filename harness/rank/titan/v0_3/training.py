@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torchtitan.observability import structured_logger
 from torchtitan.tools.logging import init_logger, logger
 
+from converge_harness.rank.cpu import multiply_bf16_by_float32_kernels
 from converge_harness.rank.faults import install_faults
 from converge_harness.rank.inject import call_injected
 from converge_harness.rank.own_techniques import OwnTechniques
@@ -21,7 +22,6 @@ from converge_harness.rank.repeats import round_in_repeat
 from converge_harness.rank.titan.common.audit import Happened
 from converge_harness.rank.titan.common.checkpoints import move_loaded_weights
 from converge_harness.rank.titan.common.counters import FusionCount, RotationCount
-from converge_harness.rank.titan.common.cpu import multiply_bf16_by_float32_kernels
 from converge_harness.rank.titan.v0_3 import attention, audit, hooks
 from converge_harness.rank.titan.v0_3.config import BuiltConfig, build_config, flat_config
 from converge_harness.rank.titan.v0_3.series import CUDA_GRAPHS

@@ -8,6 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from converge_harness.calibrations import (
+    StoredCalibration,
+    find_calibration,
+    read_calibrations,
+    what_changed,
+    write_calibrations,
+)
 from converge_harness.errors import StoreError
 from converge_harness.model import (
     Calibration,
@@ -15,13 +22,6 @@ from converge_harness.model import (
     Precision,
     SignalScale,
     TensorScale,
-)
-from converge_harness.references import (
-    StoredCalibration,
-    find_calibration,
-    read_calibrations,
-    what_changed,
-    write_calibrations,
 )
 from converge_harness.store import Store
 

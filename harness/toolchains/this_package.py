@@ -30,7 +30,7 @@ def checkout() -> Path | None:
     return folder if (folder / "pyproject.toml").is_file() else None
 
 
-def own_source() -> str:
+def install_source() -> str:
     """What pip has to install to get this package: this checkout, or its original source.
 
     pip records the source in ``direct_url.json`` (PEP 610), except for a package index. By name
@@ -51,7 +51,7 @@ def own_source() -> str:
     return f"WHERE_CONVERGE_{__version__}_CAME_FROM"
 
 
-def own_code() -> str:
+def code_version() -> str:
     """Which converge this is: a checkout by its path, since that is edited, else a digest."""
     if folder := checkout():
         return f"-e {folder.resolve()}"

@@ -1,4 +1,4 @@
-"""Goldens by the real command line: blessed, judged against, outgrown, blessed again."""
+"""Baselines by the real command line: blessed, judged against, outgrown, blessed again."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from two_layers import with_two_layers
 from warm_converge import warm_python
 from warm_toolchains import warm_toolchains
 
-from converge_harness.references import read_golden
+from converge_harness.baselines import read_baseline
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ name = "doubled"
 parallelism.dp_shard = 2
 inject = "{INJECTIONS}:double_gradients"
 """
-BY_GOLDEN = BLESSED.replace("schema = 1", 'schema = 1\nbaseline = "night"')
+BY_BASELINE = BLESSED.replace("schema = 1", 'schema = 1\nbaseline = "night"')
 OTHERWISE = BLESSED.replace(
     "[[test]]",
     f"""
@@ -64,15 +64,15 @@ def bless(folder: Path, text: str, *more: str) -> subprocess.CompletedProcess[st
 
 @pytest.fixture(scope="module")
 def blessed(tmp_path_factory):
-    """A folder with a golden of a real control."""
-    folder = with_two_layers(tmp_path_factory.mktemp("goldens"))
+    """A folder with a baseline of a real control."""
+    folder = with_two_layers(tmp_path_factory.mktemp("baselines"))
     result = bless(folder, BLESSED)
     assert result.returncode == 0, result.stdout + result.stderr
     return folder
 
 
 def test_sets_are_judged_against_it_without_the_control(blessed, tmp_path):
-    (blessed / "by.toml").write_text(BY_GOLDEN)
+    (blessed / "by.toml").write_text(BY_BASELINE)
     out = tmp_path / "out"
     result = converge("run", blessed / "by.toml", "--out", out, store=tmp_path / "fresh")
     assert result.returncode == 1, result.stdout + result.stderr
@@ -87,7 +87,7 @@ def test_sets_are_judged_against_it_without_the_control(blessed, tmp_path):
     assert ran == {"seed", "ddp2", "doubled"}
 
 
-def test_a_golden_that_fits_is_bitwise_the_same_and_stays(blessed):
+def test_a_baseline_that_fits_is_bitwise_the_same_and_stays(blessed):
     result = bless(blessed, BLESSED)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "the change is bitwise" in result.stdout
@@ -95,14 +95,14 @@ def test_a_golden_that_fits_is_bitwise_the_same_and_stays(blessed):
 
 
 def test_another_training_has_to_be_accepted(blessed):
-    golden = blessed / "baselines" / "night"
+    baseline = blessed / "baselines" / "night"
     refused = bless(blessed, OTHERWISE)
     assert refused.returncode == 1, refused.stdout + refused.stderr
     assert "the change is semantic" in refused.stdout
     assert "off by more than rounding from step 1 on" in refused.stdout
     assert "--accept-semantic-change" in refused.stdout
-    assert read_golden(golden).replaces is None
+    assert read_baseline(baseline).replaces is None
     accepted = bless(blessed, OTHERWISE, "--accept-semantic-change")
     assert accepted.returncode == 0, accepted.stdout + accepted.stderr
-    assert read_golden(golden).replaces.change.kind == "semantic"
-    assert read_golden(golden / "previous" / "1").replaces is None
+    assert read_baseline(baseline).replaces.change.kind == "semantic"
+    assert read_baseline(baseline / "previous" / "1").replaces is None

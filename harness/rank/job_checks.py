@@ -1,15 +1,11 @@
-"""Names of a job that torchtitan's own config classes take without a look."""
+"""Names in a job that no framework's config classes check: fixes, repeats and loaders."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 from converge_harness.rank.settings import KeyProblem
 from converge_harness.run_folder.job import RankJob
-
-COMPONENTS = ("loss", "model")
-"""What torchtitan looks for in ``compile.components``, a list of any strings in its config."""
 
 REPEATS = ("rerun", "ulp", "rounding", "permute")
 """Kinds of repeats, as in ``converge_harness.model.RepeatKind`` (which ranks cannot import)."""
@@ -52,12 +48,3 @@ def loader_problems(job: RankJob, known: Collection[str]) -> list[KeyProblem]:
         return []
     message = f"{job.dialect} has no loader {loader!r}"
     return [KeyProblem("converge.data.loader", message, tuple(sorted(known)))]
-
-
-def unknown_components(config: Any) -> list[KeyProblem]:
-    """Names in ``compile.components`` of a built config that would compile nothing."""
-    return [
-        KeyProblem("compile.components", f"torchtitan compiles no {name!r}", COMPONENTS)
-        for name in config.compile.components
-        if name not in COMPONENTS
-    ]

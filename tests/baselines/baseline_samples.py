@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from converge_harness.baselines import Change, write_baseline
+from converge_harness.calibrations import StoredCalibration
 from converge_harness.matrix.load import load_plan
 from converge_harness.model import Blessing, Calibration, Job, Role, RunRecord, RunStatus
 from converge_harness.plan import identity_facts
-from converge_harness.references import Change, StoredCalibration, write_golden
 from converge_harness.store import write_json
 from converge_harness.trainers import assume_toolchain, job_payload
 
@@ -56,8 +57,8 @@ def control_of(path: Path) -> Job:
     return control
 
 
-def bless(golden: Path, path: Path, author: str = "ada", change: Change | None = None) -> None:
-    """Store the control of an experiment as golden, as if it and its reference had run."""
+def bless(baseline: Path, path: Path, author: str = "ada", change: Change | None = None) -> None:
+    """Store the control of an experiment as a baseline, as if it and its reference had run."""
     control = control_of(path)
     references = [job for job in plan_of(path).jobs if job.role is Role.REFERENCE]
     record, *reference = [run_of(job, path) for job in (control, *references)]
@@ -66,7 +67,7 @@ def bless(golden: Path, path: Path, author: str = "ada", change: Change | None =
     learnt = StoredCalibration(calibration, {}, identity_facts(control, surroundings), "2026-11-22")
     toolchain = replace(control.toolchain, versions={"torchtitan": "0.3.0", "torch": "2.12.0"})
     blessing = Blessing(author, "why", "2026-11-22")
-    write_golden(golden, record, learnt, toolchain, blessing, change, *reference)
+    write_baseline(baseline, record, learnt, toolchain, blessing, change, *reference)
 
 
 def run_of(control: Job, path: Path) -> RunRecord:

@@ -1,4 +1,4 @@
-"""Goldens (schema 1): folders with the evidence of a blessed control.
+"""Baselines (schema 1): folders with the evidence of a blessed control.
 
 ::
 
@@ -8,7 +8,7 @@
       frozen.npz         if the control made frozen steps
       calibration.json   what was learnt from repeats of the control
       reference/         the control in float32, if its precision is lower: the same files
-      previous/1/ …      complete earlier goldens, oldest first
+      previous/1/ …      complete earlier baselines, oldest first
 
 ``baseline.json``::
 
@@ -23,11 +23,11 @@
                   "change": {"kind": "rounding-like", "sentence": "…", "onset": 3,
                              "growth": {"loss_recomputed": "step^0.5"}}}}
 
-``replaces`` is null for the first golden of its name. ``job.json`` and ``record.json`` do not
+``replaces`` is null for the first baseline of its name. ``job.json`` and ``record.json`` do not
 contain paths of the machine that ran the control.
 
-Whether a golden still matches a file's control is decided by their facts (``misfits``): versions,
-rank code and SPMD backend may differ, since a golden is meant to show the effect of such changes.
+Whether a baseline still matches a file's control is decided by their facts (``misfits``): versions,
+rank code and SPMD backend may differ, since a baseline is meant to show the effect of such changes.
 Everything else must mean the same, or the file says what may differ.
 """
 
@@ -46,18 +46,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from converge_harness import __version__
-from converge_harness.errors import StoreError
-from converge_harness.model import (
-    GOLDENS,
-    Across,
-    Blessing,
-    Golden,
-    Precision,
-    RunRecord,
-    Toolchain,
-)
-from converge_harness.readers import read_spec
-from converge_harness.references.calibrations import (
+from converge_harness.calibrations import (
     CALIBRATION_FILE,
     StoredCalibration,
     find_calibration,
@@ -65,6 +54,17 @@ from converge_harness.references.calibrations import (
     what_changed,
     write_calibrations,
 )
+from converge_harness.errors import StoreError
+from converge_harness.model import (
+    BASELINES,
+    Across,
+    Baseline,
+    Blessing,
+    Precision,
+    RunRecord,
+    Toolchain,
+)
+from converge_harness.readers import read_spec
 from converge_harness.run_folder.documents import spell_not_finite
 from converge_harness.run_folder.layout import (
     ACTIVATIONS,
@@ -77,12 +77,12 @@ from converge_harness.run_folder.layout import (
 )
 from converge_harness.store import read_json, write_json
 
-GOLDEN_FILE = "baseline.json"
+BASELINE_FILE = "baseline.json"
 PREVIOUS = "previous"
 REFERENCE = "reference"
 _COPIED = (METRICS, IN_FORCE)
 EXPERIMENTS = "experiments"
-"""A folder of experiments; goldens are in a folder next to it."""
+"""A folder of experiments; baselines are in a folder next to it."""
 
 
 class _Table(BaseModel):
@@ -90,7 +90,7 @@ class _Table(BaseModel):
 
 
 class Change(_Table):
-    """How a golden differs from the one before it (``converge_harness.judge.changes``)."""
+    """How a baseline differs from the one before it (``converge_harness.judge.changes``)."""
 
     kind: str
     sentence: str
@@ -100,10 +100,10 @@ class Change(_Table):
 
 
 class Replaced(_Table):
-    """The previous golden."""
+    """The previous baseline."""
 
     kept: str
-    """Its folder, within the golden's."""
+    """Its folder, within the baseline's."""
     identity: str
     author: str
     reason: str
@@ -116,7 +116,7 @@ class _Environment(_Table):
     dialect: str
 
 
-class _GoldenFile(_Table):
+class _BaselineFile(_Table):
     name: str
     author: str
     reason: str
@@ -135,10 +135,10 @@ class _GoldenFile(_Table):
 
 
 @dataclass(frozen=True, slots=True)
-class StoredGolden:
-    """The content of a golden's folder."""
+class StoredBaseline:
+    """The content of a baseline's folder."""
 
-    golden: Golden
+    baseline: Baseline
     learnt: StoredCalibration
     """What was learnt from repeats of the control."""
     hardware: str
@@ -151,18 +151,18 @@ class StoredGolden:
 # ------------------------------------------------------------------ reading
 
 
-def read_golden(folder: Path) -> StoredGolden:
-    """Read the golden of a folder.
+def read_baseline(folder: Path) -> StoredBaseline:
+    """Read the baseline of a folder.
 
     Raises StoreError if there is none, if one of its files is missing, was added or changed after
     the blessing, or if a newer converge wrote it.
     """
-    path = folder / GOLDEN_FILE
+    path = folder / BASELINE_FILE
     if not path.is_file():
-        raise StoreError(f"{folder}: there is no golden here (no {GOLDEN_FILE})")
+        raise StoreError(f"{folder}: there is no baseline here (no {BASELINE_FILE})")
     try:
         document = read_json(path)
-        found = _GoldenFile.model_validate(document)
+        found = _BaselineFile.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -175,9 +175,9 @@ def read_golden(folder: Path) -> StoredGolden:
     learnt = find_calibration(read_calibrations(folder / CALIBRATION_FILE), found.identity)
     spec = read_spec(folder)
     if learnt is None or spec is None:
-        raise StoreError(f"{folder}: the golden is incomplete; bless the control again")
-    return StoredGolden(
-        golden=Golden(
+        raise StoreError(f"{folder}: the baseline is incomplete; bless the control again")
+    return StoredBaseline(
+        baseline=Baseline(
             name=found.name,
             folder=folder,
             identity=found.identity,
@@ -214,7 +214,7 @@ def _reference(folder: Path) -> tuple[Path, str] | None:
 def _added(folder: Path, known: Collection[str]) -> list[str]:
     """Files that were not blessed but that a reader might take for evidence."""
     found = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
-    ours = (name for name in found if name.parts[0] not in (GOLDEN_FILE, PREVIOUS))
+    ours = (name for name in found if name.parts[0] not in (BASELINE_FILE, PREVIOUS))
     return [
         name.as_posix()
         for name in ours
@@ -232,7 +232,7 @@ def _other_file(path: Path, author: str) -> StoreError:
 # ------------------------------------------------------------------ writing
 
 
-def write_golden(
+def write_baseline(
     folder: Path,
     record: RunRecord,
     learnt: StoredCalibration,
@@ -241,21 +241,21 @@ def write_golden(
     change: Change | None = None,
     reference: RunRecord | None = None,
 ) -> None:
-    """Store a finished control as golden, atomically; an existing one moves to ``previous``.
+    """Store a finished control as a baseline, atomically; an existing one moves to ``previous``.
 
     Args:
-        folder: the golden's folder, named after it.
+        folder: the baseline's folder, named after it.
         record: the record of the control's run.
         learnt: what its repeats taught, with the facts of the control.
         toolchain: in which it ran.
         blessing: who blesses it, and why.
-        change: the difference to the existing golden; None if there is none.
+        change: the difference to the existing baseline; None if there is none.
         reference: the record of the control in float32, if its precision is lower.
 
     Raises:
         StoreError: the run was interrupted and resumed, or the folder cannot be written.
     """
-    before = read_golden(folder) if change is not None else None
+    before = read_baseline(folder) if change is not None else None
     for each in (record, *([reference] if reference else [])):
         if not (each.folder / METRICS).is_file():
             raise StoreError(
@@ -274,7 +274,7 @@ def write_golden(
             if before is not None and change is not None:
                 replaces = _keep(before, folder, new, change)
             write_json(
-                new / GOLDEN_FILE,
+                new / BASELINE_FILE,
                 _document(folder.name, new, learnt, toolchain, blessing, replaces),
             )
             if before is not None:
@@ -308,20 +308,20 @@ def _copy_evidence(record: RunRecord, new: Path) -> None:
     write_json(new / RECORD, {**{key: known.get(key) for key in kept}, "folder": "", "argv": []})
 
 
-def _keep(before: StoredGolden, folder: Path, new: Path, change: Change) -> Replaced:
-    """Copy the existing golden and its predecessors into the new one's folder."""
+def _keep(before: StoredBaseline, folder: Path, new: Path, change: Change) -> Replaced:
+    """Copy the existing baseline and its predecessors into the new one's folder."""
     kept = new / PREVIOUS
     if (folder / PREVIOUS).is_dir():
         shutil.copytree(folder / PREVIOUS, kept)
     number = 1 + max((int(each.name) for each in kept.glob("[0-9]*")), default=0)
     shutil.copytree(folder, kept / str(number), ignore=shutil.ignore_patterns(PREVIOUS))
-    golden = before.golden
+    baseline = before.baseline
     return Replaced(
         kept=f"{PREVIOUS}/{number}",
-        identity=golden.identity,
-        author=golden.blessing.author,
-        reason=golden.blessing.reason,
-        date=golden.blessing.date,
+        identity=baseline.identity,
+        author=baseline.blessing.author,
+        reason=baseline.blessing.reason,
+        date=baseline.blessing.date,
         change=change,
     )
 
@@ -337,7 +337,7 @@ def _document(
     calibration = learnt.calibration
     ran = read_json(new / IN_FORCE)
     files = [path for path in sorted(new.rglob("*")) if path.is_file()]
-    document = _GoldenFile(
+    document = _BaselineFile(
         name=name,
         author=blessing.author,
         reason=blessing.reason,
@@ -378,27 +378,27 @@ def _digest(path: Path) -> str:
 
 
 def default_folder(experiment: Path) -> Path:
-    """The folder for goldens of an experiment: next to ``experiments/``, else next to the file."""
+    """The folder for an experiment's baselines: next to ``experiments/``, else next to the file."""
     beside = experiment.absolute().parent
-    return (beside.parent if beside.name == EXPERIMENTS else beside) / GOLDENS
+    return (beside.parent if beside.name == EXPERIMENTS else beside) / BASELINES
 
 
-def find_goldens(folder: Path) -> tuple[Path, ...]:
-    """All goldens in a folder, by name."""
-    return tuple(sorted(path.parent for path in folder.glob(f"*/{GOLDEN_FILE}")))
+def find_baselines(folder: Path) -> tuple[Path, ...]:
+    """All baselines in a folder, by name."""
+    return tuple(sorted(path.parent for path in folder.glob(f"*/{BASELINE_FILE}")))
 
 
 def not_there(folder: Path) -> str:
-    """A message that a golden does not exist, and which others do."""
-    beside = ", ".join(each.name for each in find_goldens(folder.parent)) or "none"
-    return f"there is no golden {folder} (there: {beside})"
+    """A message that a baseline does not exist, and which others do."""
+    beside = ", ".join(each.name for each in find_baselines(folder.parent)) or "none"
+    return f"there is no baseline {folder} (there: {beside})"
 
 
 # --------------------------------------------------------------- matching a control
 
 
 FREE = ("versions", "rank_code", "software", "spmd_backend")
-"""Facts in which a golden may always differ. The default SPMD backend depends on torch."""
+"""Facts in which a baseline may always differ. The default SPMD backend depends on torch."""
 _DTYPE = re.compile(r"^train_config\.training\.(dtype|mixed_precision_\w+)\b")
 _PRECISE = ("bf16", "float8", "float8_rowwise", "float8_tp")
 """Techniques that choose a data type."""
@@ -418,7 +418,7 @@ class Misfits(NamedTuple):
 def misfits(
     then: Mapping[str, Any], now: Mapping[str, Any], across: tuple[Across, ...] = ()
 ) -> Misfits:
-    """Compare the facts of a golden with those of a control (``plan.identity_facts``)."""
+    """Compare the facts of a baseline with those of a control (``plan.identity_facts``)."""
     found = list(_differences(_meaning(then), _meaning(now)))
     refused = [each for each in found if each.kind is None or each.kind not in across]
     kinds = [each.kind for each in refused]

@@ -34,7 +34,7 @@ print(json.dumps({
     "places": {name: place(name) for name in sys.argv[1:]},
 }))
 """
-OWN_PACKAGE = __name__.partition(".")[0]
+THIS_PACKAGE = __name__.partition(".")[0]
 _OWN_FOLDER = Path(__file__).resolve().parents[1]
 _TIMEOUT_S = 60.0
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
@@ -140,20 +140,20 @@ def digest_of(code: Mapping[str, str]) -> str:
     return hashlib.sha256(described.encode()).hexdigest()[:12]
 
 
-def has_own_package(answer: PythonAnswer) -> bool:
+def has_this_package(answer: PythonAnswer) -> bool:
     """Whether a Python would import this very package, which rank code is a part of."""
-    place = answer.places.get(OWN_PACKAGE)
+    place = answer.places.get(THIS_PACKAGE)
     return place is not None and place.resolve() == _OWN_FOLDER
 
 
-def folder_of_own_package() -> Path:
+def folder_of_this_package() -> Path:
     """A folder with a link to this package and nothing else, for the search path of any Python.
 
     The folder that this package is installed in has packages that would hide those of that Python.
     """
     digest = hashlib.sha256(os.fsencode(_OWN_FOLDER)).hexdigest()[:12]
     folder = cache_folder() / "rank-code" / digest
-    link = folder / OWN_PACKAGE
+    link = folder / THIS_PACKAGE
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):

@@ -14,6 +14,7 @@ from converge_harness.errors import ToolchainError
 from converge_harness.model import CHECKOUT, Parallelism, SetSpec, Surroundings, TrainConfig
 from converge_harness.plan.identity import seed_identity
 from converge_harness.trainers import find_toolchain
+from converge_harness.trainers.torchtitan import TORCHTITAN
 from converge_harness.trainers.torchtitan.dialect import (
     HOOKED,
     TITAN_02,
@@ -22,7 +23,7 @@ from converge_harness.trainers.torchtitan.dialect import (
     dialect_of,
     missing,
 )
-from converge_harness.trainers.torchtitan.own_python import own_toolchain
+from converge_harness.trainers.torchtitan.user_python import toolchain_of_python
 
 ROOT = Path(__file__).parents[2]
 ADAPTERS = {TITAN_02: "v0_2", TITAN_03: "v0_3", TITAN_MAIN: "v0_3"}
@@ -165,7 +166,7 @@ def test_an_editable_fork_is_identified_by_its_tree(own):
 
 
 def test_what_git_says_of_it_is_shown_and_is_no_part_of_the_identity(own):
-    spec = SetSpec("a", Parallelism(), TrainConfig("a.toml", {}), str(own))
+    spec = SetSpec("a", Parallelism(), TrainConfig("a.toml", {}), str(own), trainer=TORCHTITAN)
     surroundings = Surroundings("cpu", "code")
     bare = find_toolchain(str(own))
     assert CHECKOUT not in bare.versions
@@ -239,12 +240,12 @@ def test_a_python_that_is_too_old_says_so(own, tmp_path):
 
 def test_code_of_another_folder_is_what_it_then_imports_or_it_is_refused(own, tmp_path):
     write_hooked(tmp_path / "base", TITAN_02)
-    found = own_toolchain(str(own), (tmp_path / "base",))
+    found = toolchain_of_python(str(own), (tmp_path / "base",))
     assert found.dialect == TITAN_02
     assert found.paths[0] == tmp_path / "base"
     (tmp_path / "base" / "torchtitan").rename(tmp_path / "base" / "other")
     with pytest.raises(ToolchainError, match="editable_mode=compat"):
-        own_toolchain(str(own), (tmp_path / "base",))
+        toolchain_of_python(str(own), (tmp_path / "base",))
 
 
 def test_the_metadata_of_an_editable_install_is_that_of_pip(own):

@@ -21,14 +21,14 @@ from converge_harness.toolchains.find import (
     marked,
     versions,
 )
-from converge_harness.toolchains.own_python import (
-    OWN_PACKAGE,
+from converge_harness.toolchains.user_python import (
+    THIS_PACKAGE,
     PythonAnswer,
     ask,
     digest_of,
     digests_of,
-    folder_of_own_package,
-    has_own_package,
+    folder_of_this_package,
+    has_this_package,
     places_of,
 )
 from converge_harness.trainers.torchtitan.dialect import dialect_of
@@ -42,14 +42,14 @@ _NEEDED = {
 _OLDEST = (3, 11)
 
 
-def own_toolchain(name: str, first: tuple[Path, ...] = ()) -> Toolchain:
+def toolchain_of_python(name: str, first: tuple[Path, ...] = ()) -> Toolchain:
     """The toolchain of a Python by its path; ``first`` are folders that it searches first.
 
     Raises ToolchainError if it is no Python, lacks what ranks need, has two torchtitans, or one
     that no rank adapter can drive.
     """
     python = Path(name)
-    answer = ask(python, (*_NEEDED, OWN_PACKAGE), first)
+    answer = ask(python, (*_NEEDED, THIS_PACKAGE), first)
     package = _package(python, answer, chosen=bool(first))
     if first and not any(package.is_relative_to(each.resolve()) for each in first):
         raise ToolchainError(
@@ -71,7 +71,7 @@ def own_toolchain(name: str, first: tuple[Path, ...] = ()) -> Toolchain:
         found[TORCHTITAN] = marked(found.get(TORCHTITAN, "0.0.0"), f"tree.{digest_of(code)}")
         if known := described(package):
             found[CHECKOUT] = f"{known} ({checkout_of(package)})"
-    own = () if has_own_package(answer) else (folder_of_own_package(),)
+    own = () if has_this_package(answer) else (folder_of_this_package(),)
     return Toolchain(
         name,
         answer.python,

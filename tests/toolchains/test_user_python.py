@@ -7,14 +7,14 @@ import pytest
 
 import converge_harness
 from converge_harness.errors import ToolchainError
-from converge_harness.toolchains.own_python import (
-    OWN_PACKAGE,
+from converge_harness.toolchains.user_python import (
+    THIS_PACKAGE,
     PythonAnswer,
     ask,
     digest_of,
     digests_of,
-    folder_of_own_package,
-    has_own_package,
+    folder_of_this_package,
+    has_this_package,
     places_of,
 )
 
@@ -99,11 +99,11 @@ def test_digests_are_those_of_the_source_and_not_of_what_python_caches(tmp_path)
 def test_a_python_without_converge_gets_it_by_a_folder_that_has_nothing_else(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    folder = folder_of_own_package()
-    assert folder == folder_of_own_package()
-    assert [each.name for each in folder.iterdir()] == [OWN_PACKAGE]
-    answer = ask(PYTHON, (OWN_PACKAGE,), (folder,))
-    assert has_own_package(answer)
-    assert answer.places[OWN_PACKAGE].resolve() == Path(converge_harness.__file__).resolve().parent
-    other = package(tmp_path / "other", OWN_PACKAGE)
-    assert not has_own_package(ask(PYTHON, (OWN_PACKAGE,), (other.parent,)))
+    folder = folder_of_this_package()
+    assert folder == folder_of_this_package()
+    assert [each.name for each in folder.iterdir()] == [THIS_PACKAGE]
+    answer = ask(PYTHON, (THIS_PACKAGE,), (folder,))
+    assert has_this_package(answer)
+    assert answer.places[THIS_PACKAGE].resolve() == Path(converge_harness.__file__).resolve().parent
+    other = package(tmp_path / "other", THIS_PACKAGE)
+    assert not has_this_package(ask(PYTHON, (THIS_PACKAGE,), (other.parent,)))

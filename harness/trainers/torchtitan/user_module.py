@@ -19,7 +19,7 @@ REGISTRY = "config_registry"
 
 
 @dataclass(frozen=True, slots=True)
-class OwnModule:
+class UserModule:
     """A module that is imported from a folder of the person's."""
 
     folder: Path
@@ -28,7 +28,7 @@ class OwnModule:
     """Where the config function is looked for."""
 
 
-def find_own_module(name: str, folders: Sequence[Path]) -> OwnModule | None:
+def find_user_module(name: str, folders: Sequence[Path]) -> UserModule | None:
     """The module in the first of the folders that has it; None where it is an installed one."""
     parts = name.split(".")
     if parts[0] == "torchtitan" or not all(part.isidentifier() for part in parts):
@@ -37,12 +37,12 @@ def find_own_module(name: str, folders: Sequence[Path]) -> OwnModule | None:
         place = folder.joinpath(*parts)
         for file in (place / f"{REGISTRY}.py", place / "__init__.py", place.with_suffix(".py")):
             if file.is_file():
-                return OwnModule(folder, file)
+                return UserModule(folder, file)
     return None
 
 
 def config_problems(
-    own: OwnModule, config: str | None, arguments: Mapping[str, Any], place: str
+    own: UserModule, config: str | None, arguments: Mapping[str, Any], place: str
 ) -> Iterator[Problem]:
     """What the source of a module says against a config function and its arguments.
 
