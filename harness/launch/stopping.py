@@ -10,6 +10,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from converge_harness.launch.events import Notice, Observer
@@ -29,7 +30,8 @@ from converge_harness.model import (
     settling_steps,
 )
 from converge_harness.seal import stale
-from converge_harness.trainers import comes_in_passes
+from converge_harness.store import Store
+from converge_harness.trainers import comes_in_passes, trainer_of
 
 
 def may_stop(job: Job, experiment: Experiment) -> bool:
@@ -114,6 +116,17 @@ def waits(
     return tuple(sorted({step for each in planned for step in each})) if all(planned) else ()
 
 
+def waiting(
+    jobs: Iterable[Job], experiment: Experiment, readers: Mapping[str, tuple[Job, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """By identity of each run that waits somewhere on CPUs, the steps after which it does.
+
+    Ranks of a program of the user never wait.
+    """
+    own = [job for job in jobs if trainer_of(job.spec).own_rank_code]
+    return {job.identity: steps for job in own if (steps := waits(job, experiment, readers))}
+
+
 def _is_challenged(control: Job, plan: Plan) -> bool:
     """Whether a control is itself judged, by the anchor."""
     experiment = plan.experiment
@@ -181,9 +194,14 @@ class Looks:
         sets = self._options.read_by.get(job.identity, ())
         return why_to_end(job, step, [self._stopped_by(each, records) for each in sets])
 
-    def waits(self, job: Job) -> tuple[int, ...]:
-        """The steps after which a job may wait for others."""
-        return waits(job, self._experiment, self._options.read_by)
+    def waiting(self, jobs: Iterable[Job]) -> dict[str, tuple[int, ...]]:
+        """By identity of each run that may wait for others, the steps after which it does.
+
+        None does while it holds GPUs that they need.
+        """
+        if self._options.gpus or self._options.look is None:
+            return {}
+        return waiting(jobs, self._experiment, self._options.read_by)
 
     def stops_again(
         self, job: Job, records: Mapping[str, RunRecord], training: Mapping[str, Training]
@@ -267,6 +285,51 @@ def reached_by(job: Job, folder: Path) -> int:
     """The last step that a run has ended, by what it left; 0 before its first."""
     line = last_line(folder, in_passes=comes_in_passes(job))
     return line.step if line else 0
+
+
+def used_again(
+    jobs: Iterable[Job],
+    records: Mapping[str, RunRecord],
+    store: Store,
+    experiment: Experiment,
+    options: RunOptions,
+) -> tuple[dict[str, RunRecord], dict[str, RunRecord]]:
+    """Earlier runs that were stopped: those that would be again, so need not run; and all of them.
+
+    One that another process holds is left to it. What is used again is read (``options.keep``)
+    before another process can let it train on.
+
+    Args:
+        jobs: to run. records: of finished runs, by identity.
+        store: of the runs. experiment: theirs. options: for the run.
+
+    Raises StoreError if a record is damaged, or a lock cannot be written.
+    """
+    by_identity = {job.identity: job for job in jobs}
+    with ExitStack() as locks:
+        mine: dict[str, RunRecord | None] = {}
+        for identity in by_identity:
+            if not _was_stopped(store.record(identity)):
+                continue
+            lock = store.lock(identity)
+            if lock.acquire():
+                locks.callback(lock.release)
+                mine[identity] = store.record(identity)
+        stopped = unchanged_stopped(mine)
+        again = stopped_again(by_identity.values(), stopped, experiment, options, records)
+        for identity, record in again.items():
+            keep(by_identity[identity], record, options)
+    return again, stopped
+
+
+def keep(job: Job, record: RunRecord, options: RunOptions) -> None:
+    """Read what is needed of a run that was stopped; its lock must be held."""
+    if options.keep is not None and _was_stopped(record):
+        options.keep(job, record)
+
+
+def _was_stopped(record: RunRecord | None) -> bool:
+    return record is not None and record.status is RunStatus.STOPPED
 
 
 def unchanged_stopped(records: Mapping[str, RunRecord | None]) -> dict[str, RunRecord]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from converge_harness.launch.stopping import is_worth_ending, looks, read_by, settling_looks
+from converge_harness.launch.local.supervisor import waiting_ranks
+from converge_harness.launch.stopping import (
+    is_worth_ending,
+    looks,
+    read_by,
+    settling_looks,
+    waiting,
+)
+from converge_harness.launch.waiting_groups import WaitingGroup, groups_of
 from converge_harness.model import Job, Launcher, Plan, Role
 
 
@@ -22,6 +30,10 @@ class Cost:
     waits: bool
     """Whether it does: runs wait for each other. Where they do not, one that trains faster than the
     sets ends later, and one that trains before them has trained to its end."""
+    waiting_ranks: int
+    """How many ranks are in memory at most in runs that wait."""
+    too_many_ranks: int | None
+    """How many would have to be, if that is why runs do not wait for each other; None if not."""
     known_wrong: int | None
     """Until a test set that is wrong at its first step is known to FAIL, if it and the runs that it
     is judged by train at once: the most of any set that may be stopped; None if none may."""
@@ -35,9 +47,18 @@ class Cost:
             most = f"{hours:,.1f} GPU-hours at {tokens_per_gpu_second:,g} tokens per second and GPU"
         parts = [f"cost: {most} if every run trains to its last step"]
         if self.settled < self.at_most:
-            beside = "" if self.waits else " and its control and the repeats train beside it"
+            beside = (
+                f", with up to {self.waiting_ranks} ranks in memory that wait for others"
+                if self.waits
+                else " and its control and the repeats train beside it"
+            )
             settled = f"if every set is settled at its first look{beside}"
             parts.append(f"{self._share(self.settled)} {settled}")
+        if self.too_many_ranks is not None:
+            parts.append(
+                f"runs do not wait for each other, since {self.too_many_ranks} ranks would have to "
+                f"be in memory at once and {self.waiting_ranks} may (waiting_ranks in [stop])"
+            )
         if self.known_wrong is not None:
             parts.append(
                 f"{self._share(self.known_wrong)} is what a set, its control and the repeats train "
@@ -69,13 +90,27 @@ def cost_of(plan: Plan) -> Cost:
         for job in alone
         if job.name in first
     )
+    groups = _waiting_groups(plan)
+    room = waiting_ranks(plan.experiment, plan.jobs)
+    too_many = [least for group in groups if (least := group.least_ranks()) > room]
     return Cost(
         at_most=sum(map(tokens_of, jobs)),
         settled=sum(tokens_of(job, settling.get(job.name)) for job in jobs),
-        waits=plan.experiment.launcher is Launcher.LOCAL
-        and not plan.surroundings.hardware.startswith("gpu"),
+        waits=bool(groups) and not too_many,
+        waiting_ranks=min(room, sum(group.ranks for group in groups)),
+        too_many_ranks=max(too_many, default=None),
         known_wrong=max(wrong, default=None),
     )
+
+
+def _waiting_groups(plan: Plan) -> tuple[WaitingGroup, ...]:
+    """The runs that would wait for each other if there is room; none on GPUs or a cluster."""
+    on_gpu = plan.surroundings.hardware.startswith("gpu")
+    if plan.experiment.launcher is not Launcher.LOCAL or on_gpu:
+        return ()
+    jobs = {job.identity: job for job in plan.without_golden.jobs}.values()
+    readers = read_by(plan)
+    return groups_of(jobs, waiting(jobs, plan.experiment, readers).keys(), readers)
 
 
 def gpu_hours(job: Job, throughput: float) -> float:

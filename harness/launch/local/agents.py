@@ -142,8 +142,7 @@ def let_train_on(run: Run, slots: tuple[int, ...]) -> None:
     """Let a run that rests train on, in these slots. Raises StoreError if that cannot be said."""
     run.waits = run.waits[1:]
     write_json(wait_file(run.folder), waits_document(run.waits))
-    run.slots, run.rests = slots, False
-    run.last_step_at = time.monotonic()  # its next step is due from now on
+    run.train_on(slots)
 
 
 def _prepare(job: Job, folder: Path) -> None:

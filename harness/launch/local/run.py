@@ -56,8 +56,8 @@ class Run:
     """For a program without step reports."""
     waits: tuple[int, ...] = ()
     """The steps after which its ranks still wait until they are let train on, in order."""
-    rests: bool = False
-    """Whether they do, and its slots are others' meanwhile."""
+    rests_since: float | None = None
+    """Since when they do, and its slots are others' meanwhile; None: they train."""
     continues_from: int | None = None
     """The step of the checkpoint from which it continues; None: it has started anew."""
     earlier: list[RunningCall] = field(default_factory=list)
@@ -65,6 +65,8 @@ class Run:
     struck: dict[int, int] = field(default_factory=dict)
     """Faults that converge has caused, and in which pass."""
     started: float = field(default_factory=time.monotonic)
+    """When it started, later by as long as it has waited for others since: no time of a run
+    includes that."""
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     last: StepLine | None = None
     made: int = 0
@@ -78,8 +80,28 @@ class Run:
         return (*self.earlier, self.call)
 
     @property
+    def rests(self) -> bool:
+        """Whether its ranks wait for other runs now."""
+        return self.rests_since is not None
+
+    def rest(self) -> None:
+        """Its ranks wait from now on."""
+        self.rests_since = time.monotonic()
+
+    def train_on(self, slots: tuple[int, ...]) -> None:
+        """They train again, in these slots: its next step is due from now on."""
+        now = time.monotonic()
+        waited = 0.0 if self.rests_since is None else now - self.rests_since
+        self.started += waited
+        self.first_step_at += waited
+        self.last_step_at = now
+        self.slots, self.rests_since = slots, None
+
+    @property
     def elapsed_s(self) -> float:
-        return time.monotonic() - self.started
+        """Seconds since it was started, without those in which it waited for other runs."""
+        now = time.monotonic() if self.rests_since is None else self.rests_since
+        return now - self.started
 
     @property
     def eta_s(self) -> float | None:
