@@ -10,7 +10,17 @@ from converge_harness.launch.next_call import calls_again
 from converge_harness.model import Job
 from converge_harness.run_folder.checkpoints import newest_whole
 from converge_harness.store import Store
-from converge_harness.trainers import comes_in_passes, trainer_of
+from converge_harness.trainers import left_passes, trainer_of
+
+
+def saves_where_it_waits(job: Job) -> bool:
+    """Whether a run writes a checkpoint before it waits for others.
+
+    Not if its trainer cannot continue from one, or if it has settings of its own for checkpoints.
+    """
+    trainer, spec = trainer_of(job.spec), job.spec
+    problems = trainer.pass_problems(spec, spec.overrides, str, str)
+    return spec.trainer.can.continues and trainer.own_rank_code and not [*problems]
 
 
 def continues_from(store: Store, job: Job, folder: Path, payload: Mapping[str, Any]) -> int | None:
@@ -22,7 +32,7 @@ def continues_from(store: Store, job: Job, folder: Path, payload: Mapping[str, A
     Args:
         folder: the run folder, which need not exist. payload: of this job.
     """
-    if not comes_in_passes(job) or calls_again(job):
+    if not left_passes(job, folder) or calls_again(job):
         return None
     step = newest_whole(folder, trainer_of(job.spec).checkpoint_form(job))
     # Asked last: it reads all evidence.

@@ -31,7 +31,7 @@ from converge_harness.model import (
 )
 from converge_harness.seal import stale
 from converge_harness.store import Store
-from converge_harness.trainers import comes_in_passes, trainer_of
+from converge_harness.trainers import left_passes, trainer_of
 
 
 def may_stop(job: Job, experiment: Experiment) -> bool:
@@ -189,10 +189,16 @@ class Looks:
             self._due[job.identity] = later
         return reason or ""
 
-    def why_to_end(self, job: Job, step: int, records: Mapping[str, RunRecord]) -> str:
-        """Why a control or repeat may end after a step; empty if it trains on."""
+    def why_to_end(
+        self, job: Job, step: int, records: Mapping[str, RunRecord], *, resumes: bool
+    ) -> str:
+        """Why a control or repeat may end after a step; empty if it trains on.
+
+        ``resumes``: it could continue from a checkpoint.
+        """
         sets = self._options.read_by.get(job.identity, ())
-        return why_to_end(job, step, [self._stopped_by(each, records) for each in sets])
+        stopped = [self._stopped_by(each, records) for each in sets]
+        return why_to_end(job, step, stopped, resumes=resumes)
 
     def waiting(self, jobs: Iterable[Job]) -> dict[str, tuple[int, ...]]:
         """By identity of each run that may wait for others, the steps after which it does.
@@ -216,18 +222,20 @@ class Looks:
         step: int,
         records: Mapping[str, RunRecord],
         training: Mapping[str, Training],
+        *,
+        resumes: bool,
     ) -> bool:
         """Whether a run need not wait any longer after a step: it is known that it is to train on.
 
         A set may once it was looked at. A control or repeat may once a set that reads it has
         trained on itself, or has ended in another way than by being stopped by that step; and once
-        all have been stopped, if it was not.
+        all have been stopped, if it was not. ``resumes`` as for ``why_to_end``.
         """
         sets = self._options.read_by.get(job.identity)
         if sets is None:
             return not self.is_due(job, step)
         if all(each.identity in records for each in sets):
-            return not self.why_to_end(job, step, records)
+            return not self.why_to_end(job, step, records, resumes=resumes)
         return any(self._needs_more(each, step, records, training) for each in sets)
 
     def _needs_more(
@@ -253,7 +261,7 @@ class Looks:
         return self._reached[job.identity]
 
 
-def why_to_end(job: Job, step: int, sets: Sequence[int | None]) -> str:
+def why_to_end(job: Job, step: int, sets: Sequence[int | None], *, resumes: bool) -> str:
     """Why a control or repeat may end after a step, in a clause; empty if it trains on.
 
     It may once every set that reads it was stopped, if it has come as far as they had. A set that
@@ -263,27 +271,28 @@ def why_to_end(job: Job, step: int, sets: Sequence[int | None]) -> str:
         job: any job; one that no set reads never ends so.
         step: its last.
         sets: the last step of each set that reads it; None if that was not stopped.
+        resumes: whether it could continue from a checkpoint.
     """
     stopped = [each for each in sets if each is not None]
     if not stopped or len(stopped) < len(sets) or not max(stopped) <= step < job.steps:
         return ""
-    if not is_worth_ending(job, step):
+    if not is_worth_ending(job, step, resumes=resumes):
         return ""
     return f"every set that is judged by it was stopped after step {max(stopped)} at the latest"
 
 
-def is_worth_ending(job: Job, step: int) -> bool:
+def is_worth_ending(job: Job, step: int, *, resumes: bool) -> bool:
     """Whether to end a run after a step although somebody may want its further ones later.
 
     It then continues from its checkpoint. Without one it would begin again, which must not cost
     more than what is saved now.
     """
-    return comes_in_passes(job) or 2 * step <= job.steps
+    return resumes or 2 * step <= job.steps
 
 
 def reached_by(job: Job, folder: Path) -> int:
     """The last step that a run has ended, by what it left; 0 before its first."""
-    line = last_line(folder, in_passes=comes_in_passes(job))
+    line = last_line(folder, in_passes=left_passes(job, folder))
     return line.step if line else 0
 
 
@@ -380,7 +389,12 @@ def stopped_again(
         job.identity: stopped[job.identity]
         for job in jobs
         if job.identity in there and (sets := options.read_by.get(job.identity))
-        if why_to_end(job, there[job.identity].step, [steps.get(each.identity) for each in sets])
+        if why_to_end(
+            job,
+            there[job.identity].step,
+            [steps.get(each.identity) for each in sets],
+            resumes=left_passes(job, there[job.identity].folder),
+        )
     }
     return found | ended
 

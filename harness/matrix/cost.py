@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from converge_harness.launch.continuing import saves_where_it_waits
 from converge_harness.launch.local.supervisor import waiting_ranks
 from converge_harness.launch.stopping import (
     is_worth_ending,
@@ -15,6 +16,7 @@ from converge_harness.launch.stopping import (
 )
 from converge_harness.launch.waiting_groups import WaitingGroup, groups_of
 from converge_harness.model import Job, Launcher, Plan, Role
+from converge_harness.trainers import comes_in_passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +83,25 @@ def cost_of(plan: Plan) -> Cost:
     settling = {
         job.name: found[0] for job in alone if (found := settling_looks(job, plan.experiment))
     }
+    groups = _waiting_groups(plan)
+    room = waiting_ranks(plan.experiment, plan.jobs)
+    too_many = [least for group in groups if (least := group.least_ranks()) > room]
+    waits = bool(groups) and not too_many
     for identity, readers in read_by(plan).items():
+        read = by_identity[identity]
         last = max(settling.get(each.name, each.steps) for each in readers)
-        if is_worth_ending(by_identity[identity], last):
-            settling[by_identity[identity].name] = last
+        resumes = comes_in_passes(read) or (waits and saves_where_it_waits(read))
+        if is_worth_ending(read, last, resumes=resumes):
+            settling[read.name] = last
     wrong = (
         sum(tokens_of(each, first[job.name]) for each in (job, *plan.judged_by(job)))
         for job in alone
         if job.name in first
     )
-    groups = _waiting_groups(plan)
-    room = waiting_ranks(plan.experiment, plan.jobs)
-    too_many = [least for group in groups if (least := group.least_ranks()) > room]
     return Cost(
         at_most=sum(map(tokens_of, jobs)),
         settled=sum(tokens_of(job, settling.get(job.name)) for job in jobs),
-        waits=bool(groups) and not too_many,
+        waits=waits,
         waiting_ranks=min(room, sum(group.ranks for group in groups)),
         too_many_ranks=max(too_many, default=None),
         known_wrong=max(wrong, default=None),

@@ -30,6 +30,7 @@ from converge_harness.trainers.calls import (
     Rendezvous,
     comes_in_passes,
     first_call,
+    left_passes,
     most_nodes,
     part_of,
 )
@@ -97,6 +98,7 @@ __all__ = [
     "is_complete",
     "job_payload",
     "kinds",
+    "left_passes",
     "most_nodes",
     "needs_port",
     "node_arguments",

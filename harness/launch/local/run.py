@@ -29,7 +29,6 @@ from converge_harness.store import RunLock
 from converge_harness.trainers import (
     Call,
     Rendezvous,
-    comes_in_passes,
     is_complete,
     trainer_of,
 )
@@ -56,6 +55,10 @@ class Run:
     """For a program without step reports."""
     waits: tuple[int, ...] = ()
     """The steps after which its ranks still wait until they are let train on, in order."""
+    saves: bool = False
+    """Whether they write a checkpoint before they wait."""
+    in_passes: bool = False
+    """Whether its evidence is in passes."""
     rests_since: float | None = None
     """Since when they do, and its slots are others' meanwhile; None: they train."""
     continues_from: int | None = None
@@ -69,8 +72,9 @@ class Run:
     includes that."""
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     last: StepLine | None = None
+    """Its last step, or that of the checkpoint from which it continues and where it waits again."""
     made: int = 0
-    """Number of finished steps, including replayed ones."""
+    """Number of finished steps, including replayed ones, since it was started."""
     first_step_at: float = 0.0
     last_step_at: float = 0.0
 
@@ -94,6 +98,7 @@ class Run:
         waited = 0.0 if self.rests_since is None else now - self.rests_since
         self.started += waited
         self.first_step_at += waited
+        self.call.started += waited
         self.last_step_at = now
         self.slots, self.rests_since = slots, None
 
@@ -123,7 +128,7 @@ class Run:
             self.growth.look()
         if steps:
             self.last_step_at = time.monotonic()
-            if self.last is None:
+            if not self.made:
                 self.first_step_at = self.last_step_at
             self.last = steps[-1]
             self.made += len(steps)
@@ -249,11 +254,7 @@ class Run:
             "warm": self.warm,
             "environment": dict(self.environment),
             "job": dict(self.payload),
-            **(
-                {"calls": [call.facts() for call in self.calls]}
-                if comes_in_passes(self.job)
-                else {}
-            ),
+            **({"calls": [call.facts() for call in self.calls]} if self.in_passes else {}),
         }
 
 

@@ -69,7 +69,7 @@ from converge_harness.model import (
     RunStatus,
     Technique,
 )
-from converge_harness.run_folder.checkpoints import newest_whole
+from converge_harness.run_folder.checkpoints import is_whole, newest_whole
 from converge_harness.run_folder.layout import seed_checkpoint_of
 from converge_harness.seal import stale
 from converge_harness.store import RunLock, Store
@@ -488,10 +488,19 @@ class Supervisor:
                 self._leave(run)
             elif not run.rests and (sentence := run.overdue(self._experiment)):
                 self._leave_hung(run, sentence)
+            elif self._is_saving(run):
+                continue
             elif reason := self._why_to_stop(run):
                 self._stop(run, reason)
             else:
                 self._let_rest(run)
+
+    def _is_saving(self, run: Run) -> bool:
+        """Whether a run still writes the checkpoint of the step after which it waits."""
+        if not run.saves or run.last is None or run.last.step not in run.waits:
+            return False
+        form = trainer_of(run.job.spec).checkpoint_form(run.job)
+        return not is_whole(run.folder, run.last.step, form)
 
     def _let_rest(self, run: Run) -> None:
         """Give the slots of a run to others if its ranks wait for them now."""
@@ -520,9 +529,15 @@ class Supervisor:
         # waited for.
         return (
             bool(self._elsewhere)
-            or self._looks.may_train_on(run.job, step, self._records, training)
-            or (bool(self._looks.why_to_end(run.job, step, self._records)) and self._has_to_go(run))
+            or self._looks.may_train_on(
+                run.job, step, self._records, training, resumes=run.in_passes
+            )
+            or (bool(self._why_to_end(run, step)) and self._has_to_go(run))
         )
+
+    def _why_to_end(self, run: Run, step: int) -> str:
+        """Why a control or repeat may end after a step; empty if it trains on."""
+        return self._looks.why_to_end(run.job, step, self._records, resumes=run.in_passes)
 
     def _has_to_go(self, run: Run) -> bool:
         """Whether another process waits for a run that it would have to begin again."""
@@ -546,7 +561,7 @@ class Supervisor:
         error = run.error()
         if error is None:
             self._finish(run, RunStatus.FINISHED, None)
-        elif run.last is None and run.attempt < MAX_ATTEMPTS and is_infrastructure_fault(error):
+        elif not run.made and run.attempt < MAX_ATTEMPTS and is_infrastructure_fault(error):
             self._release(run)
             self._waiting.insert(0, run.job)
             self._tell(Retrying(time.time(), run.job, error.message))
@@ -563,7 +578,7 @@ class Supervisor:
         """Why a run may end now; empty if it trains on, or is not looked at now."""
         if run.last is None:
             return ""
-        if reason := self._looks.why_to_end(run.job, run.last.step, self._records):
+        if reason := self._why_to_end(run, run.last.step):
             return "" if self._has_to_go(run) else reason
         if not self._looks.is_due(run.job, run.last.step):
             return ""

@@ -34,7 +34,8 @@ def checkpoint_settings(job: RankJob) -> Iterator[tuple[str, Any]]:
         yield "checkpoint.load_only", False
         yield "checkpoint.folder", CHECKPOINTS
         # At which of its multiples a checkpoint is really written, the watched save decides.
-        yield "checkpoint.interval", job.checkpoint_every or job.last_step
+        every = 1 if job.saves_after else job.checkpoint_every
+        yield "checkpoint.interval", every or job.last_step
         yield "checkpoint.async_mode", "disabled"
         yield "checkpoint.keep_latest_k", 0
     elif job.seed_checkpoint:
