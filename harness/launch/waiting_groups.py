@@ -51,7 +51,7 @@ class WaitingGroup:
         return judging + max([here, *left.values()], default=0)
 
 
-class Start(Enum):
+class MayStart(Enum):
     """Whether a run may start."""
 
     WAITING = "it waits at its looks"
@@ -91,7 +91,7 @@ def may_start(
     *,
     begun: Collection[str],
     over: Collection[str],
-) -> Start:
+) -> MayStart:
     """Whether a run may start, and whether it then waits at its looks.
 
     Args:
@@ -100,7 +100,7 @@ def may_start(
     """
     own = next((group for group in groups if run in group.members), None)
     if own is None or own.least_ranks() > room:
-        return Start.NOT_WAITING
+        return MayStart.NOT_WAITING
     with_it = {*begun, run}
     here = [
         group
@@ -108,4 +108,4 @@ def may_start(
         if group.least_ranks() <= room and not group.members.isdisjoint(with_it)
     ]
     needed = sum(group.reserved(begun=with_it, over=over) for group in here)
-    return Start.WAITING if needed <= room else Start.LATER
+    return MayStart.WAITING if needed <= room else MayStart.LATER

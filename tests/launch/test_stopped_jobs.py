@@ -529,7 +529,7 @@ class InAnother:
 def test_what_one_process_stops_another_uses_or_trains_on(warm_tiny, store, cold):
     """It is read for the one before the other can have it."""
     *jobs, first, third = family(warm_tiny, steps=260, sets=("first", "third"), seconds=0.01)
-    plan, more = plan_of(*jobs, first), plan_of(*jobs, first, third)
+    plan, more = (plan_of(*jobs, *sets, cpu_ranks=4) for sets in ((first,), (first, third)))
     events = []
     with InAnother(plan, store, options_for(plan, cold, "first")) as other:
         records = run_plan(more, store, options_for(more, cold, "first"), events.append)
@@ -548,7 +548,7 @@ def test_what_one_process_stops_another_uses_or_trains_on(warm_tiny, store, cold
 def test_what_would_begin_again_trains_on_for_the_process_that_waits_for_it(warm_tiny, store, cold):
     *jobs, first, third = family(warm_tiny, steps=260, sets=("first", "third"), seconds=0.01)
     jobs = [without_checkpoints(job) for job in jobs]
-    plan, more = plan_of(*jobs, first), plan_of(*jobs, first, third)
+    plan, more = (plan_of(*jobs, *sets, cpu_ranks=4) for sets in ((first,), (first, third)))
     with InAnother(plan, store, options_for(plan, cold, "first")) as other:
         records = run_plan(more, store, options_for(more, cold, "first"), lambda event: None)
     ended = [RunStatus.FINISHED, RunStatus.FINISHED, RunStatus.STOPPED]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from launch_jobs import plan_of, tiny_job
 
 from converge_harness.launch.local.supervisor import waiting_ranks
-from converge_harness.launch.waiting_groups import Start, WaitingGroup, groups_of, may_start
+from converge_harness.launch.waiting_groups import MayStart, WaitingGroup, groups_of, may_start
 from converge_harness.model import Role
 
 FAMILY = WaitingGroup(judging={"control": 2, "repeat": 2}, sets={"small": 1, "large": 4})
@@ -21,30 +21,30 @@ def start(run, room, begun=(), over=(), groups=(FAMILY,)):
 
 def test_a_group_waits_only_if_all_that_judges_fits_in_memory_beside_its_largest_set():
     assert FAMILY.least_ranks() == 8
-    assert start("control", 8) is Start.WAITING
+    assert start("control", 8) is MayStart.WAITING
     for run in FAMILY.members:
-        assert start(run, 7) is Start.NOT_WAITING
-    assert start("another", 0) is Start.NOT_WAITING  # it never waits
+        assert start(run, 7) is MayStart.NOT_WAITING
+    assert start("another", 0) is MayStart.NOT_WAITING  # it never waits
 
 
 def test_sets_that_do_not_fit_beside_each_other_start_one_after_another():
     judging = ("control", "repeat")
-    assert start("small", 8, begun=judging) is Start.WAITING
-    assert start("large", 8, begun=(*judging, "small")) is Start.LATER
-    assert start("large", 9, begun=(*judging, "small")) is Start.WAITING
-    assert start("large", 8, begun=judging, over=("small",)) is Start.WAITING
-    assert start("small", 8, begun=("control",), over=("repeat",)) is Start.WAITING
+    assert start("small", 8, begun=judging) is MayStart.WAITING
+    assert start("large", 8, begun=(*judging, "small")) is MayStart.LATER
+    assert start("large", 9, begun=(*judging, "small")) is MayStart.WAITING
+    assert start("large", 8, begun=judging, over=("small",)) is MayStart.WAITING
+    assert start("small", 8, begun=("control",), over=("repeat",)) is MayStart.WAITING
 
 
 def test_what_one_group_still_needs_is_kept_from_others():
     other = WaitingGroup(judging={"other": 1}, sets={"its set": 1})
     groups = (FAMILY, other)
     # Although there is memory for it now: not for the set that FAMILY would wait for in it.
-    assert start("other", 9, begun=("control",), groups=groups) is Start.LATER
-    assert start("other", 10, begun=("control",), groups=groups) is Start.WAITING
-    assert start("other", 8, over=FAMILY.members, groups=groups) is Start.WAITING
+    assert start("other", 9, begun=("control",), groups=groups) is MayStart.LATER
+    assert start("other", 10, begun=("control",), groups=groups) is MayStart.WAITING
+    assert start("other", 8, over=FAMILY.members, groups=groups) is MayStart.WAITING
     # One that never waits needs no room of its own: it has its slots.
-    assert start("other", 2, begun=("control",), groups=groups) is Start.WAITING
+    assert start("other", 2, begun=("control",), groups=groups) is MayStart.WAITING
 
 
 def test_controls_that_judge_a_set_together_are_one_group():
@@ -162,14 +162,14 @@ class Simulated:
         for group in self.groups:
             for run in sorted(group.members - self.begun - self.over.keys()):
                 may = self.may_start(run, self.groups, self.room, begun=self.begun, over=self.over)
-                if may is not Start.LATER and self.fits(run):
+                if may is not MayStart.LATER and self.fits(run):
                     found.append((self.begin, (run, may), {}))
         return found
 
     def begin(self, run, may):
         self.begun.add(run)
         self.at[run] = 0
-        if may is Start.WAITING:
+        if may is MayStart.WAITING:
             self.waits.add(run)
 
     def train(self, run):
@@ -198,7 +198,7 @@ def matrices(draw):
     return Simulated(groups, draw(st.integers(4, 10)), draw(st.integers(0, 30)), looks, settled)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(matrices(), st.randoms(use_true_random=False))
 def test_in_any_order_of_events_every_run_ends_and_memory_suffices(matrix, order):
     """Whatever happens next among all that could, until nothing can."""
@@ -215,7 +215,7 @@ def test_who_counts_only_what_is_in_memory_now_waits_for_ever():
     """That the simulation shows it: a control of each of two groups, and no room for any set."""
 
     def greedy(run, groups, room, *, begun, over):
-        return Start.WAITING if len(begun) < room else Start.LATER
+        return MayStart.WAITING if len(begun) < room else MayStart.LATER
 
     groups = tuple(
         WaitingGroup(judging={f"{name} control": 1}, sets={f"{name} set": 1}) for name in "ab"

@@ -57,7 +57,7 @@ from converge_harness.launch.stopping import (
     unchanged_stopped,
     used_again,
 )
-from converge_harness.launch.waiting_groups import Start, WaitingGroup, groups_of, may_start
+from converge_harness.launch.waiting_groups import MayStart, WaitingGroup, groups_of, may_start
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import (
     Experiment,
@@ -312,11 +312,11 @@ class Supervisor:
             elif (
                 self._slots.fits(job.world_size)
                 and not self._place.servers.starting(job.toolchain.name)
-                and self._may_start(job) is not Start.LATER
+                and self._may_start(job) is not MayStart.LATER
             ):
                 self._claim(job, needed)
 
-    def _may_start(self, job: Job) -> Start:
+    def _may_start(self, job: Job) -> MayStart:
         """Whether there is memory for a job beside those that wait, and whether it waits, too."""
         begun = {run.job.identity for run in self._running}
         return may_start(
@@ -456,7 +456,7 @@ class Supervisor:
         return found
 
     def _start(self, job: Job, needed: RunRecord | None, lock: RunLock) -> None:
-        waits = self._may_start(job) is Start.WAITING
+        waits = self._may_start(job) is MayStart.WAITING
         attempt = self._attempts[job.identity] = self._attempts.get(job.identity, 0) + 1
         taken, left = self._slots.take(job.world_size)
         run = start_run(
