@@ -107,13 +107,14 @@ def waits(
 ) -> tuple[int, ...]:
     """The steps after which a run may wait until others have come as far, in order.
 
-    Of a set these are the steps at which it may be settled; a control or repeat waits where the
-    sets that read it do, if each of them may be settled. Others have nothing to wait for.
+    Of a set these are its first look, at which nearly every wrong set is found, and those at which
+    it may be settled. A control or repeat waits for the sets that read it: where they are looked at
+    first, and where they may be settled, if each of them may. Others have nothing to wait for.
     """
-    if job.identity not in readers:
-        return settling_looks(job, experiment)
-    planned = [settling_looks(each, experiment) for each in readers[job.identity]]
-    return tuple(sorted({step for each in planned for step in each})) if all(planned) else ()
+    sets = readers.get(job.identity, (job,))
+    first = {found[0] for each in sets if (found := looks(each, experiment))}
+    settling = [settling_looks(each, experiment) for each in sets]
+    return tuple(sorted(first.union(*settling) if all(settling) else first))
 
 
 def waiting(

@@ -96,7 +96,8 @@ def may_start(
 
     Args:
         run: its identity. groups: of all runs. room: for how many ranks of groups there is memory.
-        begun: identities of runs that are in memory. over: of those that have ended.
+        begun: identities of runs that are in memory.
+        over: of those that have ended, and of those that wait no more: they have slots to the end.
     """
     own = next((group for group in groups if run in group.members), None)
     if own is None or own.least_ranks() > room:

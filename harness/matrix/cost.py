@@ -49,22 +49,21 @@ class Cost:
             most = f"{hours:,.1f} GPU-hours at {tokens_per_gpu_second:,g} tokens per second and GPU"
         parts = [f"cost: {most} if every run trains to its last step"]
         if self.settled < self.at_most:
-            beside = (
-                f", with up to {self.waiting_ranks} ranks in memory that wait for others"
-                if self.waits
-                else " and its control and the repeats train beside it"
-            )
+            beside = "" if self.waits else " and its control and the repeats train beside it"
             settled = f"if every set is settled at its first look{beside}"
             parts.append(f"{self._share(self.settled)} {settled}")
+        if self.known_wrong is not None:
+            beside = "" if self.waits else ", if they train side by side"
+            parts.append(
+                f"{self._share(self.known_wrong)} is what a set, its control and the repeats train "
+                f"until it is found to be wrong at its first step{beside}"
+            )
+        if self.waits:
+            parts.append(f"up to {self.waiting_ranks} ranks wait for others in memory meanwhile")
         if self.too_many_ranks is not None:
             parts.append(
                 f"runs do not wait for each other, since {self.too_many_ranks} ranks would have to "
                 f"be in memory at once and {self.waiting_ranks} may (waiting_ranks in [stop])"
-            )
-        if self.known_wrong is not None:
-            parts.append(
-                f"{self._share(self.known_wrong)} is what a set, its control and the repeats train "
-                "until it is found to be wrong at its first step, if they train side by side"
             )
         return "; ".join(parts)
 
@@ -86,11 +85,12 @@ def cost_of(plan: Plan) -> Cost:
     groups = _waiting_groups(plan)
     room = waiting_ranks(plan.experiment, plan.jobs)
     too_many = [least for group in groups if (least := group.least_ranks()) > room]
-    waits = bool(groups) and not too_many
+    waits = bool(groups) and not too_many and all(group.judging for group in groups)
     for identity, readers in read_by(plan).items():
         read = by_identity[identity]
         last = max(settling.get(each.name, each.steps) for each in readers)
-        resumes = comes_in_passes(read) or (waits and saves_where_it_waits(read))
+        saves = saves_where_it_waits(read, (last,)) if waits else ()
+        resumes = comes_in_passes(read) or bool(saves)
         if is_worth_ending(read, last, resumes=resumes):
             settling[read.name] = last
     wrong = (

@@ -13,6 +13,7 @@ from launch_jobs import plan_of, tiny_job
 
 from converge_harness import launch
 from converge_harness.launch import RunOptions, run_plan
+from converge_harness.launch.continuing import saves_where_it_waits
 from converge_harness.launch.local.run import Run, RunningCall
 from converge_harness.launch.options import LookError, Training
 from converge_harness.launch.stopping import (
@@ -288,21 +289,34 @@ def test_a_control_that_is_judged_by_an_anchor_is_never_ended():
     }
 
 
-def test_they_wait_where_all_their_sets_may_be_settled():
+def test_they_wait_at_the_first_look_and_where_all_their_sets_may_be_settled():
     control, repeat, first, second = family(steps=1000)
     readers = read_by(plan_of(control, repeat, first, second))
     experiment = plan_of().experiment
     for job in (control, repeat, first, second):
-        assert waits(job, experiment, readers) == (125, 250, 500)
+        assert waits(job, experiment, readers) == (16, 125, 250, 500)
     warm = replace(second, spec=replace(second.spec, overrides={"lr_scheduler.warmup_steps": 100}))
     readers = read_by(plan_of(control, repeat, first, warm))
-    assert waits(control, experiment, readers) == (125, 200, 250, 500)
-    assert waits(warm, experiment, readers) == (200, 250, 500)
-    # It waits for none of them if one trains to its end, unless that fails.
+    assert waits(control, experiment, readers) == (16, 125, 200, 250, 500)
+    assert waits(warm, experiment, readers) == (16, 200, 250, 500)
+    # Later it waits for none of them if one trains to its end, unless that fails.
     fails = replace(second, spec=replace(second.spec, stop=Stop.FAIL))
     readers = read_by(plan_of(control, repeat, first, fails))
     assert control.identity in readers
-    assert waits(control, experiment, readers) == waits(fails, experiment, readers) == ()
+    assert waits(control, experiment, readers) == waits(fails, experiment, readers) == (16,)
+    # Where one never stops, sets wait for their control, and it for nobody.
+    never = replace(second, spec=replace(second.spec, stop=Stop.NEVER))
+    readers = read_by(plan_of(control, repeat, first, never))
+    assert waits(control, experiment, readers) == waits(never, experiment, readers) == ()
+    assert waits(first, experiment, readers) == (16, 125, 250, 500)
+
+
+def test_a_run_saves_before_it_waits_unless_few_steps_would_be_lost():
+    job = tiny_job("one", steps=1000)
+    assert saves_where_it_waits(job, (16, 63, 64, 250)) == (64, 250)
+    assert saves_where_it_waits(without_checkpoints(job), (64, 250)) == ()
+    own = replace(job, spec=replace(job.spec, overrides={"checkpoint.interval": 100}))
+    assert saves_where_it_waits(own, (64, 250)) == ()
 
 
 @given(st.lists(st.none() | st.integers(1, 100), max_size=4), st.integers(1, 200), st.booleans())
@@ -366,8 +380,8 @@ SETTLED = 130
 class Settling:
     """Says of sets that they are settled at that look, once all that they need have come as far."""
 
-    def __init__(self, plan, *settled):
-        self.plan, self.settled, self.at = plan, settled, {}
+    def __init__(self, plan, *settled, since=SETTLED):
+        self.plan, self.settled, self.since, self.at = plan, settled, since, {}
 
     def __call__(self, job, records, training):
         planned = looks(job, self.plan.experiment)
@@ -380,7 +394,7 @@ class Settling:
         for each in (job, *needed):
             if each.identity in training:
                 self.at[each.name, step] = training[each.identity].step
-        return "it was settled" if job.name in self.settled and step >= SETTLED else ""
+        return "it was settled" if job.name in self.settled and step >= self.since else ""
 
 
 def options_for(plan, cold, *settled):
@@ -411,7 +425,7 @@ def test_what_settled_sets_are_judged_by_ends_with_them_and_trains_on_for_anothe
     options = options_for(plan, cold, "first", "second")
 
     def end_it(event):
-        if isinstance(event, launch.Started) and event.job.name == "first":
+        if isinstance(event, launch.Resting) and (event.job.name, event.step) == (FAMILY[1], 65):
             raise EnoughError
 
     # Interrupted while the control and its repeat wait: they train on from there.
@@ -419,7 +433,9 @@ def test_what_settled_sets_are_judged_by_ends_with_them_and_trains_on_for_anothe
         run_plan(plan, store, options, end_it)
     events = []
     records = run_plan(plan, store, options, events.append)
-    assert going_on(events) == dict.fromkeys(FAMILY, "from its checkpoint of step 65")
+    continued = going_on(events)
+    for name in FAMILY:
+        assert continued[name] == "from its checkpoint of step 65"
     assert [each.status for each in records] == [RunStatus.STOPPED] * 4
     assert [steps_of(each) for each in records] == [[*range(1, SETTLED + 1)]] * 4
     at = options.look.at
@@ -452,6 +468,17 @@ def test_what_settled_sets_are_judged_by_ends_with_them_and_trains_on_for_anothe
     assert [each.reused for each in records] == [False, False, True, True, False]
     ends = [260, 260, SETTLED, SETTLED, 260]
     assert [steps_of(each) for each in records] == [[*range(1, end + 1)] for end in ends]
+
+
+def test_a_control_of_wrong_sets_trains_no_step_after_their_first_look(warm_tiny, store, cold):
+    """Although it runs before them: there is room for one rank."""
+    plan = plan_of(*family(warm_tiny, Stop.FAIL, steps=100, sets=("wrong",)), cpu_ranks=1)
+    look = Settling(plan, "wrong", since=16)
+    options = replace(cold, look=look, read_by=read_by(plan))
+    records = run_plan(plan, store, options, lambda event: None)
+    assert [each.status for each in records] == [RunStatus.STOPPED] * 3
+    assert [steps_of(each) for each in records] == [[*range(1, 17)]] * 3
+    assert not any((each.folder / "passes").exists() for each in records)  # so few need none
 
 
 def test_nobody_waits_for_ever_for_a_run_that_breaks(warm_tiny, store, cold):

@@ -18,7 +18,7 @@ from converge_harness.run_folder.waits import read_waits, told_to_wait, wait_fil
 def say(tmp_path):
     """Says after which steps to wait, as the harness does: the file is replaced as a whole."""
 
-    def write(*steps, saves=False):
+    def write(*steps, saves=()):
         part = tmp_path / "wait.json.part"
         part.write_text(json.dumps(waits_document(steps, saves=saves)))
         part.replace(wait_file(tmp_path))
@@ -119,7 +119,7 @@ def test_a_rank_that_is_told_to_saves_before_it_waits(tmp_path, say):
     assert job == job_in(tmp_path)
     say(25, 50)
     assert told_to_wait(job_in(tmp_path)) == job_in(tmp_path)
-    say(25, 50, 100, saves=True)
+    say(16, 25, 50, 100, saves=(25, 50, 100))
     job = told_to_wait(job_in(tmp_path))
     assert job.resumes
     assert job.is_continued

@@ -101,8 +101,9 @@ def start_run(
     )
     store, fresh = place.store, place.options.fresh
     step = None if fresh else continues_from(store, job, folder, payload)
-    saves = bool(waits) and saves_where_it_waits(job)
-    first, in_passes = first_call(job), saves or comes_in_passes(job) or step is not None
+    saves = saves_where_it_waits(job, waits)
+    in_passes = bool(saves) or comes_in_passes(job) or step is not None
+    first = first_call(job)
     tail = MetricsTail(folder, in_passes)
     waits_again = None
     if step is None:

@@ -55,8 +55,8 @@ class Run:
     """For a program without step reports."""
     waits: tuple[int, ...] = ()
     """The steps after which its ranks still wait until they are let train on, in order."""
-    saves: bool = False
-    """Whether they write a checkpoint before they wait."""
+    saves: tuple[int, ...] = ()
+    """Those of the steps after which they write a checkpoint before they wait."""
     in_passes: bool = False
     """Whether its evidence is in passes."""
     rests_since: float | None = None

@@ -60,6 +60,7 @@ from converge_harness.launch.stopping import (
 from converge_harness.launch.waiting_groups import MayStart, WaitingGroup, groups_of, may_start
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import (
+    LONG,
     Experiment,
     Job,
     Plan,
@@ -319,9 +320,9 @@ class Supervisor:
     def _may_start(self, job: Job) -> MayStart:
         """Whether there is memory for a job beside those that wait, and whether it waits, too."""
         begun = {run.job.identity for run in self._running}
-        return may_start(
-            job.identity, self._groups, self._room, begun=begun, over=self._records.keys()
-        )
+        past = {run.job.identity for run in self._running if not run.waits}
+        over = self._records.keys() | past
+        return may_start(job.identity, self._groups, self._room, begun=begun, over=over)
 
     def _use_again(self, job: Job) -> None:
         """Use a set's earlier run, if it would be stopped again; wait while that is not known."""
@@ -497,7 +498,7 @@ class Supervisor:
 
     def _is_saving(self, run: Run) -> bool:
         """Whether a run still writes the checkpoint of the step after which it waits."""
-        if not run.saves or run.last is None or run.last.step not in run.waits:
+        if run.last is None or run.last.step not in run.saves:
             return False
         form = trainer_of(run.job.spec).checkpoint_form(run.job)
         return not is_whole(run.folder, run.last.step, form)
@@ -541,6 +542,8 @@ class Supervisor:
 
     def _has_to_go(self, run: Run) -> bool:
         """Whether another process waits for a run that it would have to begin again."""
+        if run.last is None or run.last.step < LONG:  # it is soon as far
+            return False
         form = trainer_of(run.job.spec).checkpoint_form(run.job)
         if newest_whole(run.folder, form) is not None:
             return False
@@ -732,7 +735,7 @@ WAITING_RANKS_PER_SLOT = 4
 for a control of two ranks with four repeats and a set, on two cores.
 """
 _GIB = 1 << 30
-"""Memory that a rank may need: a small model's needs about half of it."""
+"""Memory for each rank, those that train included: one of a small model needs about half of it."""
 
 
 def waiting_ranks(experiment: Experiment, jobs: Sequence[Job]) -> int:
@@ -740,8 +743,9 @@ def waiting_ranks(experiment: Experiment, jobs: Sequence[Job]) -> int:
     if experiment.waiting_ranks is not None:
         return experiment.waiting_ranks
     slots = cpu_slots(len(os.sched_getaffinity(0)), jobs, experiment.cpu_ranks)
-    fit = psutil.virtual_memory().total // _GIB
-    return min(WAITING_RANKS_PER_SLOT * len(slots.free), fit)
+    training = len(slots.free)
+    fit = psutil.virtual_memory().total // _GIB - training
+    return max(min(WAITING_RANKS_PER_SLOT * training, fit), 0)
 
 
 def launch_order(jobs: Iterable[Job], *, tests_last: bool = False) -> tuple[Job, ...]:
