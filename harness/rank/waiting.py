@@ -1,7 +1,7 @@
 """Lets the ranks of a run wait after a step until the harness lets them train on.
 
-A control and the sets that are judged by it wait for each other at the steps at which a set may be
-settled, so that none of them trains steps that nobody reads. Every rank waits by itself, between
+A control and the sets that are judged by it wait for each other at the steps at which the sets may
+be stopped, so that none of them trains steps that nobody reads. Every rank waits by itself, between
 two steps, so no collective is waited for meanwhile and none can time out.
 """
 
