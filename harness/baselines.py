@@ -253,14 +253,15 @@ def write_baseline(
         reference: the record of the control in float32, if its precision is lower.
 
     Raises:
-        StoreError: the run was interrupted and resumed, or the folder cannot be written.
+        StoreError: the run was interrupted and resumed, or has waited for others; or the folder
+        cannot be written.
     """
     before = read_baseline(folder) if change is not None else None
     for each in (record, *([reference] if reference else [])):
         if not (each.folder / METRICS).is_file():
             raise StoreError(
-                f"{each.folder}: its evidence has several passes (it was interrupted and "
-                "resumed); run the control again with --fresh"
+                f"{each.folder}: its evidence is in passes (it was interrupted and resumed, or "
+                "waited for other runs); run the control again with --fresh"
             )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -286,6 +286,10 @@ class Store:
         """The lock that converge holds while it runs the job of that identity."""
         return RunLock(self.root / "locks" / f"{identity}.lock")
 
+    def wanted(self, identity: str) -> RunLock:
+        """The lock that a process holds while it waits for another one that runs the same job."""
+        return RunLock(self.root / "locks" / f"{identity}.wanted.lock")
+
     def require_writable(self) -> None:
         """Raise StoreError if the store cannot be written; called before anything is launched."""
         require_writable(self.root)
@@ -330,6 +334,12 @@ class RunLock:
         if self._held is not None:
             self._held.release()
             self._held = None
+
+    def is_free(self) -> bool:
+        """Whether nobody holds it, this process included. Raises StoreError as ``acquire``."""
+        free = self.acquire()
+        self.release()
+        return free
 
 
 def _digests(value: object) -> Mapping[str, Any] | None:

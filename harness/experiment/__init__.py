@@ -21,6 +21,7 @@ An experiment file (``schema = 1``)::
     [stop]                          # a test set whose verdict is known ends early
     when = "fail"                   # the default; also `stop = "never"` in a test set
     after = 16                      # but not before it has trained as many steps
+    waiting_ranks = 16              # in memory while runs wait for each other; default: by memory
 
     [trainer]                       # torchtitan's; the others': harness/trainers/KIND/table.py
     kind = "torchtitan"             # the default; or "command", "megatron"

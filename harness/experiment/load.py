@@ -149,6 +149,7 @@ def load_experiment(
         baseline_across=tuple(map(Across, top.baseline_across)),
         cadence=probe.cadence,
         stop_after=stop.after,
+        waiting_ranks=stop.waiting_ranks,
         anchor=anchor_spec,
         startup_timeout_s=trainer.startup_timeout_s,
         progress_timeout_s=trainer.progress_timeout_s,

@@ -241,6 +241,7 @@ class ProbeTable(Table):
 class StopTable(Table):
     when: StopWord = Stop.FAIL
     after: Annotated[int, Field(ge=1)] = STOP_AFTER
+    waiting_ranks: Annotated[int, Field(ge=0, le=65_536)] | None = None
 
 
 class FileTable(Table):

@@ -9,6 +9,7 @@
     check.py            before any rank starts: checks configs with the installed torchtitan
     dry_run.py          builds and steps jobs on this machine without their GPUs
     stopping.py         which failing test sets end early, and when to look
+    waiting_groups.py   how many runs may wait for each other in memory
     continuing.py       whether a run continues from a checkpoint of an earlier start
     next_call.py        what follows a torchrun call, and which faults are due
     progress.py         finished steps, growing output, time left

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from converge_harness.launch.next_call import calls_again
-from converge_harness.model import Job
+from converge_harness.model import LONG, Job
 from converge_harness.run_folder.checkpoints import newest_whole
 from converge_harness.store import Store
-from converge_harness.trainers import comes_in_passes, trainer_of
+from converge_harness.trainers import left_passes, trainer_of
+
+
+def saves_where_it_waits(job: Job, waits: Iterable[int]) -> tuple[int, ...]:
+    """Of the steps after which a run waits for others, those of which it writes a checkpoint first.
+
+    None if its trainer cannot continue from one, or if it has settings of its own for checkpoints.
+    A few steps are trained again sooner than loaded.
+    """
+    trainer, spec = trainer_of(job.spec), job.spec
+    if not (spec.trainer.can.continues and trainer.own_rank_code):
+        return ()
+    if any(trainer.pass_problems(spec, spec.overrides, str, str)):
+        return ()
+    return tuple(step for step in waits if step >= LONG)
 
 
 def continues_from(store: Store, job: Job, folder: Path, payload: Mapping[str, Any]) -> int | None:
@@ -22,7 +36,7 @@ def continues_from(store: Store, job: Job, folder: Path, payload: Mapping[str, A
     Args:
         folder: the run folder, which need not exist. payload: of this job.
     """
-    if not comes_in_passes(job) or calls_again(job):
+    if not left_passes(job, folder) or calls_again(job):
         return None
     step = newest_whole(folder, trainer_of(job.spec).checkpoint_form(job))
     # Asked last: it reads all evidence.

@@ -83,7 +83,7 @@ class Step:
     step: int
     loss: float | None
     elapsed_s: float
-    """Seconds since the job was started."""
+    """Seconds since the job was started, without those in which it waited for other runs."""
     eta_s: float | None
     """Seconds until its last step, at the pace so far; None until the pace is known."""
 

@@ -10,6 +10,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from converge_harness.launch.events import Notice, Observer
@@ -29,7 +30,8 @@ from converge_harness.model import (
     settling_steps,
 )
 from converge_harness.seal import stale
-from converge_harness.trainers import comes_in_passes
+from converge_harness.store import Store
+from converge_harness.trainers import left_passes, trainer_of
 
 
 def may_stop(job: Job, experiment: Experiment) -> bool:
@@ -105,13 +107,25 @@ def waits(
 ) -> tuple[int, ...]:
     """The steps after which a run may wait until others have come as far, in order.
 
-    Of a set these are the steps at which it may be settled; a control or repeat waits where the
-    sets that read it do, if each of them may be settled. Others have nothing to wait for.
+    Of a set these are its first look, at which nearly every wrong set is found, and those at which
+    it may be settled. A control or repeat waits for the sets that read it: where they are looked at
+    first, and where they may be settled, if each of them may. Others have nothing to wait for.
     """
-    if job.identity not in readers:
-        return settling_looks(job, experiment)
-    planned = [settling_looks(each, experiment) for each in readers[job.identity]]
-    return tuple(sorted({step for each in planned for step in each})) if all(planned) else ()
+    sets = readers.get(job.identity, (job,))
+    first = {found[0] for each in sets if (found := looks(each, experiment))}
+    settling = [settling_looks(each, experiment) for each in sets]
+    return tuple(sorted(first.union(*settling) if all(settling) else first))
+
+
+def waiting(
+    jobs: Iterable[Job], experiment: Experiment, readers: Mapping[str, tuple[Job, ...]]
+) -> dict[str, tuple[int, ...]]:
+    """By identity of each run that waits somewhere on CPUs, the steps after which it does.
+
+    Ranks of a program of the user never wait.
+    """
+    own = [job for job in jobs if trainer_of(job.spec).own_rank_code]
+    return {job.identity: steps for job in own if (steps := waits(job, experiment, readers))}
 
 
 def _is_challenged(control: Job, plan: Plan) -> bool:
@@ -176,14 +190,25 @@ class Looks:
             self._due[job.identity] = later
         return reason or ""
 
-    def why_to_end(self, job: Job, step: int, records: Mapping[str, RunRecord]) -> str:
-        """Why a control or repeat may end after a step; empty if it trains on."""
-        sets = self._options.read_by.get(job.identity, ())
-        return why_to_end(job, step, [self._stopped_by(each, records) for each in sets])
+    def why_to_end(
+        self, job: Job, step: int, records: Mapping[str, RunRecord], *, resumes: bool
+    ) -> str:
+        """Why a control or repeat may end after a step; empty if it trains on.
 
-    def waits(self, job: Job) -> tuple[int, ...]:
-        """The steps after which a job may wait for others."""
-        return waits(job, self._experiment, self._options.read_by)
+        ``resumes``: it could continue from a checkpoint.
+        """
+        sets = self._options.read_by.get(job.identity, ())
+        stopped = [self._stopped_by(each, records) for each in sets]
+        return why_to_end(job, step, stopped, resumes=resumes)
+
+    def waiting(self, jobs: Iterable[Job]) -> dict[str, tuple[int, ...]]:
+        """By identity of each run that may wait for others, the steps after which it does.
+
+        None does while it holds GPUs that they need.
+        """
+        if self._options.gpus or self._options.look is None:
+            return {}
+        return waiting(jobs, self._experiment, self._options.read_by)
 
     def stops_again(
         self, job: Job, records: Mapping[str, RunRecord], training: Mapping[str, Training]
@@ -198,18 +223,20 @@ class Looks:
         step: int,
         records: Mapping[str, RunRecord],
         training: Mapping[str, Training],
+        *,
+        resumes: bool,
     ) -> bool:
         """Whether a run need not wait any longer after a step: it is known that it is to train on.
 
         A set may once it was looked at. A control or repeat may once a set that reads it has
         trained on itself, or has ended in another way than by being stopped by that step; and once
-        all have been stopped, if it was not.
+        all have been stopped, if it was not. ``resumes`` as for ``why_to_end``.
         """
         sets = self._options.read_by.get(job.identity)
         if sets is None:
             return not self.is_due(job, step)
         if all(each.identity in records for each in sets):
-            return not self.why_to_end(job, step, records)
+            return not self.why_to_end(job, step, records, resumes=resumes)
         return any(self._needs_more(each, step, records, training) for each in sets)
 
     def _needs_more(
@@ -235,7 +262,7 @@ class Looks:
         return self._reached[job.identity]
 
 
-def why_to_end(job: Job, step: int, sets: Sequence[int | None]) -> str:
+def why_to_end(job: Job, step: int, sets: Sequence[int | None], *, resumes: bool) -> str:
     """Why a control or repeat may end after a step, in a clause; empty if it trains on.
 
     It may once every set that reads it was stopped, if it has come as far as they had. A set that
@@ -245,28 +272,74 @@ def why_to_end(job: Job, step: int, sets: Sequence[int | None]) -> str:
         job: any job; one that no set reads never ends so.
         step: its last.
         sets: the last step of each set that reads it; None if that was not stopped.
+        resumes: whether it could continue from a checkpoint.
     """
     stopped = [each for each in sets if each is not None]
     if not stopped or len(stopped) < len(sets) or not max(stopped) <= step < job.steps:
         return ""
-    if not is_worth_ending(job, step):
+    if not is_worth_ending(job, step, resumes=resumes):
         return ""
     return f"every set that is judged by it was stopped after step {max(stopped)} at the latest"
 
 
-def is_worth_ending(job: Job, step: int) -> bool:
+def is_worth_ending(job: Job, step: int, *, resumes: bool) -> bool:
     """Whether to end a run after a step although somebody may want its further ones later.
 
     It then continues from its checkpoint. Without one it would begin again, which must not cost
     more than what is saved now.
     """
-    return comes_in_passes(job) or 2 * step <= job.steps
+    return resumes or 2 * step <= job.steps
 
 
 def reached_by(job: Job, folder: Path) -> int:
     """The last step that a run has ended, by what it left; 0 before its first."""
-    line = last_line(folder, in_passes=comes_in_passes(job))
+    line = last_line(folder, in_passes=left_passes(job, folder))
     return line.step if line else 0
+
+
+def used_again(
+    jobs: Iterable[Job],
+    records: Mapping[str, RunRecord],
+    store: Store,
+    experiment: Experiment,
+    options: RunOptions,
+) -> tuple[dict[str, RunRecord], dict[str, RunRecord]]:
+    """Earlier runs that were stopped: those that would be again, so need not run; and all of them.
+
+    One that another process holds is left to it. What is used again is read (``options.keep``)
+    before another process can let it train on.
+
+    Args:
+        jobs: to run. records: of finished runs, by identity.
+        store: of the runs. experiment: theirs. options: for the run.
+
+    Raises StoreError if a record is damaged, or a lock cannot be written.
+    """
+    by_identity = {job.identity: job for job in jobs}
+    with ExitStack() as locks:
+        mine: dict[str, RunRecord | None] = {}
+        for identity in by_identity:
+            if not _was_stopped(store.record(identity)):
+                continue
+            lock = store.lock(identity)
+            if lock.acquire():
+                locks.callback(lock.release)
+                mine[identity] = store.record(identity)
+        stopped = unchanged_stopped(mine)
+        again = stopped_again(by_identity.values(), stopped, experiment, options, records)
+        for identity, record in again.items():
+            keep(by_identity[identity], record, options)
+    return again, stopped
+
+
+def keep(job: Job, record: RunRecord, options: RunOptions) -> None:
+    """Read what is needed of a run that was stopped; its lock must be held."""
+    if options.keep is not None and _was_stopped(record):
+        options.keep(job, record)
+
+
+def _was_stopped(record: RunRecord | None) -> bool:
+    return record is not None and record.status is RunStatus.STOPPED
 
 
 def unchanged_stopped(records: Mapping[str, RunRecord | None]) -> dict[str, RunRecord]:
@@ -317,7 +390,12 @@ def stopped_again(
         job.identity: stopped[job.identity]
         for job in jobs
         if job.identity in there and (sets := options.read_by.get(job.identity))
-        if why_to_end(job, there[job.identity].step, [steps.get(each.identity) for each in sets])
+        if why_to_end(
+            job,
+            there[job.identity].step,
+            [steps.get(each.identity) for each in sets],
+            resumes=left_passes(job, there[job.identity].folder),
+        )
     }
     return found | ended
 

@@ -156,7 +156,8 @@ def compare(
         ChangeKind.SEMANTIC: Sameness.DIFFERENT,
     }
     theirs, ours = (
-        read_evidence(made, ran.records) for made, ran in ((base.plan, before[0]), (plan, after[0]))
+        read_evidence(made, ran.records, ran.kept)
+        for made, ran in ((base.plan, before[0]), (plan, after[0]))
     )
     calibrations = calibrate_controls(base.plan, theirs)
     jobs = {job.name: job for job in base.plan.jobs}

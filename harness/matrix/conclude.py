@@ -46,7 +46,7 @@ def conclude(
     finished = SavedMatrix(plan, ran.records, versions_of(plan), _entropy_floor(plan, ran))
     if only is not None:
         save_matrix(folder, finished, only, on_gpu=bool(gpu_ids()))
-    evidences = read_evidence(plan, ran.records)
+    evidences = read_evidence(plan, ran.records, ran.kept)
     learnt = learn(plan, evidences) if given is None else given
     kept = _of_all_steps(learnt, evidences) if given is None else given
     if given is None:

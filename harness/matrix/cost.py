@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from converge_harness.launch.stopping import is_worth_ending, looks, read_by, settling_looks
+from converge_harness.launch.continuing import saves_where_it_waits
+from converge_harness.launch.local.supervisor import waiting_ranks
+from converge_harness.launch.stopping import (
+    is_worth_ending,
+    looks,
+    read_by,
+    settling_looks,
+    waiting,
+)
+from converge_harness.launch.waiting_groups import WaitingGroup, groups_of
 from converge_harness.model import Job, Launcher, Plan, Role
+from converge_harness.trainers import comes_in_passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +32,10 @@ class Cost:
     waits: bool
     """Whether it does: runs wait for each other. Where they do not, one that trains faster than the
     sets ends later, and one that trains before them has trained to its end."""
+    waiting_ranks: int
+    """How many ranks are in memory at most in runs that wait."""
+    too_many_ranks: int | None
+    """How many would have to be, if that is why runs do not wait for each other; None if not."""
     known_wrong: int | None
     """Until a test set that is wrong at its first step is known to FAIL, if it and the runs that it
     is judged by train at once: the most of any set that may be stopped; None if none may."""
@@ -39,9 +53,17 @@ class Cost:
             settled = f"if every set is settled at its first look{beside}"
             parts.append(f"{self._share(self.settled)} {settled}")
         if self.known_wrong is not None:
+            beside = "" if self.waits else ", if they train side by side"
             parts.append(
                 f"{self._share(self.known_wrong)} is what a set, its control and the repeats train "
-                "until it is found to be wrong at its first step, if they train side by side"
+                f"until it is found to be wrong at its first step{beside}"
+            )
+        if self.waits:
+            parts.append(f"up to {self.waiting_ranks} ranks wait for others in memory meanwhile")
+        if self.too_many_ranks is not None:
+            parts.append(
+                f"runs do not wait for each other, since {self.too_many_ranks} ranks would have to "
+                f"be in memory at once and {self.waiting_ranks} may (waiting_ranks in [stop])"
             )
         return "; ".join(parts)
 
@@ -60,10 +82,17 @@ def cost_of(plan: Plan) -> Cost:
     settling = {
         job.name: found[0] for job in alone if (found := settling_looks(job, plan.experiment))
     }
+    groups = _waiting_groups(plan)
+    room = waiting_ranks(plan.experiment, plan.jobs)
+    too_many = [least for group in groups if (least := group.least_ranks()) > room]
+    waits = bool(groups) and not too_many and all(group.judging for group in groups)
     for identity, readers in read_by(plan).items():
+        read = by_identity[identity]
         last = max(settling.get(each.name, each.steps) for each in readers)
-        if is_worth_ending(by_identity[identity], last):
-            settling[by_identity[identity].name] = last
+        saves = saves_where_it_waits(read, (last,)) if waits else ()
+        resumes = comes_in_passes(read) or bool(saves)
+        if is_worth_ending(read, last, resumes=resumes):
+            settling[read.name] = last
     wrong = (
         sum(tokens_of(each, first[job.name]) for each in (job, *plan.judged_by(job)))
         for job in alone
@@ -72,10 +101,21 @@ def cost_of(plan: Plan) -> Cost:
     return Cost(
         at_most=sum(map(tokens_of, jobs)),
         settled=sum(tokens_of(job, settling.get(job.name)) for job in jobs),
-        waits=plan.experiment.launcher is Launcher.LOCAL
-        and not plan.surroundings.hardware.startswith("gpu"),
+        waits=waits,
+        waiting_ranks=min(room, sum(group.ranks for group in groups)),
+        too_many_ranks=max(too_many, default=None),
         known_wrong=max(wrong, default=None),
     )
+
+
+def _waiting_groups(plan: Plan) -> tuple[WaitingGroup, ...]:
+    """The runs that would wait for each other if there is room; none on GPUs or a cluster."""
+    on_gpu = plan.surroundings.hardware.startswith("gpu")
+    if plan.experiment.launcher is not Launcher.LOCAL or on_gpu:
+        return ()
+    jobs = {job.identity: job for job in plan.without_baseline.jobs}.values()
+    readers = read_by(plan)
+    return groups_of(jobs, waiting(jobs, plan.experiment, readers).keys(), readers)
 
 
 def gpu_hours(job: Job, throughput: float) -> float:

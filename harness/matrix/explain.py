@@ -50,7 +50,7 @@ def explain(
     experiment = replace(experiment, name=f"{experiment.name} in float32")
     made = plan_experiment(experiment, on_gpu=bool(gpu_ids()), slots=slots)
     ran = run(made)
-    evidences = read_evidence(made, ran.records)
+    evidences = read_evidence(made, ran.records, ran.kept)
     judged = judge_matrix(
         made,
         ran.records,

@@ -86,7 +86,7 @@ def only_set(experiment: Experiment, name: str) -> Experiment:
 
 def verdict_alone(plan: Plan, ran: Ran) -> Verdict:
     """The verdict on the only test set of a plan."""
-    evidences = read_evidence(plan, ran.records)
+    evidences = read_evidence(plan, ran.records, ran.kept)
     name = plan.experiment.tests[0].name
     (pair,) = (each for each in pairs_of(plan) if each.test.name == name)
     verdict, _ = judge_pair(pair, evidences, calibration_for(plan, pair.control, evidences))

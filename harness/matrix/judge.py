@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -49,6 +50,8 @@ SETTLED_BY = "loss-equivalent"
 INVALID_WHEN_STOPPED = frozenset({"complete", "same-steps"})
 """Checks that are INVALID because a run was stopped, whatever it left."""
 
+NOTHING_KEPT: Mapping[str, Evidence] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True)
 class Judged:
@@ -60,13 +63,18 @@ class Judged:
     """Seconds since the command began; None if it did not wait for the runs."""
 
 
-def read_evidence(plan: Plan, records: Sequence[RunRecord]) -> dict[str, Evidence]:
+def read_evidence(
+    plan: Plan, records: Sequence[RunRecord], kept: Mapping[str, Evidence] = NOTHING_KEPT
+) -> dict[str, Evidence]:
     """The evidence of the anchor and of every control, repeat and test, by job name.
 
     Controls and repeats that ended with the sets that read them are as ``ended_with_sets`` says.
+    ``kept`` is evidence that was read before, by identity.
     """
     found = {
-        job.name: evidence_of(job, record)
+        job.name: _as_job(kept[job.identity], job)
+        if job.identity in kept
+        else evidence_of(job, record)
         for job, record in zip(plan.jobs, records, strict=True)
         if job.role is not Role.SEED
     }
@@ -125,8 +133,12 @@ def evidence_of(job: Job, record: RunRecord) -> Evidence:
             status=record.status,
             precision=job.precision,
         )
-    # A reused run may have another name: only its identity counts.
-    return replace(read_run(record.folder), name=job.name, precision=job.precision)
+    return _as_job(read_run(record.folder), job)
+
+
+def _as_job(evidence: Evidence, job: Job) -> Evidence:
+    """Evidence under a job's name: a reused run may have another, and only its identity counts."""
+    return replace(evidence, name=job.name, precision=job.precision)
 
 
 def judge_matrix(

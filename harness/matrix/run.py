@@ -7,18 +7,20 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 from converge_harness import corpus
-from converge_harness.errors import ClusterError
+from converge_harness.errors import ClusterError, ConvergeError
 from converge_harness.launch import RunOptions, run_plan
 from converge_harness.launch.events import Observer, Preparing
 from converge_harness.launch.slurm.commands import Slurm
 from converge_harness.launch.slurm.follow import follow_plan
 from converge_harness.launch.slurm.job_status import Site
 from converge_harness.launch.stopping import looks, read_by
+from converge_harness.matrix.judge import evidence_of
 from converge_harness.matrix.stop import look_at_running
-from converge_harness.model import Job, Launcher, Plan, RunRecord, SyntheticData
+from converge_harness.model import Evidence, Job, Launcher, Plan, RunRecord, SyntheticData
 from converge_harness.store import Store, read_record
 from converge_harness.surroundings import gpus
 from converge_harness.trainers.environment import SHARE_GPUS
@@ -31,6 +33,9 @@ class Ran:
     records: tuple[RunRecord, ...]
     """In the plan's order."""
     data: Mapping[SyntheticData, corpus.PreparedData]
+    kept: Mapping[str, Evidence] = field(default_factory=dict)
+    """Evidence of runs that were stopped, by identity, as of then: another converge process may
+    train them on before they are judged."""
 
 
 def run_jobs(
@@ -54,14 +59,21 @@ def run_jobs(
     data = prepare(plan, store, observer)
     options = options_of(plan, data, fresh=fresh, warm=warm)
     to_run = plan.without_baseline
+    kept: dict[str, Evidence] = {}
+
+    def keep(job: Job, record: RunRecord) -> None:
+        # What cannot be read now cannot be read later either, and is reported then.
+        with suppress(ConvergeError):
+            kept[job.identity] = evidence_of(job, record)
+
     if any(looks(job, plan.experiment) for job in plan.jobs):
-        options = replace(options, look=look_at_running(plan), read_by=read_by(plan))
+        options = replace(options, look=look_at_running(plan), read_by=read_by(plan), keep=keep)
     if plan.experiment.launcher is Launcher.SLURM:
         records = follow_plan(to_run, site_of(plan, store, options, observer), observer)
     else:
         records = run_plan(to_run, store, options, observer)
     made = dict(zip((job.name for job in to_run.jobs), records, strict=True))
-    return Ran(tuple(made.get(job.name) or baseline_record(job) for job in plan.jobs), data)
+    return Ran(tuple(made.get(job.name) or baseline_record(job) for job in plan.jobs), data, kept)
 
 
 def prepare(

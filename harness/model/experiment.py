@@ -478,6 +478,10 @@ class Experiment:
     """Steps at which every run writes per-tensor evidence."""
     stop_after: int | None = STOP_AFTER
     """The earliest step after which a test set is stopped; None: all train on."""
+    waiting_ranks: int | None = None
+    """How many ranks may be in memory in runs that wait for each other; None: as many as the
+    launcher finds room for.
+    """
     anchor: SetSpec | None = None
     """``[anchor]``: a set against which the first control is judged (one device, DDP …)."""
     startup_timeout_s: float = 600.0

@@ -1,7 +1,7 @@
 """Lets the ranks of a run wait after a step until the harness lets them train on.
 
-A control and the sets that are judged by it wait for each other at the steps at which a set may be
-settled, so that none of them trains steps that nobody reads. Every rank waits by itself, between
+A control and the sets that are judged by it wait for each other at the steps at which the sets may
+be stopped, so that none of them trains steps that nobody reads. Every rank waits by itself, between
 two steps, so no collective is waited for meanwhile and none can time out.
 """
 
@@ -26,17 +26,18 @@ def wait_after(run_folder: Path, step: int) -> None:
 def wait_between_steps(trainer: Any, run_folder: Path) -> None:
     """Let a torchtitan trainer wait once a step has ended and its checkpoint, if due, is complete.
 
-    Call it on every rank, after everything else that wraps the trainer's methods.
+    It also waits after the step of the checkpoint that it has loaded. Call it on every rank, after
+    everything else that wraps the trainer's methods.
     """
     if not read_waits(run_folder):
         return
-    # Called after every step; it decides whether a checkpoint is due.
-    save = trainer.checkpointer.save
+    continues = trainer.should_continue_training  # asked before every step
 
-    @functools.wraps(save)
-    def save_and_wait(curr_step: int, last_step: bool = False) -> Any:  # noqa: FBT001, FBT002
-        saved = save(curr_step, last_step=last_step)
-        wait_after(run_folder, curr_step)
-        return saved
+    @functools.wraps(continues)
+    def wait_and_continue() -> bool:
+        going_on: bool = continues()
+        if going_on:
+            wait_after(run_folder, trainer.step)
+        return going_on
 
-    trainer.checkpointer.save = save_and_wait
+    trainer.should_continue_training = wait_and_continue

@@ -358,6 +358,10 @@ class RankJob:
     """Index of the segment that this call runs; None for other sets."""
     checkpoint_every: int | None = None
     """Steps between checkpoints; None: no checkpoints, or only at the ends of segments."""
+    saves_after: frozenset[int] = frozenset()
+    """Further steps at the end of which a checkpoint is written: those after which it waits."""
+    waited: bool = False
+    """Whether it writes, or has written, such checkpoints."""
     faults: tuple[RankFault, ...] = ()
     """The faults of the script, in the order of their steps."""
     elastic_nodes: bool = False
@@ -373,12 +377,12 @@ class RankJob:
     @property
     def resumes(self) -> bool:
         """Whether the run has several passes, joined by checkpoints."""
-        return bool(self.segments) or self.checkpoint_every is not None
+        return bool(self.segments) or self.checkpoint_every is not None or self.waited
 
     @property
     def is_continued(self) -> bool:
         """Whether it continues from its checkpoints after interruptions that are in no script."""
-        return self.checkpoint_every is not None and not self.faults
+        return self.resumes and not self.segments and not self.faults
 
     @property
     def last_step(self) -> int:
@@ -390,6 +394,8 @@ class RankJob:
         if step == self.steps:
             return False
         if self.checkpoint_every is not None and step % self.checkpoint_every == 0:
+            return True
+        if step in self.saves_after:
             return True
         return bool(self.segments) and step == self.last_step
 

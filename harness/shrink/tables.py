@@ -54,9 +54,8 @@ def experiment_tables(
         tables["checkpoint_every"] = recovery.checkpoint_every
     if probe := _probe(experiment):
         tables["probe"] = probe
-    if experiment.stop_after != STOP_AFTER:
-        never = experiment.stop_after is None
-        tables["stop"] = {"when": "never"} if never else {"after": experiment.stop_after}
+    if stop := _stop(experiment):
+        tables["stop"] = stop
     if experiment.cpu_ranks is not None:
         trainer["cpu_ranks"] = experiment.cpu_ranks
     tables["trainer"] = trainer
@@ -80,6 +79,13 @@ def _probe(experiment: Experiment) -> dict[str, Any]:
     if experiment.frozen != FROZEN_STEPS:
         found["frozen"] = experiment.frozen
     return found
+
+
+def _stop(experiment: Experiment) -> dict[str, Any]:
+    if experiment.stop_after is None:
+        return {"when": "never"}
+    after = None if experiment.stop_after == STOP_AFTER else experiment.stop_after
+    return _some(after=after, waiting_ranks=experiment.waiting_ranks)
 
 
 def train_config_tables(config: TrainConfig) -> dict[str, Any]:

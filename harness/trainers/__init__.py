@@ -34,6 +34,7 @@ from converge_harness.trainers.calls import (
     calls_of_segments,
     comes_in_passes,
     first_call,
+    left_passes,
     most_nodes,
     part_of,
 )
@@ -108,6 +109,7 @@ __all__ = [
     "is_complete",
     "job_payload",
     "kinds",
+    "left_passes",
     "most_nodes",
     "needs_port",
     "node_command",

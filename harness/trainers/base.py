@@ -41,7 +41,13 @@ from converge_harness.run_folder.layout import AGENT_LOG, metrics_files, seed_ch
 from converge_harness.run_folder.passes import last_step
 from converge_harness.toml import Where, find_file, read_toml
 from converge_harness.toolchains.find import assume_environment, find_environment
-from converge_harness.trainers.calls import Call, NodeCommand, Rendezvous, comes_in_passes
+from converge_harness.trainers.calls import (
+    Call,
+    NodeCommand,
+    Rendezvous,
+    comes_in_passes,
+    left_passes,
+)
 from converge_harness.trainers.environment import Resources
 from converge_harness.trainers.failure import launcher_tail, log_tail
 from converge_harness.trainers.table import TrainerOfFile, TrainerTable, plain_train_config
@@ -604,6 +610,6 @@ def is_complete(job: Job, folder: Path) -> bool:
     """Whether a job that ended without error left complete results."""
     if job.role is Role.SEED:
         return has_metadata(seed_checkpoint_of(folder))
-    if comes_in_passes(job):
+    if left_passes(job, folder):
         return last_step(folder) == job.steps
     return metrics_files(folder)[1].is_file()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from converge_harness.model import Job, RestartOwner, Role
+from converge_harness.run_folder.layout import PASSES
 
 MEETING_PLACE, MEETING_PORT = "$meeting_place", "$meeting_port"
 """Variables of a batch script: host and port at which the nodes of a job meet, and the port."""
@@ -89,6 +91,14 @@ class NodeCommand:
 def comes_in_passes(job: Job) -> bool:
     """Whether a job has several passes, joined by checkpoints."""
     return job.spec.resumes and job.role is not Role.SEED
+
+
+def left_passes(job: Job, folder: Path) -> bool:
+    """Whether the evidence in a run's folder is in passes, by its job or because it has waited.
+
+    A run that waits for others writes checkpoints first, if its trainer can continue from them.
+    """
+    return comes_in_passes(job) or (folder / PASSES).is_dir()
 
 
 def most_nodes(job: Job) -> int:

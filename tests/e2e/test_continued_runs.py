@@ -12,6 +12,7 @@ repeats = ["ulp"]
 checkpoint_every = 30
 [stop]
 when = "settled"
+waiting_ranks = 0   # a run that waits has a checkpoint of its look, so it trains no step again
 [trainer]
 train_config = "train_configs/llama3_debug.toml"
 [trainer.set]

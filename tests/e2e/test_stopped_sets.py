@@ -13,7 +13,6 @@ from warm_toolchains import warm_toolchains
 MATRIX = f"""
 schema = 1
 repeats = ["ulp"]
-checkpoint_every = 32
 [stop]
 when = "settled"
 after = 2
@@ -114,7 +113,8 @@ def test_who_wants_every_step_gets_them(ran):
     again = matrix.converge("run")
     started = [line for line in again.stdout.splitlines() if "started on" in line]
     assert sorted(line.partition(":")[0] for line in started) == ["doubled", "one", "one.ulp"]
-    # What they are judged by trains on where it ended, and the set that is settled stays so.
+    # What they are judged by trains on where it waited, from the checkpoint that it wrote before,
+    # and the set that is settled stays so.
     goes_on = again.stdout.count("from its checkpoint of step 64")
     assert goes_on == 2, again.stdout
     for name in ("doubled", "one", "one.ulp"):

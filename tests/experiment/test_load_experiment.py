@@ -118,6 +118,8 @@ note = "why"
 def test_when_a_set_stops_is_said_by_the_file_and_by_the_set(load):
     assert load(MINIMAL).stop_after == STOP_AFTER == 16
     assert load(MINIMAL + "[stop]\nafter = 3\n").stop_after == 3
+    assert load(MINIMAL).waiting_ranks is None
+    assert load(MINIMAL + "[stop]\nwaiting_ranks = 0\n").waiting_ranks == 0
     assert load(MINIMAL).tests[0].stop is Stop.FAIL
     assert load(MINIMAL + '[stop]\nwhen = "settled"\n').tests[0].stop is Stop.SETTLED
     one = load(MINIMAL + 'stop = "settled"\n[stop]\nwhen = "never"\n')

@@ -13,10 +13,21 @@ from converge_harness.judge.calibration import calibrate
 from converge_harness.judge.compare.tost import ALPHA, level_of_look
 from converge_harness.launch.options import Training
 from converge_harness.matrix.calibrate import calibrate_control
+from converge_harness.matrix.conclude import conclude
 from converge_harness.matrix.judge import ended_with_sets, judge_pair, pairs_of
 from converge_harness.matrix.load import load_plan
+from converge_harness.matrix.run import Ran
 from converge_harness.matrix.stop import _judged_until
-from converge_harness.model import Judgement, RankError, RepeatKind, Role, RunStatus
+from converge_harness.model import (
+    Judgement,
+    RankError,
+    RepeatKind,
+    Role,
+    RunRecord,
+    RunStatus,
+)
+from converge_harness.references import CALIBRATION_FILE, StoredCalibration, read_calibrations
+from converge_harness.store import Store
 from converge_harness.trainers import assume_toolchain
 
 ROOT = Path(__file__).parents[2]
@@ -340,3 +351,45 @@ def test_what_was_stopped_is_read_as_far_as_all_of_it_came():
     assert _judged_until(100, stopped) == 380
     assert _judged_until(100, [*stopped, Training(Path("c"), 130)]) == 100
     assert _judged_until(100, []) == 100
+
+
+def test_limits_that_were_given_judge_by_a_control_that_ended_with_its_sets(plan, tmp_path):
+    """They are of all steps, and stay those that the user gave."""
+    whole = evidence_of_all(plan)
+    control = plan.job("fsdp2")
+    learnt = replace(
+        calibrate_control(plan, control, whole), control="fsdp2", identity=control.identity
+    )
+    given = {"fsdp2": StoredCalibration(learnt, {}, {}, "2026-02-03")}
+    jobs = tuple(job for job in plan.jobs if job.role in (Role.CONTROL, Role.TEST))
+    experiment = replace(plan.experiment, calibration=tmp_path / "given.json")
+    calibrated = replace(plan, experiment=experiment, jobs=jobs)
+    ended = evidence_of_all(plan, **ENDED)
+
+    def concluded(evidences):
+        records = tuple(
+            RunRecord(job.name, job.identity, tmp_path, evidences[job.name].status, 1.0, ())
+            for job in jobs
+        )
+        kept = {job.identity: evidences[job.name] for job in jobs}
+        reports, store = tmp_path / "reports", Store(tmp_path / "store")
+        judged = conclude(
+            calibrated,
+            Ran(records, {}, kept),
+            reports,
+            store=store,
+            given=given,
+            only=None,
+            begun=None,
+        )
+        (written,) = read_calibrations(reports / CALIBRATION_FILE)
+        assert written.calibration.signals["loss"].steps[-1] == STEPS
+        assert not store.root.exists()  # it is the user's file that is used again
+        return {verdict.name: verdict.judgement for verdict in judged.verdicts}
+
+    assert set(concluded(ended).values()) == {Judgement.PASS}
+    # A set that trained on is not judged by a control that did not.
+    further = evidence_of_all(plan, **ENDED | {"again": 400})
+    assert concluded(further)["again"] is Judgement.INVALID
+    wrong = ended | {"again": with_value(ended["again"], "loss", 150, 9.0)}
+    assert concluded(wrong)["again"] is Judgement.FAIL

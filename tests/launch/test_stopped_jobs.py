@@ -1,7 +1,10 @@
 """Test sets that are stopped once somebody says that their verdict is known, and what they need."""
 
 import json
+import threading
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +13,8 @@ from launch_jobs import plan_of, tiny_job
 
 from converge_harness import launch
 from converge_harness.launch import RunOptions, run_plan
+from converge_harness.launch.continuing import saves_where_it_waits
+from converge_harness.launch.local.run import Run, RunningCall
 from converge_harness.launch.options import LookError, Training
 from converge_harness.launch.stopping import (
     Looks,
@@ -22,15 +27,15 @@ from converge_harness.launch.stopping import (
 )
 from converge_harness.model import (
     Ask,
-    Recovery,
     Repeat,
     RepeatKind,
-    RestartOwner,
     Role,
     RunRecord,
     RunStatus,
     Stop,
 )
+from converge_harness.run_folder.metrics import StepLine
+from converge_harness.trainers import Call, Rendezvous
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -284,38 +289,48 @@ def test_a_control_that_is_judged_by_an_anchor_is_never_ended():
     }
 
 
-def test_they_wait_where_all_their_sets_may_be_settled():
+def test_they_wait_at_the_first_look_and_where_all_their_sets_may_be_settled():
     control, repeat, first, second = family(steps=1000)
     readers = read_by(plan_of(control, repeat, first, second))
     experiment = plan_of().experiment
     for job in (control, repeat, first, second):
-        assert waits(job, experiment, readers) == (125, 250, 500)
+        assert waits(job, experiment, readers) == (16, 125, 250, 500)
     warm = replace(second, spec=replace(second.spec, overrides={"lr_scheduler.warmup_steps": 100}))
     readers = read_by(plan_of(control, repeat, first, warm))
-    assert waits(control, experiment, readers) == (125, 200, 250, 500)
-    assert waits(warm, experiment, readers) == (200, 250, 500)
-    # It waits for none of them if one trains to its end, unless that fails.
+    assert waits(control, experiment, readers) == (16, 125, 200, 250, 500)
+    assert waits(warm, experiment, readers) == (16, 200, 250, 500)
+    # Later it waits for none of them if one trains to its end, unless that fails.
     fails = replace(second, spec=replace(second.spec, stop=Stop.FAIL))
     readers = read_by(plan_of(control, repeat, first, fails))
     assert control.identity in readers
-    assert waits(control, experiment, readers) == waits(fails, experiment, readers) == ()
+    assert waits(control, experiment, readers) == waits(fails, experiment, readers) == (16,)
+    # Where one never stops, sets wait for their control, and it for nobody.
+    never = replace(second, spec=replace(second.spec, stop=Stop.NEVER))
+    readers = read_by(plan_of(control, repeat, first, never))
+    assert waits(control, experiment, readers) == waits(never, experiment, readers) == ()
+    assert waits(first, experiment, readers) == (16, 125, 250, 500)
+
+
+def test_a_run_saves_before_it_waits_unless_few_steps_would_be_lost():
+    job = tiny_job("one", steps=1000)
+    assert saves_where_it_waits(job, (16, 63, 64, 250)) == (64, 250)
+    assert saves_where_it_waits(without_checkpoints(job), (64, 250)) == ()
+    own = replace(job, spec=replace(job.spec, overrides={"checkpoint.interval": 100}))
+    assert saves_where_it_waits(own, (64, 250)) == ()
 
 
 @given(st.lists(st.none() | st.integers(1, 100), max_size=4), st.integers(1, 200), st.booleans())
 def test_a_run_ends_only_if_every_set_that_reads_it_was_stopped_by_then(sets, step, resumes):
     job = tiny_job("control", role=Role.CONTROL, steps=150)
-    if resumes:
-        recovery = Recovery((), 10, RestartOwner.USER, max_restarts=0)
-        job = replace(job, spec=replace(job.spec, recovery=recovery))
     known = bool(sets) and None not in sets and max(sets) <= step < 150
     # One that would begin again ends only while that costs no more than is saved.
     ends = known and (resumes or step <= 75)
-    assert bool(why_to_end(job, step, sets)) == ends
+    assert bool(why_to_end(job, step, sets, resumes=resumes)) == ends
 
 
 def test_it_is_said_why_a_control_ends():
     job = tiny_job("control", role=Role.CONTROL, steps=3000)
-    assert why_to_end(job, 1203, [16, 1200]) == (
+    assert why_to_end(job, 1203, [16, 1200], resumes=False) == (
         "every set that is judged by it was stopped after step 1200 at the latest"
     )
 
@@ -337,7 +352,8 @@ def test_a_run_waits_while_a_set_that_reads_it_is_open(tmp_path):
     def may_train_on(records, **steps):
         jobs = {job.name: job.identity for job in (control, first, second)}
         training = {jobs[name]: Training(tmp_path, step) for name, step in steps.items()}
-        return looking.may_train_on(control, 65, records, {control.identity: 65, **training})
+        here = {control.identity: 65, **training}
+        return looking.may_train_on(control, 65, records, here, resumes=True)
 
     def record(job, status, step):
         folder = trained(tmp_path / f"{job.name}-{status}-{step}", step)
@@ -356,6 +372,7 @@ def test_a_run_waits_while_a_set_that_reads_it_is_open(tmp_path):
     assert may_train_on(settled | record(second, RunStatus.STOPPED, 67))
 
 
+FAMILY = ("control", "control.ulp")
 SETTLED = 130
 """The second look of a run of 260 steps; the first is after 65."""
 
@@ -363,8 +380,8 @@ SETTLED = 130
 class Settling:
     """Says of sets that they are settled at that look, once all that they need have come as far."""
 
-    def __init__(self, plan, *settled):
-        self.plan, self.settled, self.at = plan, settled, {}
+    def __init__(self, plan, *settled, since=SETTLED):
+        self.plan, self.settled, self.since, self.at = plan, settled, since, {}
 
     def __call__(self, job, records, training):
         planned = looks(job, self.plan.experiment)
@@ -377,7 +394,7 @@ class Settling:
         for each in (job, *needed):
             if each.identity in training:
                 self.at[each.name, step] = training[each.identity].step
-        return "it was settled" if job.name in self.settled and step >= SETTLED else ""
+        return "it was settled" if job.name in self.settled and step >= self.since else ""
 
 
 def options_for(plan, cold, *settled):
@@ -385,11 +402,14 @@ def options_for(plan, cold, *settled):
 
 
 def steps_of(record):
-    names = ("metrics.jsonl", "metrics.jsonl.part")
-    (path,) = (record.folder / name for name in names if (record.folder / name).is_file())
-    return [
-        each["step"] for each in map(json.loads, path.read_text().splitlines()) if "step" in each
-    ]
+    """In the order in which they were trained, of all passes."""
+    files = sorted(record.folder.rglob("metrics.jsonl*"))
+    lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    return [each["step"] for each in lines if each.get("kind") == "step"]
+
+
+def going_on(events):
+    return {event.job.name: event.reason for event in events if isinstance(event, launch.GoingOn)}
 
 
 def started(events):
@@ -403,7 +423,19 @@ def test_what_settled_sets_are_judged_by_ends_with_them_and_trains_on_for_anothe
     jobs = family(warm_tiny, steps=260)
     plan = plan_of(*jobs, cpu_ranks=1)
     options = options_for(plan, cold, "first", "second")
-    records = run_plan(plan, store, options, lambda event: None)
+
+    def end_it(event):
+        if isinstance(event, launch.Resting) and (event.job.name, event.step) == (FAMILY[1], 65):
+            raise EnoughError
+
+    # Interrupted while the control and its repeat wait: they train on from there.
+    with pytest.raises(EnoughError):
+        run_plan(plan, store, options, end_it)
+    events = []
+    records = run_plan(plan, store, options, events.append)
+    continued = going_on(events)
+    for name in FAMILY:
+        assert continued[name] == "from its checkpoint of step 65"
     assert [each.status for each in records] == [RunStatus.STOPPED] * 4
     assert [steps_of(each) for each in records] == [[*range(1, SETTLED + 1)]] * 4
     at = options.look.at
@@ -417,7 +449,7 @@ def test_what_settled_sets_are_judged_by_ends_with_them_and_trains_on_for_anothe
     again = run_plan(plan, store, options, lambda event: None)
     assert [each.reused for each in again] == [True] * 4
 
-    # Interrupted while the control and its repeat waited: what was settled is not trained again.
+    # Again, at their last look: what was settled is not trained again either.
     for lost in records[:2]:
         (lost.folder / "record.json").unlink()
     events = []
@@ -432,9 +464,21 @@ def test_what_settled_sets_are_judged_by_ends_with_them_and_trains_on_for_anothe
     events = []
     records = run_plan(more, store, options_for(more, cold, "first", "second"), events.append)
     assert started(events) == ["control", "control.ulp", "third"]
+    assert going_on(events).keys() == {*FAMILY}
     assert [each.reused for each in records] == [False, False, True, True, False]
     ends = [260, 260, SETTLED, SETTLED, 260]
     assert [steps_of(each) for each in records] == [[*range(1, end + 1)] for end in ends]
+
+
+def test_a_control_of_wrong_sets_trains_no_step_after_their_first_look(warm_tiny, store, cold):
+    """Although it runs before them: there is room for one rank."""
+    plan = plan_of(*family(warm_tiny, Stop.FAIL, steps=100, sets=("wrong",)), cpu_ranks=1)
+    look = Settling(plan, "wrong", since=16)
+    options = replace(cold, look=look, read_by=read_by(plan))
+    records = run_plan(plan, store, options, lambda event: None)
+    assert [each.status for each in records] == [RunStatus.STOPPED] * 3
+    assert [steps_of(each) for each in records] == [[*range(1, 17)]] * 3
+    assert not any((each.folder / "passes").exists() for each in records)  # so few need none
 
 
 def test_nobody_waits_for_ever_for_a_run_that_breaks(warm_tiny, store, cold):
@@ -446,3 +490,99 @@ def test_nobody_waits_for_ever_for_a_run_that_breaks(warm_tiny, store, cold):
     assert [each.status for each in records] == [
         *(RunStatus.FINISHED, RunStatus.CRASHED, RunStatus.FINISHED)
     ]
+
+
+def test_runs_that_do_not_fit_into_memory_side_by_side_do_not_wait(warm_tiny, store, cold):
+    jobs = family(warm_tiny, sets=("first",))
+    plan = plan_of(*jobs, cpu_ranks=1, waiting_ranks=2)
+    events = []
+    records = run_plan(plan, store, options_for(plan, cold), events.append)
+    assert not [event for event in events if isinstance(event, launch.Resting)]
+    assert [each.status for each in records] == [RunStatus.FINISHED] * 3
+
+
+def test_no_time_of_a_run_includes_that_in_which_it_waited():
+    job = tiny_job("one", steps=30)
+    call = RunningCall(Call(), (), Rendezvous(), [])
+    about = {"warm": False, "environment": {}, "payload": {}, "tail": None}
+    run = Run(job, Path("run"), (0,), 1, None, call, **about)
+    run.last, run.made = StepLine(step=11, loss=1.0), 11
+    now = time.monotonic()
+    run.started, run.first_step_at, run.last_step_at = now - 130.0, now - 120.0, now - 100.0
+    run.rests_since = now - 100.0
+    assert run.elapsed_s == pytest.approx(30.0)
+    assert run.eta_s == pytest.approx(38.0)  # ten steps took 20 s
+    run.train_on((1,))
+    assert run.elapsed_s == pytest.approx(30.0, abs=1.0)
+    assert run.eta_s == pytest.approx(38.0, abs=1.0)
+    assert run.record(RunStatus.STOPPED, None).wall_s == pytest.approx(30.0, abs=1.0)
+    assert not run.overdue(plan_of(job, progress_timeout_s=50.0).experiment)
+
+
+# ------------------------------------------------------ two converge processes on one store
+
+
+class InAnother:
+    """Another converge process: runs a plan in a thread, and says what it keeps of which run."""
+
+    def __init__(self, plan, store, options):
+        self.begun, self.kept, self.events = threading.Event(), {}, []
+        self._store = store
+        options = replace(options, keep=self._keep)
+        self._thread = threading.Thread(target=self._run, args=(plan, options))
+
+    def _run(self, plan, options):
+        self.records = run_plan(plan, self._store, options, self._note)
+
+    def _note(self, event):
+        self.events.append(event)
+        if isinstance(event, launch.Step):
+            self.begun.set()
+
+    def _keep(self, job, record):
+        free = self._store.lock(job.identity).is_free()
+        self.kept[job.name] = (free, steps_of(record)[-1])
+
+    def __enter__(self):
+        self._thread.start()
+        assert self.begun.wait(120)
+        return self
+
+    def __exit__(self, *_):
+        self._thread.join(240)
+        assert not self._thread.is_alive()
+
+
+def test_what_one_process_stops_another_uses_or_trains_on(warm_tiny, store, cold):
+    """It is read for the one before the other can have it."""
+    *jobs, first, third = family(warm_tiny, steps=260, sets=("first", "third"), seconds=0.01)
+    plan, more = (plan_of(*jobs, *sets, cpu_ranks=4) for sets in ((first,), (first, third)))
+    events = []
+    with InAnother(plan, store, options_for(plan, cold, "first")) as other:
+        records = run_plan(more, store, options_for(more, cold, "first"), events.append)
+    assert [each.status for each in other.records] == [RunStatus.STOPPED] * 3
+    assert other.kept == dict.fromkeys((*FAMILY, "first"), (False, SETTLED))
+    waited = {event.job.name for event in events if isinstance(event, launch.Waiting)}
+    assert waited == {*FAMILY, "first"}
+    assert going_on(events) == dict.fromkeys(FAMILY, "from its checkpoint of step 130")
+    assert [each.reused for each in records] == [False, False, True, False]
+    ends = [260, 260, SETTLED, 260]
+    assert [steps_of(each) for each in records] == [[*range(1, end + 1)] for end in ends]
+    assert all(store.lock(job.identity).is_free() for job in more.jobs)
+    assert all(store.wanted(job.identity).is_free() for job in more.jobs)
+
+
+def test_what_would_begin_again_trains_on_for_the_process_that_waits_for_it(warm_tiny, store, cold):
+    *jobs, first, third = family(warm_tiny, steps=260, sets=("first", "third"), seconds=0.01)
+    jobs = [without_checkpoints(job) for job in jobs]
+    plan, more = (plan_of(*jobs, *sets, cpu_ranks=4) for sets in ((first,), (first, third)))
+    with InAnother(plan, store, options_for(plan, cold, "first")) as other:
+        records = run_plan(more, store, options_for(more, cold, "first"), lambda event: None)
+    ended = [RunStatus.FINISHED, RunStatus.FINISHED, RunStatus.STOPPED]
+    assert [each.status for each in other.records] == ended
+    assert [each.reused for each in records] == [True, True, True, False]
+
+
+def without_checkpoints(job):
+    can = replace(job.spec.trainer.can, continues=False)
+    return replace(job, spec=replace(job.spec, trainer=replace(job.spec.trainer, can=can)))

@@ -84,6 +84,7 @@ class Tiny:
 
         self.job, self.folder, self.overrides = job, Path(job["run_folder"]), job["overrides"]
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.told = tiny_rank.told_to_save(self.folder)
         self.first = from_rank_0(newest_checkpoint(self.folder) if self.rank == 0 else 0)
         number = from_rank_0(1 + len(list(self.folder.glob("passes/*"))))
         self.of_pass = self.folder / "passes" / f"{number:03d}"
@@ -109,6 +110,10 @@ class Tiny:
         import torch
         import torch.distributed as dist
 
+        from converge_harness.rank.waiting import wait_after
+
+        if self.first:
+            wait_after(self.folder, self.first)
         for step in range(self.first + 1, self.last + 1):
             for index, fault in self.faults(step, "kill", "hang"):
                 strike(self.folder, index, fault)
@@ -124,6 +129,7 @@ class Tiny:
             for index, _ in self.faults(step, *HELD):
                 hold(self.folder / "faults" / f"{index}.over.json")
             self.hold_after(step)
+            wait_after(self.folder, step)
             dist.barrier()
         self.write(kind="end", steps=self.last)
         if self.rank == 0:
@@ -138,6 +144,7 @@ class Tiny:
 
     def save(self, step):
         due = step % (self.job["checkpoint_every"] or self.last) == 0 or step == self.last
+        due = due or step in self.told
         if self.rank != 0 or not due or self.overrides.get("tiny.mode") == "forget":
             return
         torn = self.faults(step, "ckpt_torn")

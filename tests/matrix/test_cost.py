@@ -19,6 +19,7 @@ train_config = "{ROOT}/train_configs/llama3_debug.toml"
 set = {{ "training.steps" = 1000 }}
 [stop]
 when = "WHEN"
+waiting_ranks = 10
 [control]
 name = "fsdp2"
 parallelism = {{ dp_shard = 2 }}
@@ -59,13 +60,20 @@ def test_what_a_set_needs_that_trains_to_its_end_costs_all_of_its_steps(plan, tm
     (tmp_path / "whole.toml").write_text(whole)
     cost = cost_of(load_plan(tmp_path / "whole.toml", (), on_gpu=False, find=assume_toolchain))
     assert cost.settled == (4 * 1000 + 125) * STEP
-    # After a long warm-up the first look is late, and a run without checkpoints would begin again.
+    # After a long warm-up the first look is late, and what has no checkpoint would begin again:
+    # runs that wait have one.
     late = EXPERIMENT.replace("WHEN", "settled").replace(
         '"training.steps" = 1000', '"training.steps" = 1000, "lr_scheduler.warmup_steps" = 300'
     )
     (tmp_path / "late.toml").write_text(late)
     cost = cost_of(load_plan(tmp_path / "late.toml", (), on_gpu=False, find=assume_toolchain))
+    assert cost.settled == 5 * 600 * STEP
+    late = late.replace("waiting_ranks = 10", "waiting_ranks = 9")
+    (tmp_path / "late.toml").write_text(late)
+    cost = cost_of(load_plan(tmp_path / "late.toml", (), on_gpu=False, find=assume_toolchain))
     assert cost.settled == (3 * 1000 + 2 * 600) * STEP
+    said = "runs do not wait for each other, since 10 ranks would have to be in memory at once and"
+    assert f"{said} 9 may (waiting_ranks in [stop])" in cost.sentence(None)
     (tmp_path / "resumed.toml").write_text(
         late.replace("schema = 1", "schema = 1\ncheckpoint_every = 50")
     )
@@ -77,10 +85,14 @@ def test_sets_that_may_be_settled_cost_as_much_as_up_to_their_first_look(plan):
     cost = cost_of(plan("settled"))
     assert cost.settled == 5 * 125 * STEP  # the control and its repeats end with them
     assert "12.5% if every set is settled at its first look;" in cost.sentence(None)
+    assert cost.sentence(None).endswith(
+        "is found to be wrong at its first step; up to 10 ranks wait for others in memory meanwhile"
+    )
     # GPUs are not kept from others by a run that waits.
     made = plan("settled")
     on_gpus = replace(made, surroundings=replace(made.surroundings, hardware="gpu-H100"))
     said = cost_of(on_gpus).sentence(None)
+    assert said.endswith("at its first step, if they train side by side")
     assert "at its first look and its control and the repeats train beside it;" in said
     assert cost.sentence(5000).startswith("cost: 0.6 GPU-hours at 5,000 tokens per second and GPU")
 

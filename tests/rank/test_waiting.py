@@ -7,17 +7,20 @@ from types import SimpleNamespace
 
 import pytest
 
+from converge_harness.rank.titan.common.checkpoints import checkpoint_settings
 from converge_harness.rank.waiting import wait_after, wait_between_steps
-from converge_harness.run_folder.waits import read_waits, wait_file, waits_document
+from converge_harness.run_folder.job import BaseConfig, Degrees, RankJob
+from converge_harness.run_folder.passes import claim_pass
+from converge_harness.run_folder.waits import read_waits, told_to_wait, wait_file, waits_document
 
 
 @pytest.fixture
 def say(tmp_path):
     """Says after which steps to wait, as the harness does: the file is replaced as a whole."""
 
-    def write(*steps):
+    def write(*steps, saves=()):
         part = tmp_path / "wait.json.part"
-        part.write_text(json.dumps(waits_document(steps)))
+        part.write_text(json.dumps(waits_document(steps, saves=saves)))
         part.replace(wait_file(tmp_path))
 
     return write
@@ -70,18 +73,64 @@ def test_a_rank_waits_until_its_step_is_no_longer_named(tmp_path, say):
 
 def test_a_trainer_waits_once_its_checkpoint_is_complete(tmp_path, say):
     saved = []
-    checkpointer = SimpleNamespace(save=lambda step, last_step=False: saved.append(step))
-    trainer = SimpleNamespace(checkpointer=checkpointer)
-    unwrapped = checkpointer.save
+    trainer = SimpleNamespace(step=0, should_continue_training=lambda: trainer.step < 3)
+    unwrapped = trainer.should_continue_training
     wait_between_steps(trainer, tmp_path)
-    assert checkpointer.save is unwrapped  # nothing to wait for
+    assert trainer.should_continue_training is unwrapped  # nothing to wait for
 
-    say(1)
+    say(1, 3)  # its last step is no matter
     wait_between_steps(trainer, tmp_path)
-    thread = threading.Thread(target=lambda: checkpointer.save(1, last_step=True), daemon=True)
+
+    def train():  # as torchtitan does
+        while trainer.should_continue_training():
+            trainer.step += 1
+            saved.append(trainer.step)
+
+    thread = threading.Thread(target=train, daemon=True)
     thread.start()
     assert stays_at(saved, [1])
     assert thread.is_alive()
     say()
     thread.join(10)
+    assert saved == [1, 2, 3]
+
+
+def test_a_trainer_waits_where_it_was_interrupted(tmp_path, say):
+    say(64)
+    trainer = SimpleNamespace(step=64, should_continue_training=lambda: True)  # it has been loaded
+    wait_between_steps(trainer, tmp_path)
+    thread = threading.Thread(target=trainer.should_continue_training, daemon=True)
+    thread.start()
+    thread.join(0.5)
+    assert thread.is_alive()
+    say()
+    thread.join(10)
     assert not thread.is_alive()
+
+
+def job_in(folder, **values):
+    return RankJob(
+        "x", "test", "id", "titan_0_3", folder, 1, 100, Degrees(), BaseConfig("x"), **values
+    )
+
+
+def test_a_rank_that_is_told_to_saves_before_it_waits(tmp_path, say):
+    job = told_to_wait(job_in(tmp_path))
+    assert job == job_in(tmp_path)
+    say(25, 50)
+    assert told_to_wait(job_in(tmp_path)) == job_in(tmp_path)
+    say(16, 25, 50, 100, saves=(25, 50, 100))
+    job = told_to_wait(job_in(tmp_path))
+    assert job.resumes
+    assert job.is_continued
+    assert [step for step in range(1, 101) if job.saves_at(step)] == [25, 50]  # never the last
+    often = told_to_wait(job_in(tmp_path, checkpoint_every=40))
+    assert [step for step in range(1, 101) if often.saves_at(step)] == [25, 40, 50, 80]
+    settings = dict(checkpoint_settings(job))
+    assert settings["checkpoint.interval"] == 1  # it has to be asked at every step
+    # Let train on, or begun again where nobody waits: it continues from what it has saved.
+    wait_file(tmp_path).unlink()
+    claim_pass(tmp_path)
+    again = told_to_wait(job_in(tmp_path))
+    assert again.resumes
+    assert not any(map(again.saves_at, range(1, 101)))

@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     if out is not None:
         require_writable(out.parent)
     ran = run_shown(plan, store, arguments, console)
-    evidences = read_evidence(plan, ran.records)
+    evidences = read_evidence(plan, ran.records, ran.kept)
     learnt = tuple(learn(plan, evidences).values())
     problems = [problem for each in learnt for problem in each.calibration.problems]
     paths = keep(store, learnt)

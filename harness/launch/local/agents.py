@@ -18,7 +18,7 @@ from pathlib import Path
 
 from converge_harness.errors import StoreError
 from converge_harness.launch import processes
-from converge_harness.launch.continuing import continues_from
+from converge_harness.launch.continuing import continues_from, saves_where_it_waits
 from converge_harness.launch.local.run import Agent, Run, RunningCall, struck_faults
 from converge_harness.launch.options import RunOptions
 from converge_harness.launch.progress import Growth, MetricsTail
@@ -101,17 +101,22 @@ def start_run(
     )
     store, fresh = place.store, place.options.fresh
     step = None if fresh else continues_from(store, job, folder, payload)
-    first, tail = first_call(job), MetricsTail(folder, comes_in_passes(job))
+    saves = saves_where_it_waits(job, waits)
+    in_passes = bool(saves) or comes_in_passes(job) or step is not None
+    first = first_call(job)
+    tail = MetricsTail(folder, in_passes)
+    waits_again = None
     if step is None:
         store.start_run(folder, payload)
         _prepare(job, folder)
     else:
         store.continue_run(folder)
-        first = replace(first, number=calls_so_far(folder / LOGS) + 1)
-        tail.new_steps()  # those of earlier starts
-    waits = tuple(each for each in waits if step is None or each > step)
+        first = replace(first, number=max(calls_so_far(folder / LOGS), 1) + 1)
+        earlier = {line.step: line for line in tail.new_steps()}
+        waits_again = earlier.get(step) if step in waits else None
+        waits = tuple(each for each in waits if each > step or (waits_again and each == step))
     if waits:
-        write_json(wait_file(folder), waits_document(waits))
+        write_json(wait_file(folder), waits_document(waits, saves=saves))
     call = _start_call(place, job, folder, first, slots)
     return Run(
         job=job,
@@ -134,16 +139,18 @@ def start_run(
         tail=tail,
         growth=_growth(job, folder),
         waits=waits,
+        saves=saves,
+        in_passes=in_passes,
         continues_from=step,
+        last=waits_again,
     )
 
 
 def let_train_on(run: Run, slots: tuple[int, ...]) -> None:
     """Let a run that rests train on, in these slots. Raises StoreError if that cannot be said."""
     run.waits = run.waits[1:]
-    write_json(wait_file(run.folder), waits_document(run.waits))
-    run.slots, run.rests = slots, False
-    run.last_step_at = time.monotonic()  # its next step is due from now on
+    write_json(wait_file(run.folder), waits_document(run.waits, saves=run.saves))
+    run.train_on(slots)
 
 
 def _prepare(job: Job, folder: Path) -> None:
@@ -281,7 +288,7 @@ def _start_agent(
 
 def _logs(job: Job, folder: Path, call: Call, node: int) -> Path:
     """Each agent has its own, so that a failure is not attributed to a later call."""
-    if not comes_in_passes(job):
+    if not comes_in_passes(job) and call.number == 1:
         return folder / LOGS
     return call_logs(folder / LOGS, call.number, node)
 

@@ -29,7 +29,6 @@ from converge_harness.store import RunLock
 from converge_harness.trainers import (
     Call,
     Rendezvous,
-    comes_in_passes,
     is_complete,
     trainer_of,
 )
@@ -56,8 +55,12 @@ class Run:
     """For a program without step reports."""
     waits: tuple[int, ...] = ()
     """The steps after which its ranks still wait until they are let train on, in order."""
-    rests: bool = False
-    """Whether they do, and its slots are others' meanwhile."""
+    saves: tuple[int, ...] = ()
+    """Those of the steps after which they write a checkpoint before they wait."""
+    in_passes: bool = False
+    """Whether its evidence is in passes."""
+    rests_since: float | None = None
+    """Since when they do, and its slots are others' meanwhile; None: they train."""
     continues_from: int | None = None
     """The step of the checkpoint from which it continues; None: it has started anew."""
     earlier: list[RunningCall] = field(default_factory=list)
@@ -65,10 +68,13 @@ class Run:
     struck: dict[int, int] = field(default_factory=dict)
     """Faults that converge has caused, and in which pass."""
     started: float = field(default_factory=time.monotonic)
+    """When it started, later by as long as it has waited for others since: no time of a run
+    includes that."""
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     last: StepLine | None = None
+    """Its last step, or that of the checkpoint from which it continues and where it waits again."""
     made: int = 0
-    """Number of finished steps, including replayed ones."""
+    """Number of finished steps, including replayed ones, since it was started."""
     first_step_at: float = 0.0
     last_step_at: float = 0.0
 
@@ -78,8 +84,29 @@ class Run:
         return (*self.earlier, self.call)
 
     @property
+    def rests(self) -> bool:
+        """Whether its ranks wait for other runs now."""
+        return self.rests_since is not None
+
+    def rest(self) -> None:
+        """Its ranks wait from now on."""
+        self.rests_since = time.monotonic()
+
+    def train_on(self, slots: tuple[int, ...]) -> None:
+        """They train again, in these slots: its next step is due from now on."""
+        now = time.monotonic()
+        waited = 0.0 if self.rests_since is None else now - self.rests_since
+        self.started += waited
+        self.first_step_at += waited
+        self.call.started += waited
+        self.last_step_at = now
+        self.slots, self.rests_since = slots, None
+
+    @property
     def elapsed_s(self) -> float:
-        return time.monotonic() - self.started
+        """Seconds since it was started, without those in which it waited for other runs."""
+        now = time.monotonic() if self.rests_since is None else self.rests_since
+        return now - self.started
 
     @property
     def eta_s(self) -> float | None:
@@ -101,7 +128,7 @@ class Run:
             self.growth.look()
         if steps:
             self.last_step_at = time.monotonic()
-            if self.last is None:
+            if not self.made:
                 self.first_step_at = self.last_step_at
             self.last = steps[-1]
             self.made += len(steps)
@@ -227,11 +254,7 @@ class Run:
             "warm": self.warm,
             "environment": dict(self.environment),
             "job": dict(self.payload),
-            **(
-                {"calls": [call.facts() for call in self.calls]}
-                if comes_in_passes(self.job)
-                else {}
-            ),
+            **({"calls": [call.facts() for call in self.calls]} if self.in_passes else {}),
         }
 
 

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+import psutil
+
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.launch import processes
 from converge_harness.launch.check import check_jobs, count_of, require_seed_checkpoints, unchecked
@@ -48,13 +50,17 @@ from converge_harness.launch.private_folder import private_folder, remove_left_b
 from converge_harness.launch.progress import Pace, matrix_eta_s
 from converge_harness.launch.stopping import (
     Looks,
+    keep,
     reached_by,
     stopped_again,
     stopped_error,
     unchanged_stopped,
+    used_again,
 )
+from converge_harness.launch.waiting_groups import MayStart, WaitingGroup, groups_of, may_start
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import (
+    LONG,
     Experiment,
     Job,
     Plan,
@@ -64,6 +70,7 @@ from converge_harness.model import (
     RunStatus,
     Technique,
 )
+from converge_harness.run_folder.checkpoints import is_whole, newest_whole
 from converge_harness.run_folder.layout import seed_checkpoint_of
 from converge_harness.seal import stale
 from converge_harness.store import RunLock, Store
@@ -94,8 +101,7 @@ def run_plan(
     remove_left_behind()  # even if nothing has to run
     records, others = ({}, {}) if options.fresh else finished_runs(plan.jobs, store)
     to_use = () if options.fresh else plan.jobs
-    stopped = unchanged_stopped({job.identity: store.record(job.identity) for job in to_use})
-    again = stopped_again(plan.jobs, stopped, plan.experiment, options, records)
+    again, stopped = used_again(to_use, records, store, plan.experiment, options)
     records |= {identity: replace(each, reused=True) for identity, each in again.items()}
     for identity, why in others.items():
         name = next(job.name for job in plan.jobs if job.identity == identity)
@@ -161,7 +167,8 @@ def _run(
         for job in jobs:
             observer(Queued(time.time(), job))
         place = Machine(store, options, servers, inherited, loopback, private)
-        supervisor = Supervisor(plan.experiment, place, slots, observer)
+        room = waiting_ranks(plan.experiment, jobs)
+        supervisor = Supervisor(plan.experiment, place, slots, room, observer)
         return supervisor.run(jobs, records, stopped, stop)
 
 
@@ -219,12 +226,22 @@ class Supervisor:
     """Runs pending jobs; ``run`` is called once."""
 
     def __init__(
-        self, experiment: Experiment, place: Machine, slots: Slots, observer: Observer
+        self,
+        experiment: Experiment,
+        place: Machine,
+        slots: Slots,
+        room: int,
+        observer: Observer,
     ) -> None:
         self._experiment = experiment
         self._place = place
         self._slots = slots
         self._slot_count = len(slots.free)
+        self._room = room
+        """For how many ranks there is memory in runs that wait for each other."""
+        self._waits: dict[str, tuple[int, ...]] = {}
+        """By identity of a run that may wait, the steps after which it does."""
+        self._groups: tuple[WaitingGroup, ...] = ()
         self._tell = observer
         self._looks = Looks(experiment, place.options, observer)
         self._waiting: list[Job] = []
@@ -234,6 +251,8 @@ class Supervisor:
         self._attempts: dict[str, int] = {}
         self._elsewhere: set[str] = set()
         """Identities that another converge process is running."""
+        self._wanted: dict[str, RunLock] = {}
+        """Tell that process that this one waits for it, by identity."""
         self._earlier: dict[str, RunRecord] = {}
         """By identity, earlier runs of waiting test sets that were stopped, and may be used again
         once what they are judged by has come as far; and where they ended."""
@@ -256,11 +275,12 @@ class Supervisor:
         """
         self._records = dict(finished)
         self._waiting = list(launch_order(pending, tests_last=self._looks.will_stop_any(pending)))
+        self._waits = self._looks.waiting(pending)
+        read_by = self._place.options.read_by
+        self._groups = groups_of(pending, self._waits.keys(), read_by)
         for job in pending:
             if job.role is Role.TEST and (record := stopped.get(job.identity)):
-                self._earlier[job.identity] = record
-                reached = reached_by(job, record.folder)
-                self._ended_at[job.identity] = Training(record.folder, reached)
+                self._remember_earlier(job, record)
         overview_due = 0.0
         try:
             while self._waiting or self._running:
@@ -275,8 +295,8 @@ class Supervisor:
                 time.sleep(self._place.options.poll_s)
         finally:
             self._end(self._running)
-            for run in self._running:
-                run.lock.release()
+            for lock in (*(run.lock for run in self._running), *self._wanted.values()):
+                lock.release()
         return self._records
 
     # ------------------------------------------------------------- starting
@@ -284,16 +304,25 @@ class Supervisor:
     def _start_what_fits(self) -> None:
         for job in list(self._waiting):
             needed = self._records.get(job.needs) if job.needs else None
-            if job.needs and needed is None:
+            if job not in self._waiting or (job.needs and needed is None):
                 continue
             if needed is not None and needed.status is not RunStatus.FINISHED:
                 self._skip(job, needed)
-            elif job.identity in self._earlier and not self._elsewhere:
+            elif job.identity in self._earlier:
                 self._use_again(job)
-            elif self._slots.fits(job.world_size) and not self._place.servers.starting(
-                job.toolchain.name
+            elif (
+                self._slots.fits(job.world_size)
+                and not self._place.servers.starting(job.toolchain.name)
+                and self._may_start(job) is not MayStart.LATER
             ):
                 self._claim(job, needed)
+
+    def _may_start(self, job: Job) -> MayStart:
+        """Whether there is memory for a job beside those that wait, and whether it waits, too."""
+        begun = {run.job.identity for run in self._running}
+        past = {run.job.identity for run in self._running if not run.waits}
+        over = self._records.keys() | past
+        return may_start(job.identity, self._groups, self._room, begun=begun, over=over)
 
     def _use_again(self, job: Job) -> None:
         """Use a set's earlier run, if it would be stopped again; wait while that is not known."""
@@ -303,8 +332,24 @@ class Supervisor:
             return
         del self._earlier[job.identity], self._ended_at[job.identity]
         if again:
-            self._waiting.remove(job)
-            self._conclude(job, replace(record, name=job.name, reused=True))
+            self._use_stopped(job, record)
+
+    def _use_stopped(self, job: Job, record: RunRecord) -> None:
+        """Use a run that was stopped, unless another process has begun to let it train on."""
+        lock = self._place.store.lock(job.identity)
+        if not lock.acquire():
+            return
+        try:
+            if self._place.store.record(job.identity) != record:
+                return
+            keep(job, record, self._place.options)
+        finally:
+            lock.release()
+        self._is_here(job)
+        self._earlier.pop(job.identity, None)
+        self._ended_at.pop(job.identity, None)
+        self._waiting.remove(job)
+        self._conclude(job, replace(record, name=job.name, reused=True))
 
     def _skip(self, job: Job, needed: RunRecord) -> None:
         self._waiting.remove(job)
@@ -328,19 +373,25 @@ class Supervisor:
             if job.identity not in self._elsewhere:
                 self._elsewhere.add(job.identity)
                 self._tell(Waiting(time.time(), job))
+            self._want(job)
             return
         try:
-            self._waiting.remove(job)
-            record = self._record_of_another(job)
-            self._elsewhere.discard(job.identity)
-            if record is None:
-                self._start(job, needed, lock)
-                return
+            stopped = job.identity in self._elsewhere and self._was_stopped(job)
+            record = None if stopped else self._record_of_another(job)
+            if not stopped:
+                self._is_here(job)
+                self._waiting.remove(job)
+                if record is None:
+                    self._start(job, needed, lock)
+                    return
         except BaseException:
             lock.release()
             raise
         lock.release()
-        self._conclude(job, record)
+        if record is None:
+            self._take_over(job)
+        else:
+            self._conclude(job, record)
 
     def _record_of_another(self, job: Job) -> RunRecord | None:
         """Record by another converge process, made after this one looked for finished runs."""
@@ -351,7 +402,62 @@ class Supervisor:
             return None
         return replace(record, name=job.name, reused=True)
 
+    def _want(self, job: Job) -> None:
+        """Tell the process that runs a job that this one waits for it; one of several does."""
+        lock = self._place.store.wanted(job.identity)
+        if job.identity not in self._wanted and lock.acquire():
+            self._wanted[job.identity] = lock
+
+    def _is_here(self, job: Job) -> None:
+        """No other process is waited for any longer because of a job."""
+        self._elsewhere.discard(job.identity)
+        lock = self._wanted.pop(job.identity, None)
+        if lock is not None:
+            lock.release()
+
+    def _was_stopped(self, job: Job) -> bool:
+        """Whether the run of a job that another process had was stopped by it."""
+        record = self._place.store.record(job.identity)
+        return record is not None and record.status is RunStatus.STOPPED
+
+    def _take_over(self, job: Job) -> None:
+        """Use a run that another process has stopped, or let it train on.
+
+        That process may be about to stop other runs, too, without which nobody can know whether
+        this one is of any more use: they are waited for.
+        """
+        store, related = self._place.store, self._related(job)
+        ours = {run.job.identity for run in self._running}
+        if not all(store.lock(each).is_free() for each in related - ours):
+            return
+        known = self._elsewhere | self._earlier.keys()
+        jobs = tuple(each for each in self._waiting if each.identity in known)
+        self._is_here(job)
+        here = {each.identity: store.record(each.identity) for each in jobs}
+        stopped = unchanged_stopped(here)
+        options = self._place.options
+        again = stopped_again(jobs, stopped, self._experiment, options, self._records)
+        for each in jobs:
+            if each.identity in again:
+                self._use_stopped(each, again[each.identity])
+        if job in self._waiting and job.role is Role.TEST and job.identity in stopped:
+            self._remember_earlier(job, stopped[job.identity])
+
+    def _remember_earlier(self, job: Job, record: RunRecord) -> None:
+        self._earlier[job.identity] = record
+        reached = reached_by(job, record.folder)
+        self._ended_at[job.identity] = Training(record.folder, reached)
+
+    def _related(self, job: Job) -> set[str]:
+        """Identities of runs that are stopped together with a job's, if at all; its own, too."""
+        found = {job.identity}
+        for identity, sets in self._place.options.read_by.items():
+            together = {identity, *(each.identity for each in sets)}
+            found |= together if job.identity in together else set()
+        return found
+
     def _start(self, job: Job, needed: RunRecord | None, lock: RunLock) -> None:
+        waits = self._may_start(job) is MayStart.WAITING
         attempt = self._attempts[job.identity] = self._attempts.get(job.identity, 0) + 1
         taken, left = self._slots.take(job.world_size)
         run = start_run(
@@ -361,7 +467,7 @@ class Supervisor:
             slots=taken,
             attempt=attempt,
             lock=lock,
-            waits=self._waits_of(job),
+            waits=self._waits[job.identity] if waits else (),
         )
         self._slots = left
         self._running.append(run)
@@ -383,15 +489,19 @@ class Supervisor:
                 self._leave(run)
             elif not run.rests and (sentence := run.overdue(self._experiment)):
                 self._leave_hung(run, sentence)
+            elif self._is_saving(run):
+                continue
             elif reason := self._why_to_stop(run):
                 self._stop(run, reason)
             else:
                 self._let_rest(run)
 
-    def _waits_of(self, job: Job) -> tuple[int, ...]:
-        """The steps after which a job waits for others: not while it holds GPUs that they need."""
-        can_wait = trainer_of(job.spec).own_rank_code and not self._place.options.gpus
-        return self._looks.waits(job) if can_wait else ()
+    def _is_saving(self, run: Run) -> bool:
+        """Whether a run still writes the checkpoint of the step after which it waits."""
+        if run.last is None or run.last.step not in run.saves:
+            return False
+        form = trainer_of(run.job.spec).checkpoint_form(run.job)
+        return not is_whole(run.folder, run.last.step, form)
 
     def _let_rest(self, run: Run) -> None:
         """Give the slots of a run to others if its ranks wait for them now."""
@@ -400,7 +510,7 @@ class Supervisor:
         run.waits = tuple(step for step in run.waits if step >= run.last.step)
         if run.last.step not in run.waits[:1]:
             return
-        run.rests = True
+        run.rest()
         self._slots = self._slots.give(run.slots)
         self._tell(Resting(time.time(), run.job, run.last.step))
 
@@ -409,16 +519,35 @@ class Supervisor:
         resting = [run for run in self._running if run.rests]
         training = self._training if resting else {}
         for run in resting:
-            step = run.waits[0]
-            # What another converge process runs may wait for this run, or not even know that it is
-            # waited for.
-            if not self._elsewhere and not self._looks.may_train_on(
-                run.job, step, self._records, training
-            ):
-                continue
-            if self._slots.fits(run.job.world_size):
+            if self._trains_on(run, training) and self._slots.fits(run.job.world_size):
                 taken, self._slots = self._slots.take(run.job.world_size)
                 let_train_on(run, taken)
+
+    def _trains_on(self, run: Run, training: Mapping[str, Training]) -> bool:
+        """Whether a run that waits need not wait any longer, but for slots."""
+        step = run.waits[0]
+        # What another converge process runs may wait for this run, or not even know that it is
+        # waited for.
+        return (
+            bool(self._elsewhere)
+            or self._looks.may_train_on(
+                run.job, step, self._records, training, resumes=run.in_passes
+            )
+            or (bool(self._why_to_end(run, step)) and self._has_to_go(run))
+        )
+
+    def _why_to_end(self, run: Run, step: int) -> str:
+        """Why a control or repeat may end after a step; empty if it trains on."""
+        return self._looks.why_to_end(run.job, step, self._records, resumes=run.in_passes)
+
+    def _has_to_go(self, run: Run) -> bool:
+        """Whether another process waits for a run that it would have to begin again."""
+        if run.last is None or run.last.step < LONG:  # it is soon as far
+            return False
+        form = trainer_of(run.job.spec).checkpoint_form(run.job)
+        if newest_whole(run.folder, form) is not None:
+            return False
+        return not self._place.store.wanted(run.job.identity).is_free()
 
     def _new_steps(self, run: Run) -> set[int]:
         """Report the steps that have ended since the last call; return their numbers."""
@@ -435,7 +564,7 @@ class Supervisor:
         error = run.error()
         if error is None:
             self._finish(run, RunStatus.FINISHED, None)
-        elif run.last is None and run.attempt < MAX_ATTEMPTS and is_infrastructure_fault(error):
+        elif not run.made and run.attempt < MAX_ATTEMPTS and is_infrastructure_fault(error):
             self._release(run)
             self._waiting.insert(0, run.job)
             self._tell(Retrying(time.time(), run.job, error.message))
@@ -452,8 +581,8 @@ class Supervisor:
         """Why a run may end now; empty if it trains on, or is not looked at now."""
         if run.last is None:
             return ""
-        if reason := self._looks.why_to_end(run.job, run.last.step, self._records):
-            return reason
+        if reason := self._why_to_end(run, run.last.step):
+            return "" if self._has_to_go(run) else reason
         if not self._looks.is_due(run.job, run.last.step):
             return ""
         return self._looks.why_to_stop(run.job, self._records, self._training)
@@ -497,6 +626,7 @@ class Supervisor:
 
     def _finish(self, run: Run, status: RunStatus, error: RankError | None) -> None:
         record = self._place.store.finish_run(run.record(status, error), run.facts())
+        keep(run.job, record, self._place.options)
         self._walls.append((run.job, record.wall_s))
         self._release(run)
         self._conclude(run.job, record)
@@ -598,6 +728,24 @@ def cpu_slots(cores: int, jobs: Sequence[Job], wanted: int | None) -> Slots:
     """
     largest = max((job.world_size for job in jobs), default=1)
     return Slots.of(range(max(wanted or RANKS_PER_CORE * cores, largest)))
+
+
+WAITING_RANKS_PER_SLOT = 4
+"""How many ranks may be in memory in runs that wait for each other, for each that trains: enough
+for a control of two ranks with four repeats and a set, on two cores.
+"""
+_GIB = 1 << 30
+"""Memory for each rank, those that train included: one of a small model needs about half of it."""
+
+
+def waiting_ranks(experiment: Experiment, jobs: Sequence[Job]) -> int:
+    """How many ranks may be in memory in runs that wait for each other, on this machine's CPUs."""
+    if experiment.waiting_ranks is not None:
+        return experiment.waiting_ranks
+    slots = cpu_slots(len(os.sched_getaffinity(0)), jobs, experiment.cpu_ranks)
+    training = len(slots.free)
+    fit = psutil.virtual_memory().total // _GIB - training
+    return max(min(WAITING_RANKS_PER_SLOT * training, fit), 0)
 
 
 def launch_order(jobs: Iterable[Job], *, tests_last: bool = False) -> tuple[Job, ...]:

@@ -258,8 +258,11 @@ class _Follower:
             return ""
         # A job that another converge process submitted may serve that one's sets, too.
         ours = followed.job.identity in self._submitter.ours
-        if ours and (reason := self._looks.why_to_end(followed.job, last.step, self._records)):
-            return reason
+        if ours:
+            resumes = comes_in_passes(followed.job)
+            reason = self._looks.why_to_end(followed.job, last.step, self._records, resumes=resumes)
+            if reason:
+                return reason
         if not self._looks.is_due(followed.job, last.step):
             return ""
         training = {

@@ -14,6 +14,7 @@ from converge_harness.launch.slurm.backend import Backend, JobState, Phase
 from converge_harness.launch.slurm.batch_script import batch_script
 from converge_harness.launch.slurm.settle import Known, facts, has_ended, settle, skipped
 from converge_harness.launch.slurm.submission import Submission, read_submission
+from converge_harness.launch.stopping import keep
 from converge_harness.model import Cluster, Experiment, Job, RunRecord, RunStatus
 from converge_harness.run_folder.layout import RECORD
 from converge_harness.store import Store, folder_key, read_record
@@ -190,7 +191,9 @@ def conclude(site: Site, known: Known) -> RunRecord | None:
         return None
     try:
         if (known.folder / RECORD).is_file():
-            return replace(read_record(known.folder), name=known.job.name)
+            there = replace(read_record(known.folder), name=known.job.name)
+            keep(known.job, there, site.options)
+            return there
         current = read_submission(known.folder)
         if current is not None:  # None: the run folder was deleted
             if current.job_id != known.submission.job_id:
@@ -202,6 +205,7 @@ def conclude(site: Site, known: Known) -> RunRecord | None:
         record = settle(known)
         if record is not None:
             record = site.store.finish_run(record, facts(known))
+            keep(known.job, record, site.options)
         return record
     finally:
         lock.release()

@@ -49,7 +49,7 @@ from converge_harness.launch.slurm.job_status import (
 )
 from converge_harness.launch.slurm.settle import Known, facts, has_ended, skipped
 from converge_harness.launch.slurm.submission import Submission, read_submission, write_submission
-from converge_harness.launch.stopping import stopped_again, unchanged_stopped
+from converge_harness.launch.stopping import used_again
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import Job, Plan, RankError, RunRecord, RunStatus
 from converge_harness.run_folder.layout import (
@@ -125,8 +125,7 @@ def prepare_plan(plan: Plan, site: Site, observer: Observer, stop: Interruption)
         statuses[identity] = _reused(job_status, job_status.record, observer)
     records = PreparedPlan(statuses, tuple(todo)).records
     if not fresh:
-        stopped = unchanged_stopped({job.identity: statuses[job.identity].record for job in todo})
-        again = stopped_again(todo, stopped, site.experiment, site.options, records)
+        again, _ = used_again(todo, records, site.store, site.experiment, site.options)
         for identity, record in again.items():
             statuses[identity] = _reused(statuses[identity], record, observer)
         todo = [job for job in todo if job.identity not in again]

@@ -101,7 +101,7 @@ def read_run(folder: Path) -> Evidence:
         "of_repeats": trainer_of_document(job).default_spec().keys.of_repeats,
         "frozen_steps": int(job.get("frozen") or 0),
         "struck": read_struck(folder),
-        "restarts": _restarts(folder, job),
+        "restarts": _restarts(folder, job, in_passes=bool(passes)),
     }
     if passes:
         merged = merge(passes, job.get("steps", passes[-1].metrics.expected_steps), **known)
@@ -315,9 +315,12 @@ def _recovery(job: JobDocument) -> Recovery | None:
     )
 
 
-def _restarts(folder: Path, job: JobDocument) -> RestartOwner | None:
+def _restarts(folder: Path, job: JobDocument, *, in_passes: bool) -> RestartOwner | None:
     """Who restarts the run; None if nobody does, or if an older job does not say it."""
     restarts = (job.get("recovery") or {}).get("restarts")
+    planned = job.get("segments") or job.get("checkpoint_every") is not None or not job
+    if in_passes and not planned:  # it wrote its checkpoints where it waited for other runs
+        return RestartOwner.USER
     try:
         return None if restarts is None else RestartOwner(restarts)
     except ValueError as error:

@@ -317,12 +317,14 @@ class _Runs:
                 tokens_per_step=_tokens_per_step(job, evidence),
             )
         if record:
+            in_passes = bool(evidence and evidence.passes)
+            command = _command(record, job, self.source, in_passes=in_passes)
             view = replace(
                 view,
                 wall_s=record.wall_s,
                 reused=record.reused,
                 requeues=record.requeues,
-                command=from_here(shlex.join(_command(record, job, self.source)), self.here),
+                command=from_here(shlex.join(command), self.here),
                 error=plain_error(record.error),
             )
         if evidence and not job:
@@ -407,14 +409,17 @@ class _Runs:
         return self.repeats.get(key, {})
 
 
-def _command(record: RunRecord, job: Job | None, source: Path | None) -> tuple[str, ...]:
+def _command(
+    record: RunRecord, job: Job | None, source: Path | None, *, in_passes: bool
+) -> tuple[str, ...]:
     """The command that repeats a run; empty when it is not known.
 
     The launcher's command is that of one pass. In a run's own folder it would resume from what is
     there, and the faults of a script strike once. A user's program needs more than its argv: a
     folder to write to, variables, and the folder that it is started in.
     """
-    if job is None or (job.spec.trainer.can.repeatable_argv and not job.spec.resumes):
+    resumes = in_passes or (job is not None and job.spec.resumes)
+    if job is None or (job.spec.trainer.can.repeatable_argv and not resumes):
         return record.argv
     return ("converge", "run", str(source), "--only", job.name, "--fresh") if source else ()
 

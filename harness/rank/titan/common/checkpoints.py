@@ -33,8 +33,9 @@ def checkpoint_settings(job: RankJob) -> Iterator[tuple[str, Any]]:
         yield "checkpoint.enable", True
         yield "checkpoint.load_only", False
         yield "checkpoint.folder", CHECKPOINTS
-        # At which of its multiples a checkpoint is really written, the watched save decides.
-        yield "checkpoint.interval", job.checkpoint_every or job.last_step
+        # The watched save decides at which steps a checkpoint is really written. A run that waits
+        # writes them at other steps than when it continues: its config stays the same.
+        yield "checkpoint.interval", 1
         yield "checkpoint.async_mode", "disabled"
         yield "checkpoint.keep_latest_k", 0
     elif job.seed_checkpoint:
