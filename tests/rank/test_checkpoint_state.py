@@ -39,7 +39,7 @@ def state_of(place, folder, *, forget=()):
     mine = folder if dist.get_rank() == 0 else None
     after = PostStepSamples(rows, [optimizer], CPU)
     tensors = TensorSamples(rows, None, CPU, after, BufferSamples([], CPU))
-    StateSamples(tensors, after, [optimizer], mine).write(SAVED, 3, COUNTERS)
+    StateSamples(tensors, after, [optimizer], mine).write(SAVED, 3, COUNTERS, ("a1", "b2"))
     dist.barrier()
     with np.load(folder / "saved-step-00000003.npz") as arrays:
         return dict(arrays)
@@ -70,6 +70,7 @@ def forgotten_state(folder):
     assert np.isnan(found["state_steps"][1])
     assert np.isfinite(found["parameters_sketch"]).all()
     assert np.isfinite(found["state_sketch"][[0, 2, 3]]).all()
+    assert found["random_states"].tolist() == ["a1", "b2"]
     assert (found["lr"], found["tokens_seen"], found["samples_consumed"]) == (1e-3, 2**40, -1)
 
 

@@ -139,8 +139,8 @@ def state_lost(context: Context) -> Cause | None:
 @signature(
     Basis.RECORDED,
     Stage.RESUME,
-    # A pass that goes on from another step replays with other values.
-    overrides=("replayed_otherwise",),
+    # A pass that goes on from another step draws other numbers.
+    overrides=("random_numbers_lost",),
 )
 def not_continued(context: Context) -> Cause | None:
     """A pass went on from another place, or with other counters."""

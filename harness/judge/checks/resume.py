@@ -29,6 +29,7 @@ from converge_harness.judge.checks.question import (
 )
 from converge_harness.judge.compare.curves import relative_difference
 from converge_harness.judge.compare.floors import FLOORS
+from converge_harness.judge.compare.random_states import repeated
 from converge_harness.judge.degrees import degrees_of, ranks
 from converge_harness.judge.in_force import unlike_a_repeat
 from converge_harness.judge.resume.faults import (
@@ -533,13 +534,25 @@ def badly_continued(evidence: Evidence, spec: SetSpec | None = None) -> Flaw | N
     for finding in _findings(evidence, spec):
         if finding.outcome in (Outcome.FAIL, Outcome.INVALID):
             return Flaw(f"{how} {finding.detail}", finding.onset)
-    return _other_config(evidence)
+    return _draws_again(evidence, how) or _other_config(evidence)
 
 
 def _findings(evidence: Evidence, spec: SetSpec | None) -> Iterator[CheckResult]:
     yield passes_continuous.ask(test=evidence, spec=spec)
     yield state_restored.ask(test=evidence, control=evidence, spec=spec)
     yield replays_agree.ask(test=evidence)
+
+
+def _draws_again(evidence: Evidence, how: str) -> Flaw | None:
+    """Random numbers that start over where a pass begins.
+
+    Its second step counts, too: in the first one a loader may draw a seed of its own.
+    """
+    found = repeated(evidence)
+    begins = {each.loaded_step for each in evidence.passes if each.loaded_step}
+    if found is None or begins.isdisjoint({found.step - 1, found.step - 2}):
+        return None
+    return Flaw(f"{how} draws the random numbers of step {found.of} again", found.step)
 
 
 def _other_config(evidence: Evidence) -> Flaw | None:

@@ -50,13 +50,14 @@ class StateSamples:
         self._folder = folder
 
     @torch.no_grad()
-    def write(self, event: str, step: int, counters: Counters) -> None:
+    def write(self, event: str, step: int, counters: Counters, random: Sequence[str]) -> None:
         """Sketch the current state. Collective over the world.
 
         Args:
             event: ``layout.SAVED`` or ``layout.LOADED``, the prefix of the file's name.
             step: of the checkpoint.
             counters: the current ones.
+            random: of every rank, a digest of its random generators' states.
         """
         states, left = self._after.finish()
         rows = [self._tensors.parameter_rows()]
@@ -71,6 +72,7 @@ class StateSamples:
         shape = (len(states), len(parameters), SUMS)
         arrays["state_sketch"] = sketches.reshape(shape).swapaxes(0, 1)
         arrays |= {name: np.array(value) for name, value in asdict(counters).items()}
+        arrays["random_states"] = np.array(random, dtype=np.str_)
         write_arrays(self._folder / arrays_name(event, step), arrays)
 
     def _kept(self, state: str) -> Callable[[torch.Tensor], torch.Tensor | None]:

@@ -44,6 +44,11 @@ def checkpoint_settings(job: RankJob) -> Iterator[tuple[str, Any]]:
         yield "checkpoint.initial_load_path", str(job.seed_checkpoint)
 
 
+def stateful_parts(trainer: Any) -> list[Any]:
+    """What a checkpoint consists of, and what injected code has added; nothing if there is none."""
+    return list(getattr(trainer.checkpointer, "states", {}).values())
+
+
 def watch_checkpoints(trainer: Any, job: RankJob, recorder: StepRecorder) -> None:
     """Save and stop where the job says, and leave evidence of each save and load.
 
