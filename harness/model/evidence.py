@@ -249,6 +249,10 @@ class StateSample:
     """The trainer's own counter of tokens, over all ranks; None if it has none."""
     samples_consumed: int | None
     """Samples that the ranks have received in total; None if the loader does not say."""
+    buffers: BufferRows | None = None
+    """Buffers that a checkpoint of the model has; None if not recorded."""
+    schedule_steps: int | None = None
+    """Steps of the schedule of the learning rate; None if it is not seen or not recorded."""
     random_states: tuple[str, ...] = ()
     """By rank, a digest of the states of its random generators; empty if not recorded."""
 

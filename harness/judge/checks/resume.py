@@ -53,6 +53,7 @@ from converge_harness.judge.resume.passes import (
     never_interrupted,
 )
 from converge_harness.judge.resume.saved_state import (
+    BUFFERS,
     PARAMETERS,
     RESTORED,
     StatePart,
@@ -106,7 +107,7 @@ def passes_continuous(test: Evidence, spec: SetSpec | None) -> CheckResult:
 
 @check(Tier.RESUME)
 def state_restored(test: Evidence, control: Evidence, spec: SetSpec | None) -> CheckResult:
-    """Parameters, optimizer state and lr right after every load are those that were saved.
+    """Parameters, optimizer state, buffers and lr right after every load are those that were saved.
 
     Compared by sketches of whole tensors, so across a change of degrees too: all tensors that the
     runs' samples know. A run that never loaded a checkpoint of its own tests no resume.
@@ -201,11 +202,12 @@ def lost_text(lost: Lost) -> str:
     """``exp_avg of 12 of 12 parameters is off by up to 1 (output.weight)``, every part."""
     parts = []
     for part in lost.off:
-        what = part.name if part.name != PARAMETERS else "the value"
+        what = part.name if part.name not in (PARAMETERS, BUFFERS) else "the value"
+        kind = BUFFERS if part.name == BUFFERS else "parameters"
         most = float(part.difference[part.off[0]])
         off = f"off by up to {most:.2g}" if np.isfinite(most) else "missing, zero or NaN"
         parts.append(
-            f"{what} of {part.off.size} of {len(part.tensors)} parameters is {off} "
+            f"{what} of {part.off.size} of {len(part.tensors)} {kind} is {off} "
             f"({part.tensors[part.off[0]]})"
         )
     if lost.lr is not None:

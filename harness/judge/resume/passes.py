@@ -19,6 +19,7 @@ TOKENS_SEEN = "tokens seen"
 """A counter that only logs and dashboards read."""
 
 SAMPLES = "samples consumed"
+SCHEDULE = "steps of the learning-rate schedule"
 FROM_ELSEWHERE = "started from neither a checkpoint of the run nor the job's seed checkpoint"
 
 
@@ -213,6 +214,7 @@ def _counters(load: Load, *, counts: bool) -> Iterator[Gap]:
     for what, now, before in (
         (TOKENS_SEEN, loaded.tokens_seen, saved.tokens_seen),
         (SAMPLES, loaded.samples_consumed, saved.samples_consumed),
+        (SCHEDULE, loaded.schedule_steps, saved.schedule_steps),
     ):
         if now is None and before is None:
             if counts and what == SAMPLES:

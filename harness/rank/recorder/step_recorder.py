@@ -147,7 +147,11 @@ class StepRecorder:
             BufferSamples(view.model_parts, view.device),
         )
         self._state = StateSamples(
-            self._samples, after, view.optimizers, written and written / STATE
+            self._samples,
+            after,
+            view.optimizers,
+            BufferSamples(view.model_parts if job.resumes else (), view.device, persistent=True),
+            written and written / STATE,
         )
         self._replicas = ReplicaCheck(view)
         self._activations = activation_samples(view, job, written)

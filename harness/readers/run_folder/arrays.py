@@ -218,6 +218,10 @@ def read_state(path: Path, prefix: str) -> StateSample:
         trainer_step=_counter(path, arrays, "trainer_step"),
         tokens_seen=_known(path, arrays, "tokens_seen"),
         samples_consumed=_known(path, arrays, "samples_consumed"),
+        buffers=_buffers(path, arrays),
+        schedule_steps=(
+            _known(path, arrays, "schedule_steps") if "schedule_steps" in arrays else None
+        ),
         random_states=_random_states(path, arrays),
     )
 

@@ -112,6 +112,7 @@ def counters(trainer: Any) -> Counters:
         trainer_step=trainer.step,
         tokens_seen=int(tokens),
         samples_consumed=int(trainer.dataloader.state_dict().get("consumed", UNKNOWN)),
+        schedule_steps=int(trainer.lr_schedulers.state_dict()["last_epoch"]),
     )
 
 
