@@ -32,7 +32,7 @@ set = { "checkpoint.exclude_from_loading" = ["optimizer"] }
 kind = "elastic"
 name = "without_schedule"
 segments = [{ until = 2, dp_shard = 2 }, { until = 6, dp_shard = 1 }]
-set = { "checkpoint.exclude_from_loading" = ["lr_scheduler"] }
+set = { "checkpoint.exclude_from_loading" = ["lr_scheduler"], "checkpoint.async_mode" = "async" }
 
 [[test]]
 kind = "fault"
@@ -42,6 +42,7 @@ checkpoint_every = 2
 restarts = "torchrun"
 recover_within_s = 240
 faults = [{ kind = "kill", step = 4, rank = 1 }]
+set = { "checkpoint.async_mode" = "async" }
 [[test]]
 kind = "fault"
 name = "torn"

@@ -1001,3 +1001,22 @@ def test_a_crash_in_the_middle_of_a_pass_is_no_crash_at_a_resume():
     half = a_pass(2, 8, 11, ONE, segment=1)
     test = replace(resumed(ELASTIC_PASSES[0], half), status=RunStatus.CRASHED, error=ERROR)
     assert "at the resume" not in judged(test, ELASTIC_SPEC).cause
+
+
+@pytest.mark.parametrize(("mode", "outcome"), [("async", Outcome.PASS), ("disabled", INVALID)])
+def test_a_checkpoint_that_was_still_being_written_was_not_promised(mode, outcome):
+    """torchtitan waits for the one before, so only the newest may be missing."""
+    config = {**ran(FSDP2)["config"], "checkpoint.async_mode": mode}
+    in_force = {**ran(FSDP2), "config": config}
+    script = (Fault(FaultKind.KILL, 10, rank=1),)
+    struck = (Struck(0, "kill", 10, 1990.0, number=1),)
+    first = a_pass(1, 0, 9, saves=[4, 8], whole=(4,), in_force=in_force)
+    second = a_pass(2, 4, STEPS, saves=[8, 12, 16], ended=True, in_force=in_force)
+    late = resumed(first, second, struck=struck)
+    verdict = judged(late, fault_spec(faults=script))
+    assert answer(verdict, "passes-continuous").outcome is outcome
+    never = resumed(
+        replace(first, saved=(), whole=()), replace(second, loaded_step=0), struck=struck
+    )
+    found = answer(judged(never, fault_spec(faults=script)), "passes-continuous")
+    assert found.outcome is not Outcome.PASS

@@ -160,11 +160,18 @@ def _promised(evidence: Evidence, spec: SetSpec, each: Pass) -> list[int]:
         due = each.steps[
             (each.steps <= reached) & (each.steps % spec.recovery.checkpoint_every == 0)
         ]
-        return [int(step) for step in due]
+        # What was still written in the background when the pass died was not promised.
+        finished = due if each.ended or not _saves_in_background(each) else due[:-1]
+        return [int(step) for step in finished]
     if each.segment is None or each.segment >= len(spec.segments) or not each.ended:
         return []
     until = spec.segments[each.segment].until
     return [until] if until < last else []
+
+
+def _saves_in_background(each: Pass) -> bool:
+    mode = ((each.in_force or {}).get("config") or {}).get("checkpoint.async_mode")
+    return mode not in (None, "disabled")
 
 
 def _wrong_start(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:

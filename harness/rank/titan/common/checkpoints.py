@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from converge_harness.run_folder.checkpoints import write_manifest
 from converge_harness.run_folder.job import RankJob
 from converge_harness.run_folder.layout import CHECKPOINTS, checkpoint_of
 
+ASYNC_MODE = "checkpoint.async_mode"
+
 
 def checkpoint_settings(job: RankJob) -> Iterator[tuple[str, Any]]:
     """What a job means for the trainer's table ``checkpoint``."""
@@ -35,7 +38,7 @@ def checkpoint_settings(job: RankJob) -> Iterator[tuple[str, Any]]:
         yield "checkpoint.folder", CHECKPOINTS
         # At which of its multiples a checkpoint is really written, the watched save decides.
         yield "checkpoint.interval", job.checkpoint_every or job.last_step
-        yield "checkpoint.async_mode", "disabled"
+        yield ASYNC_MODE, job.overrides.get(ASYNC_MODE, "disabled")
         yield "checkpoint.keep_latest_k", 0
     elif job.seed_checkpoint:
         yield "checkpoint.enable", True
@@ -71,8 +74,12 @@ def watch_checkpoints(trainer: Any, job: RankJob, recorder: StepRecorder) -> Non
             return False
         recorder.on_save(curr_step, counters(trainer))
         saved = save(curr_step, last_step=last_step)
+        writing = getattr(checkpointer, "save_future", None)
         if dist.get_rank() == 0:
-            write_manifest(checkpoint_of(job.run_folder, curr_step), curr_step, recorder.folder)
+            leave = functools.partial(leave_manifest, job, recorder.folder, curr_step)
+            leave() if writing is None else writing.add_done_callback(leave)
+        if writing is not None and curr_step == job.last_step:
+            writing.result()  # the segment ends here, and its process with it
         return saved
 
     def watched_continues() -> bool:
@@ -85,6 +92,17 @@ def watch_checkpoints(trainer: Any, job: RankJob, recorder: StepRecorder) -> Non
     checkpointer.dcp_load = watched_load
     checkpointer.save = watched_save
     trainer.should_continue_training = watched_continues
+
+
+def leave_manifest(
+    job: RankJob, of_pass: Path, step: int, written: Future[Any] | None = None
+) -> None:
+    """Once a checkpoint is complete, which was written in the background if there is a future.
+
+    Rank 0 writes its last file, once all ranks have written theirs.
+    """
+    if written is None or written.exception() is None:
+        write_manifest(checkpoint_of(job.run_folder, step), step, of_pass)
 
 
 def move_loaded_weights(trainer: Any, seed: int) -> None:
