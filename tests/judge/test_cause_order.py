@@ -32,7 +32,7 @@ BEFORE_THE_RULE = {
         one_step rounding_growth curves_part
     """,
     ComparisonKind.DRAWING: """
-        random_numbers_lost not_finite other_input ranks_draw_alike no_gradient replicas initial
+        not_finite random_numbers_lost other_input ranks_draw_alike no_gradient replicas initial
         metric_only drawn_otherwise scaled_at_frozen_weights beyond_rounding
     """,
 }

@@ -9,7 +9,7 @@ from judge_examples import STEPS, judge, run, spec, with_signals
 from resume_examples import ELASTIC, ELASTIC_PASSES, ELASTIC_SPEC, state
 
 from converge_harness.judge.checks.resume import badly_continued
-from converge_harness.judge.compare.random_states import Repeat, parted, repeated, shared
+from converge_harness.judge.compare.random_states import DrawnAgain, parted, repeated, shared
 from converge_harness.model import CauseClass, Judgement, Outcome, RestartOwner
 
 OWN = tuple(f"{step:016x}" for step in range(1, STEPS + 1))
@@ -171,4 +171,4 @@ def test_starting_over_is_found_wherever_two_steps_follow(resumed, length):
     others = tuple(f"{step:x} seeded anew" for step in range(STEPS))
     again = (OWN[: resumed - 1] + OWN[:length] + others)[:STEPS]
     found = repeated(drawn(run("t"), again), drawn(run("c"), OWN))
-    assert found == (Repeat(resumed, 1) if length > 1 else None)
+    assert found == (DrawnAgain(resumed, 1) if length > 1 else None)

@@ -15,7 +15,7 @@ import numpy as np
 from converge_harness.model import Evidence
 
 
-class Repeat(NamedTuple):
+class DrawnAgain(NamedTuple):
     """A step that draws the random numbers of an earlier one."""
 
     step: int
@@ -45,7 +45,7 @@ def _drawn(run: Evidence) -> dict[int, str]:
     return {step: state for step, state in states if state}
 
 
-def repeated(test: Evidence, control: Evidence | None = None) -> Repeat | None:
+def repeated(test: Evidence, control: Evidence | None = None) -> DrawnAgain | None:
     """The first step from which on a run draws numbers again that it has drawn before.
 
     None also where the control repeats the same step, as if it were seeded anew on purpose, or
@@ -61,7 +61,7 @@ def repeated(test: Evidence, control: Evidence | None = None) -> Repeat | None:
         if of == step or all_of_ours[step + 1] not in following:
             continue
         if control is None or (step in theirs and theirs[step] != theirs.get(of)):
-            return Repeat(step, of)
+            return DrawnAgain(step, of)
     return None
 
 

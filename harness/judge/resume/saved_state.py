@@ -118,8 +118,8 @@ def _places(names: tuple[str, ...], wanted: tuple[str, ...]) -> Integers:
 
 def _taken(values: Floats, rows: Integers) -> Floats:
     """Rows of an array; NaN where there is none."""
-    taken = values[np.maximum(rows, 0)].astype(np.float64)
-    taken[rows < 0] = np.nan
+    taken = np.full((rows.size, *values.shape[1:]), np.nan)
+    taken[rows >= 0] = values[rows[rows >= 0]]
     return taken
 
 
