@@ -1,5 +1,7 @@
 """Experiment files of ``test_resumed_runs.py``: those of ``experiments/`` cut down."""
 
+from real_matrices import INJECTIONS
+
 RESUMED = """
 schema = 1
 repeats = ["rerun", "ulp", "ulp.2"]
@@ -62,6 +64,18 @@ faults = [{ kind = "preempt", step = 3 }]
 kind = "space_time"
 name = "st"
 product = 2
+"""
+RESUMED += f"""
+[[test]]
+kind = "fault"
+name = "writes_later_weights"
+inject = "{INJECTIONS}:writes_later_weights"
+parallelism.dp_shard = 2
+checkpoint_every = 2
+restarts = "torchrun"
+recover_within_s = 240
+faults = [{{ kind = "kill", step = 5, rank = 1 }}]
+set = {{ "checkpoint.async_mode" = "async" }}
 """
 
 STOCK = """
