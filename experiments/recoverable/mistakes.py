@@ -50,6 +50,13 @@ class RandomNotSaved(Training):
         del states
 
 
+class OneRandomState(Training):
+    """Every rank goes on with the random numbers of rank 0, so all of them drop the same units."""
+
+    def restore_random(self, states: list[torch.Tensor]) -> None:
+        torch.set_rng_state(states[0])
+
+
 class RankZeroAloneLoads(Training):
     """As if DDP gave other ranks the optimizer, too, when it wraps a model that rank 0 loaded."""
 
@@ -75,6 +82,7 @@ MISTAKES: dict[str, type[Training]] = {
     "schedule_not_saved": ScheduleNotSaved,
     "sampler_starts_over": SamplerStartsOver,
     "random_not_saved": RandomNotSaved,
+    "one_random_state": OneRandomState,
     "rank_zero_alone_loads": RankZeroAloneLoads,
     "rate_scaled_by_ranks": RateScaledByRanks,
 }

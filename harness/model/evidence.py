@@ -249,6 +249,12 @@ class StateSample:
     """The trainer's own counter of tokens, over all ranks; None if it has none."""
     samples_consumed: int | None
     """Samples that the ranks have received in total; None if the loader does not say."""
+    buffers: BufferRows | None = None
+    """Buffers that a checkpoint of the model has; None if not recorded."""
+    schedule_steps: int | None = None
+    """Steps of the schedule of the learning rate; None if it is not seen or not recorded."""
+    random_states: tuple[str, ...] = ()
+    """By rank, a digest of the states of its random generators; empty if not recorded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -280,6 +286,8 @@ class Pass:
     """State at every checkpoint that it wrote, in order."""
     whole: tuple[int, ...] = ()
     """Steps of the checkpoints whose save had returned, in order."""
+    random_states: tuple[str | None, ...] = ()
+    """As in ``Evidence``."""
 
     def up_to(self, step: int) -> Pass:
         """This pass as if the run had ended with ``step``."""
@@ -289,6 +297,7 @@ class Pass:
             steps=self.steps[:count],
             signals={name: column[:count] for name, column in self.signals.items()},
             batch_digests=self.batch_digests[:count],
+            random_states=self.random_states[:count],
             ended=self.ended or step in self.steps,
             saved=tuple(each for each in self.saved if each.step <= step),
             whole=tuple(each for each in self.whole if each <= step),
@@ -335,6 +344,13 @@ class Evidence:
     """A 16-digit hex digest of the global batch per step; empty if the source has none."""
     batch_agrees: tuple[bool | None, ...] = ()
     """Whether all ranks of a data-parallel coordinate saw the same samples."""
+    random_states: tuple[str | None, ...] = ()
+    """Per step a 16-digit hex digest of the states that random generators had before it, of those
+    that the ranks drew from; "" for a step that drew nothing, None for one of which that is not
+    recorded. Empty if the source has none."""
+    random_shared: tuple[bool | None, ...] = ()
+    """Whether ranks that train on other samples drew the same numbers; None where fewer than two
+    data-parallel coordinates drew, or where it is not recorded."""
     in_force: Mapping[str, Any] | None = None
     """``in_force.json``: the config that was really used; None if the source has none (an integrity
     check says so).
@@ -423,6 +439,8 @@ class Evidence:
             signals={name: column[:count] for name, column in self.signals.items()},
             batch_digests=self.batch_digests[:count],
             batch_agrees=self.batch_agrees[:count],
+            random_states=self.random_states[:count],
+            random_shared=self.random_shared[:count],
             samples=tuple(each for each in self.samples if each.step <= step),
             replicas=tuple(each for each in self.replicas if each.step <= step),
             replayed=tuple(each for each in self.replayed if each <= step),

@@ -344,6 +344,7 @@ class ProbedLoop:
             copies=wrapped.copies,
             shows_modules=shows_modules,
             loss_is_local=True,
+            frames_steps=False,
             logits_optional=True,
         )
 

@@ -35,6 +35,7 @@ KEYS = frozenset(
         *("clipped_norm", "state_names", "state_norm", "state_steps", "state_sketch"),
         *("buffer_names", "buffer_sizes", "buffer_norm", "buffer_sketch"),
         *("lr", "trainer_step", "tokens_seen", "samples_consumed"),
+        *("schedule_steps", "random_states"),
         *("loss", "batch_digests", "problems", "again_sketch"),
         *("modules", "tensors", "widths", "same_as", "forward", "backward"),
     }

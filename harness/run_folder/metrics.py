@@ -57,6 +57,11 @@ SIGNALS = (
 """Keys of the numbers in a step's line."""
 BATCH_DIGEST = "batch_digest"
 BATCH_AGREES = "batch_agrees"
+RANDOM_STATE = "random_state"
+"""Digest of the random generators' states before the step, of those that it drew from, over all
+ranks; empty if it drew nothing."""
+RANDOM_SHARED = "random_shared"
+"""Whether ranks that train on other samples drew the same numbers; null if fewer than two drew."""
 MISSING_NAMES = "grads_missing_names"
 PROBLEMS = "problems"
 

@@ -1,5 +1,7 @@
 """Experiment files of ``test_resumed_runs.py``: those of ``experiments/`` cut down."""
 
+from real_matrices import INJECTIONS
+
 RESUMED = """
 schema = 1
 repeats = ["rerun", "ulp", "ulp.2"]
@@ -32,7 +34,7 @@ set = { "checkpoint.exclude_from_loading" = ["optimizer"] }
 kind = "elastic"
 name = "without_schedule"
 segments = [{ until = 2, dp_shard = 2 }, { until = 6, dp_shard = 1 }]
-set = { "checkpoint.exclude_from_loading" = ["lr_scheduler"] }
+set = { "checkpoint.exclude_from_loading" = ["lr_scheduler"], "checkpoint.async_mode" = "async" }
 
 [[test]]
 kind = "fault"
@@ -42,6 +44,7 @@ checkpoint_every = 2
 restarts = "torchrun"
 recover_within_s = 240
 faults = [{ kind = "kill", step = 4, rank = 1 }]
+set = { "checkpoint.async_mode" = "async" }
 [[test]]
 kind = "fault"
 name = "torn"
@@ -61,6 +64,18 @@ faults = [{ kind = "preempt", step = 3 }]
 kind = "space_time"
 name = "st"
 product = 2
+"""
+RESUMED += f"""
+[[test]]
+kind = "fault"
+name = "writes_later_weights"
+inject = "{INJECTIONS}:writes_later_weights"
+parallelism.dp_shard = 2
+checkpoint_every = 2
+restarts = "torchrun"
+recover_within_s = 240
+faults = [{{ kind = "kill", step = 5, rank = 1 }}]
+set = {{ "checkpoint.async_mode" = "async" }}
 """
 
 STOCK = """

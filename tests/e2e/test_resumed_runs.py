@@ -36,6 +36,7 @@ def test_verdicts_of_resumed_runs(resumed):
         "killed": "PASS",
         "torn": "PASS",
         "too_late": "FAIL",
+        "writes_later_weights": "FAIL",
         "st_fsdp2_acc1": "PASS",
         "st_fsdp1_acc2": "PASS",
         "st_ddp2": "PASS",
@@ -71,6 +72,9 @@ def test_state_that_a_resume_leaves_out_is_named(resumed):
     assert "exp_avg" in tests["without_optimizer"]["cause"]
     assert tests["without_optimizer"]["onset_step"] == 3
     assert tests["without_schedule"]["cause_class"] == "learning rate"
+    assert tests["without_schedule"]["onset_step"] == 3
+    assert tests["writes_later_weights"]["cause_class"] == "state lost"
+    assert "parameters and optimizer state" in tests["writes_later_weights"]["cause"]
 
 
 def test_recovery_is_timed_and_replays_are_compared(resumed):

@@ -305,6 +305,16 @@ WRONG = {
         + 'faults = [{ kind = "agent_loss", step = 6, node = 0 }]\n',
         ["faults[0].node", "rendezvous store"],
     ),
+    "half a checkpoint that is written in the background": (
+        FAULT
+        + 'checkpoint_every = 5\nfaults = [{ kind = "ckpt_torn", step = 5 }]\n'
+        + 'set = { "checkpoint.async_mode" = "async" }\n',
+        ["set.checkpoint.async_mode", "ckpt_torn strikes while a step writes", "leave one of"],
+    ),
+    "a checkpoint in pinned memory": (
+        FAULT + SCRIPT + 'set = { "checkpoint.async_mode" = "async_with_pinned_mem" }\n',
+        ["set.checkpoint.async_mode", "which converge cannot judge", "'disabled' or 'async'"],
+    ),
     "a product of one": (
         SPACE_TIME.replace("product = 2", "product = 1"),
         ["product", "greater than or equal to 2"],
@@ -342,6 +352,13 @@ def test_a_fault_that_is_refused_takes_no_node_from_those_after_it(problems):
     problem, *others = problems(FAULT + "nodes = [1, 2]\n" + script)
     assert "faults[1].rank" in problem  # the loss happens
     assert others == []
+
+
+def test_checkpoints_may_be_written_in_the_background(load):
+    mode = {"checkpoint.async_mode": "async"}
+    text = FAULT + SCRIPT + 'set = { "checkpoint.async_mode" = "async" }\n'
+    (test,) = load(text).tests
+    assert mode.items() <= test.overrides.items()
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -151,6 +151,8 @@ def run(
         },
         batch_digests=tuple(f"{step:016x}" for step in range(STEPS)),
         batch_agrees=tuple(True for _ in range(STEPS)),
+        random_states=("",) * STEPS,
+        random_shared=(None,) * STEPS,
         in_force=in_force(parallelism),
         expected_steps=STEPS,
         samples=SAMPLES,

@@ -47,6 +47,7 @@ def state(step: int, **changes: Any) -> StateSample:
         trainer_step=step,
         tokens_seen=1000 * step,
         samples_consumed=BATCH * step,
+        schedule_steps=step,
     )
     return replace(sample, **changes)
 

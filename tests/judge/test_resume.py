@@ -29,6 +29,7 @@ from resume_examples import (
 )
 
 from converge_harness.model import (
+    BufferRows,
     Capabilities,
     CauseClass,
     Column,
@@ -53,6 +54,29 @@ from converge_harness.report.view.tolerances import notes
 
 CONTROL = run("control")
 NEW_DATA = tuple(f"{step:016x}" for step in range(900, 900 + STEPS))
+
+
+def buffers(norm: float | None) -> BufferRows:
+    """One buffer of this norm, or none at all."""
+    names = () if norm is None else ("router.bias",)
+    sketch = np.full((len(names), 64), (norm or 0) / 8)
+    return BufferRows(names, np.full(len(names), 4), np.full(len(names), norm or 0.0), sketch)
+
+
+def with_buffers(saved: float | None, loaded: float | None) -> Evidence:
+    """The elastic run whose first checkpoint has a buffer."""
+    first = replace(ELASTIC_PASSES[0], saved=(state(8, buffers=buffers(saved)),))
+    second = replace(ELASTIC_PASSES[1], loaded=state(8, buffers=buffers(loaded)))
+    return replace(ELASTIC, passes=(first, second, ELASTIC_PASSES[2]))
+
+
+def test_buffers_that_come_back_pass_and_those_that_do_not_are_named():
+    right = judged(with_buffers(4.0, 4.0), ELASTIC_SPEC)
+    assert right.judgement is Judgement.PASS, right.cause
+    assert judged(with_buffers(0.0, 0.0), ELASTIC_SPEC).judgement is Judgement.PASS
+    wrong = judged(with_buffers(4.0, 2.0), ELASTIC_SPEC)
+    assert wrong.cause_class is CauseClass.STATE
+    assert wrong.cause.startswith("buffers lost at the resume: ")
 
 
 def judged(test: Evidence, test_spec: SetSpec):
@@ -191,6 +215,30 @@ ELASTIC_CASES = {
         with_loaded(ELASTIC, 2, samples_consumed=None),
         INVALID,
         "samples consumed are recorded on one side only",
+    ),
+    "the schedule": (
+        "passes-continuous",
+        with_loaded(ELASTIC, 2, schedule_steps=0),
+        FAIL,
+        "steps of the learning-rate schedule: 0 in pass 2, which loads step 8 (FSDP 2 -> one rank)",
+    ),
+    "the schedule of one side": (
+        "passes-continuous",
+        with_loaded(ELASTIC, 2, schedule_steps=None),
+        INVALID,
+        "steps of the learning-rate schedule are recorded on one side only",
+    ),
+    "a buffer": (
+        "state-restored",
+        with_buffers(4.0, 2.0),
+        FAIL,
+        "the value of 1 of 1 buffers is off by up to 1 (router.bias)",
+    ),
+    "a buffer that is not loaded": (
+        "state-restored",
+        with_buffers(4.0, None),
+        FAIL,
+        "the value of 1 of 1 buffers is missing, zero or NaN (router.bias)",
     ),
     "updates": (
         "passes-continuous",
@@ -858,6 +906,13 @@ def test_a_config_that_leaves_the_loader_out_is_named():
     assert "checkpoint.exclude_from_loading leaves out dataloader" in verdict.cause
 
 
+def test_a_schedule_that_is_not_restored_is_named_before_it_changes_the_rate():
+    verdict = judged(with_loaded(ELASTIC, 2, schedule_steps=0), ELASTIC_SPEC)
+    assert verdict.judgement is Judgement.FAIL
+    assert verdict.cause_class is CauseClass.LEARNING_RATE
+    assert verdict.cause.startswith("the learning-rate schedule is lost at the resume: steps of")
+
+
 def test_a_schedule_that_starts_over_is_named_with_the_pass():
     """The rate of the optimizer came back, and the schedule that sets the next one did not."""
     left_out = {"checkpoint.exclude_from_loading": ["lr_scheduler"]}
@@ -946,3 +1001,22 @@ def test_a_crash_in_the_middle_of_a_pass_is_no_crash_at_a_resume():
     half = a_pass(2, 8, 11, ONE, segment=1)
     test = replace(resumed(ELASTIC_PASSES[0], half), status=RunStatus.CRASHED, error=ERROR)
     assert "at the resume" not in judged(test, ELASTIC_SPEC).cause
+
+
+@pytest.mark.parametrize(("mode", "outcome"), [("async", Outcome.PASS), ("disabled", INVALID)])
+def test_a_checkpoint_that_was_still_being_written_was_not_promised(mode, outcome):
+    """torchtitan waits for the one before, so only the newest may be missing."""
+    config = {**ran(FSDP2)["config"], "checkpoint.async_mode": mode}
+    in_force = {**ran(FSDP2), "config": config}
+    script = (Fault(FaultKind.KILL, 10, rank=1),)
+    struck = (Struck(0, "kill", 10, 1990.0, number=1),)
+    first = a_pass(1, 0, 9, saves=[4, 8], whole=(4,), in_force=in_force)
+    second = a_pass(2, 4, STEPS, saves=[8, 12, 16], ended=True, in_force=in_force)
+    late = resumed(first, second, struck=struck)
+    verdict = judged(late, fault_spec(faults=script))
+    assert answer(verdict, "passes-continuous").outcome is outcome
+    never = resumed(
+        replace(first, saved=(), whole=()), replace(second, loaded_step=0), struck=struck
+    )
+    found = answer(judged(never, fault_spec(faults=script)), "passes-continuous")
+    assert found.outcome is not Outcome.PASS

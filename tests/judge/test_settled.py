@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judge_examples import SAMPLES, in_force, run, spec
 
+from converge_harness.calibrations import CALIBRATION_FILE, StoredCalibration, read_calibrations
 from converge_harness.judge.calibration import calibrate
 from converge_harness.judge.compare.tost import ALPHA, level_of_look
 from converge_harness.launch.options import Training
@@ -26,7 +27,6 @@ from converge_harness.model import (
     RunRecord,
     RunStatus,
 )
-from converge_harness.references import CALIBRATION_FILE, StoredCalibration, read_calibrations
 from converge_harness.store import Store
 from converge_harness.trainers import assume_toolchain
 

@@ -39,7 +39,11 @@ def state_of(place, folder, *, forget=()):
     mine = folder if dist.get_rank() == 0 else None
     after = PostStepSamples(rows, [optimizer], CPU)
     tensors = TensorSamples(rows, None, CPU, after, BufferSamples([], CPU))
-    StateSamples(tensors, after, [optimizer], mine).write(SAVED, 3, COUNTERS)
+    model = nn.Module()
+    model.register_buffer("seen", torch.full((3,), 2.0))
+    model.register_buffer("table", torch.ones(3), persistent=False)
+    buffers = BufferSamples([model], CPU, persistent=True)
+    StateSamples(tensors, after, [optimizer], buffers, mine).write(SAVED, 3, COUNTERS, ("a1", "b2"))
     dist.barrier()
     with np.load(folder / "saved-step-00000003.npz") as arrays:
         return dict(arrays)
@@ -70,6 +74,9 @@ def forgotten_state(folder):
     assert np.isnan(found["state_steps"][1])
     assert np.isfinite(found["parameters_sketch"]).all()
     assert np.isfinite(found["state_sketch"][[0, 2, 3]]).all()
+    assert found["buffer_names"].tolist() == ["seen"]
+    assert found["buffer_norm"].tolist() == pytest.approx([12**0.5])
+    assert found["random_states"].tolist() == ["a1", "b2"]
     assert (found["lr"], found["tokens_seen"], found["samples_consumed"]) == (1e-3, 2**40, -1)
 
 

@@ -63,7 +63,7 @@ def test_an_elastic_run_is_an_uninterrupted_one(runs, control):
         apart = np.linalg.norm(loaded["state_sketch"] - saved["state_sketch"], axis=2)
         assert np.max(apart / saved["state_norm"]) < 1e-12
         assert set(saved["state_steps"]) == set(loaded["state_steps"]) == {step}
-        for name in ("trainer_step", "lr", "samples_consumed"):
+        for name in ("trainer_step", "lr", "samples_consumed", "schedule_steps"):
             assert saved[name] == loaded[name]
         # A real bug of torchtitan: each rank counts its own tokens, all restore the first's.
         ranks_before, ranks_after = ((2, 1), (1, 2))[number - 1]

@@ -285,5 +285,7 @@ def test_a_run_in_several_passes_saves_and_resumes_in_its_own_folder(build):
     }
     assert {key: resumed.flat[key] for key in expected} == expected
     assert set(expected) <= set(resumed.declared)
+    later = build(checkpoint_every=2, overrides={"checkpoint.async_mode": "async"})
+    assert later.flat["checkpoint.async_mode"] == "async"
     changed = {key for key, value in resumed.flat.items() if plain[key] != value}
     assert changed <= set(expected)

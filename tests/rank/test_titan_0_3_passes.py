@@ -125,7 +125,7 @@ def test_what_is_loaded_is_what_was_saved_on_other_degrees(runs, elastic, number
     loaded = runs.state("elastic", number + 1, "loaded", step)
     assert max(state_differences(saved, loaded)) < 1e-12
     assert set(saved["state_steps"]) == set(loaded["state_steps"]) == {step}
-    for name in ("trainer_step", "lr", "samples_consumed"):
+    for name in ("trainer_step", "lr", "samples_consumed", "schedule_steps"):
         assert saved[name] == loaded[name]
     assert saved["trainer_step"] == step
     assert saved["samples_consumed"] == 8 * step

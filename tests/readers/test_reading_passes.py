@@ -78,6 +78,26 @@ def test_passes_make_one_curve_of_what_the_last_that_trained_a_step_left(killed)
     assert read_curves(killed).steps.tolist() == evidence.steps.tolist()
 
 
+def test_what_is_drawn_is_of_the_pass_that_counts(tmp_path):
+    folder = write_job(tmp_path)
+    drew = {"random_shared": False}
+    write_pass(folder, 1, 0, [step(n, random_state=f"{n}", **drew) for n in range(1, 4)])
+    second = write_pass(folder, 2, 2, [step(n, random_state=f"{n} b", **drew) for n in (3, 4)])
+    write_pass(folder, 3, 4, [step(5)])  # as by an older version
+    write_state(second, "loaded", 2, random_states=np.array(["aa", "bb"]))
+    evidence = read_run(folder)
+    assert evidence.random_states == ("1", "2", "3 b", "4 b", None)
+    assert evidence.random_shared == (False, False, False, False, None)
+    assert [each.random_states for each in evidence.passes] == [
+        ("1", "2", "3"),
+        ("3 b", "4 b"),
+        (),
+    ]
+    loaded = evidence.passes[1].loaded
+    assert loaded is not None
+    assert loaded.random_states == ("aa", "bb")
+
+
 def test_steps_that_a_resume_went_back_behind_are_no_part_of_the_curve(tmp_path):
     folder = write_job(tmp_path)
     write_pass(folder, 1, 0, [step(n, problems=["odd"]) for n in range(1, 10)])

@@ -113,6 +113,28 @@ def test_a_whole_run(run):
         assert again.signals == evidence.signals
 
 
+def test_what_a_step_drew_from_is_read_by_step_and_may_be_missing(tmp_path):
+    lines = [
+        HEADER,
+        step(1, random_state="", random_shared=None),
+        step(2, random_state="0f" * 8, random_shared=True),
+        step(3),
+    ]
+    evidence = read_run(write(tmp_path / "r", lines))
+    assert evidence.random_states == ("", "0f" * 8, None)
+    assert evidence.random_shared == (None, True, None)
+    assert evidence.up_to(2).random_states == ("", "0f" * 8)
+    older = read_run(write(tmp_path / "older", [HEADER, step(1)]))
+    assert older.random_states == older.random_shared == ()
+    for changes, words in (
+        ({"random_state": None}, "random_state is None, which is not a string"),
+        ({"random_state": "", "random_shared": 1}, "random_shared is 1, must be true, false"),
+    ):
+        folder = write(tmp_path / "wrong", [HEADER, step(1, **changes)])
+        with pytest.raises(EvidenceError, match=words):
+            read_run(folder)
+
+
 def test_numbers_that_are_not_finite_are_strings_and_null_is_no_value(tmp_path):
     lines = [
         HEADER,

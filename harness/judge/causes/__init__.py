@@ -6,7 +6,7 @@ with the numbers behind it. A failure that none recognises is called unknown: no
 than a wrong one. To add a cause, write one function with the decorator ``signature`` in the module
 of its stage:
 
-- ``resume``, ``inputs``, ``replicas``: what a run started from or resumed with
+- ``resume``, ``inputs``, ``replicas``, ``random_numbers``: what a run started from or resumed with
 - ``forward``, ``metrics``, ``backward``: a step up to its gradients; ``low_precision``: the same
   from frozen steps, against a reference in float32
 - ``optimizer``, ``updates``, ``buffers``: what follows from gradients
@@ -31,6 +31,7 @@ from converge_harness.judge.causes import (
     low_precision,
     metrics,
     optimizer,
+    random_numbers,
     replicas,
     resume,
     updates,
@@ -59,6 +60,7 @@ _MODULES = (
     resume,
     inputs,
     replicas,
+    random_numbers,
     forward,
     metrics,
     backward,

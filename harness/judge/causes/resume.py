@@ -14,8 +14,14 @@ from converge_harness.judge.causes.signature import Basis, Cause, Stage, signatu
 from converge_harness.judge.causes.updates import initial_words
 from converge_harness.judge.checks.resume import Lost, not_restored
 from converge_harness.judge.degrees import owner
-from converge_harness.judge.resume.passes import TOKENS_SEEN, gaps, loads, newest_whole
-from converge_harness.judge.resume.saved_state import PARAMETERS
+from converge_harness.judge.resume.passes import (
+    SCHEDULE,
+    TOKENS_SEEN,
+    gaps,
+    loads,
+    newest_whole,
+)
+from converge_harness.judge.resume.saved_state import BUFFERS, PARAMETERS
 from converge_harness.model import CauseClass, Loader, Outcome
 
 RESUME_CHECKS = (
@@ -126,7 +132,9 @@ def state_lost(context: Context) -> Cause | None:
     what = []
     if PARAMETERS in names:
         what.append("parameters")
-    states = [name for name in names if name != PARAMETERS]
+    if BUFFERS in names:
+        what.append("buffers")
+    states = [name for name in names if name not in (PARAMETERS, BUFFERS)]
     if states:
         what.append(f"optimizer state ({', '.join(states)})")
     if found.lr is not None:
@@ -139,8 +147,8 @@ def state_lost(context: Context) -> Cause | None:
 @signature(
     Basis.RECORDED,
     Stage.RESUME,
-    # A pass that goes on from another step replays with other values.
-    overrides=("replayed_otherwise",),
+    # A pass that goes on from another step draws other numbers.
+    overrides=("random_numbers_lost",),
 )
 def not_continued(context: Context) -> Cause | None:
     """A pass went on from another place, or with other counters."""
@@ -160,6 +168,13 @@ def not_continued(context: Context) -> Cause | None:
             CauseClass.METRIC_ONLY,
             "what train_state holds: torchtitan's Trainer.state_dict saves ntokens_seen, which is "
             "a count of one rank, and every rank loads it as its own",
+        )
+    if all(gap.counts == SCHEDULE for gap in found):
+        return Cause(
+            f"the learning-rate schedule is lost at the resume: "
+            f"{context.detail('passes-continuous')}{_excluded(context, 'lr_scheduler')}",
+            CauseClass.LEARNING_RATE,
+            _look_at(context).loaded,
         )
     return Cause(
         f"state is lost at the resume: {context.detail('passes-continuous')}",

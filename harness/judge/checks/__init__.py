@@ -4,7 +4,7 @@
   runs are the comparison that was meant (same data, and in force what is named)
 - ``first_step``: tier 1, curves at the first step; ``precision``: the same for what computes in
   less than float32, against a reference in float32
-- ``envelope``: tier 2, curves at every step
+- ``envelope``: tier 2, curves at every step; ``random_numbers``: whether they go on
 - ``tensors``: tiers 1 and 2, tensor by tensor
 - ``equivalence``: tier 3, the mean loss against a margin; ``seeds``: the same over several seeds
 - ``resume``: runs that were made in several passes

@@ -29,6 +29,7 @@ from converge_harness.judge.checks.question import (
 )
 from converge_harness.judge.compare.curves import relative_difference
 from converge_harness.judge.compare.floors import FLOORS
+from converge_harness.judge.compare.random_states import repeated
 from converge_harness.judge.degrees import degrees_of, ranks
 from converge_harness.judge.in_force import unlike_a_repeat
 from converge_harness.judge.resume.faults import (
@@ -52,6 +53,7 @@ from converge_harness.judge.resume.passes import (
     never_interrupted,
 )
 from converge_harness.judge.resume.saved_state import (
+    BUFFERS,
     PARAMETERS,
     RESTORED,
     StatePart,
@@ -105,7 +107,7 @@ def passes_continuous(test: Evidence, spec: SetSpec | None) -> CheckResult:
 
 @check(Tier.RESUME)
 def state_restored(test: Evidence, control: Evidence, spec: SetSpec | None) -> CheckResult:
-    """Parameters, optimizer state and lr right after every load are those that were saved.
+    """Parameters, optimizer state, buffers and lr right after every load are those that were saved.
 
     Compared by sketches of whole tensors, so across a change of degrees too: all tensors that the
     runs' samples know. A run that never loaded a checkpoint of its own tests no resume.
@@ -200,11 +202,12 @@ def lost_text(lost: Lost) -> str:
     """``exp_avg of 12 of 12 parameters is off by up to 1 (output.weight)``, every part."""
     parts = []
     for part in lost.off:
-        what = part.name if part.name != PARAMETERS else "the value"
+        what = part.name if part.name not in (PARAMETERS, BUFFERS) else "the value"
+        kind = BUFFERS if part.name == BUFFERS else "parameters"
         most = float(part.difference[part.off[0]])
         off = f"off by up to {most:.2g}" if np.isfinite(most) else "missing, zero or NaN"
         parts.append(
-            f"{what} of {part.off.size} of {len(part.tensors)} parameters is {off} "
+            f"{what} of {part.off.size} of {len(part.tensors)} {kind} is {off} "
             f"({part.tensors[part.off[0]]})"
         )
     if lost.lr is not None:
@@ -533,13 +536,25 @@ def badly_continued(evidence: Evidence, spec: SetSpec | None = None) -> Flaw | N
     for finding in _findings(evidence, spec):
         if finding.outcome in (Outcome.FAIL, Outcome.INVALID):
             return Flaw(f"{how} {finding.detail}", finding.onset)
-    return _other_config(evidence)
+    return _draws_again(evidence, how) or _other_config(evidence)
 
 
 def _findings(evidence: Evidence, spec: SetSpec | None) -> Iterator[CheckResult]:
     yield passes_continuous.ask(test=evidence, spec=spec)
     yield state_restored.ask(test=evidence, control=evidence, spec=spec)
     yield replays_agree.ask(test=evidence)
+
+
+def _draws_again(evidence: Evidence, how: str) -> Flaw | None:
+    """Random numbers that start over where a pass begins.
+
+    Its second step counts, too: in the first one a loader may draw a seed of its own.
+    """
+    found = repeated(evidence)
+    begins = {each.loaded_step for each in evidence.passes if each.loaded_step}
+    if found is None or begins.isdisjoint({found.step - 1, found.step - 2}):
+        return None
+    return Flaw(f"{how} draws the random numbers of step {found.of} again", found.step)
 
 
 def _other_config(evidence: Evidence) -> Flaw | None:

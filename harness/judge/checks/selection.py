@@ -18,6 +18,7 @@ from converge_harness.judge.checks import (
     first_step,
     integrity,
     precision,
+    random_numbers,
     resume,
     tensors,
 )
@@ -39,6 +40,7 @@ CHECKS: tuple[Question, ...] = (
     *tensors.CHECKS,
     *tensors.POST_STEP_CHECKS,
     *envelope.CHECKS,
+    *random_numbers.CHECKS,
     *equivalence.CHECKS,
     *resume.CHECKS,
     *resume.REPLAY_CHECKS,
@@ -110,6 +112,7 @@ _OF_DRAWING = (
     tensors.same_initial_parameters,
     tensors.gradients_finite,
     tensors.replicas_agree,
+    *random_numbers.CHECKS,
     *equivalence.CHECKS,
 )
 """Asked of a set that draws other random numbers than its control: all checks that do not compare

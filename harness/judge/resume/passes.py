@@ -19,6 +19,7 @@ TOKENS_SEEN = "tokens seen"
 """A counter that only logs and dashboards read."""
 
 SAMPLES = "samples consumed"
+SCHEDULE = "steps of the learning-rate schedule"
 FROM_ELSEWHERE = "started from neither a checkpoint of the run nor the job's seed checkpoint"
 
 
@@ -159,11 +160,18 @@ def _promised(evidence: Evidence, spec: SetSpec, each: Pass) -> list[int]:
         due = each.steps[
             (each.steps <= reached) & (each.steps % spec.recovery.checkpoint_every == 0)
         ]
-        return [int(step) for step in due]
+        # What was still written in the background when the pass died was not promised.
+        finished = due if each.ended or not _saves_in_background(each) else due[:-1]
+        return [int(step) for step in finished]
     if each.segment is None or each.segment >= len(spec.segments) or not each.ended:
         return []
     until = spec.segments[each.segment].until
     return [until] if until < last else []
+
+
+def _saves_in_background(each: Pass) -> bool:
+    mode = ((each.in_force or {}).get("config") or {}).get("checkpoint.async_mode")
+    return mode not in (None, "disabled")
 
 
 def _wrong_start(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:
@@ -213,6 +221,7 @@ def _counters(load: Load, *, counts: bool) -> Iterator[Gap]:
     for what, now, before in (
         (TOKENS_SEEN, loaded.tokens_seen, saved.tokens_seen),
         (SAMPLES, loaded.samples_consumed, saved.samples_consumed),
+        (SCHEDULE, loaded.schedule_steps, saved.schedule_steps),
     ):
         if now is None and before is None:
             if counts and what == SAMPLES:

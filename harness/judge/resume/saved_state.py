@@ -14,6 +14,7 @@ import numpy as np
 from converge_harness.judge.compare.sketches import relative
 from converge_harness.judge.resume.passes import Load
 from converge_harness.model import (
+    BufferRows,
     Evidence,
     Flags,
     Floats,
@@ -24,13 +25,14 @@ from converge_harness.model import (
 )
 
 PARAMETERS = "parameters"
+BUFFERS = "buffers"
 RESTORED = 1e-12
 """Difference of a tensor after a load, relative to its norm: the bits are the same, but with
 another sharding their sums in float64 have another order."""
 
 
 class StatePart(NamedTuple):
-    """Parameters, or one state of the optimizer, as they were restored."""
+    """Parameters, one state of the optimizer, or buffers, as they were restored."""
 
     name: str
     tensors: tuple[str, ...]
@@ -53,9 +55,25 @@ def parts(saved: StateSample, loaded: StateSample) -> list[StatePart]:
         state: (_state(saved, state, rows), _state(loaded, state, others))
         for state in sorted({*saved.states, *loaded.states})
     }
-    return [
+    found = [
         StatePart(kind, names, _difference(before, now)) for kind, (before, now) in kinds.items()
     ]
+    if saved.buffers is None or loaded.buffers is None:  # older runs do not record them
+        return found
+    return [*found, *_buffers(saved.buffers, loaded.buffers)]
+
+
+def _buffers(saved: BufferRows, loaded: BufferRows) -> list[StatePart]:
+    """The buffers as one part; none where the model has none."""
+    names = tuple(sorted({*saved.names, *loaded.names}))
+    before, now = (
+        _Rows(
+            _taken(each.sketch, rows), _taken(each.norm, rows), np.ones(rows.size, dtype=np.bool_)
+        )
+        for each in (saved, loaded)
+        for rows in (_places(each.names, names),)
+    )
+    return [StatePart(BUFFERS, names, _difference(before, now))] if names else []
 
 
 class _Rows(NamedTuple):
@@ -100,8 +118,8 @@ def _places(names: tuple[str, ...], wanted: tuple[str, ...]) -> Integers:
 
 def _taken(values: Floats, rows: Integers) -> Floats:
     """Rows of an array; NaN where there is none."""
-    taken = values[np.maximum(rows, 0)].astype(np.float64)
-    taken[rows < 0] = np.nan
+    taken = np.full((rows.size, *values.shape[1:]), np.nan)
+    taken[rows >= 0] = values[rows[rows >= 0]]
     return taken
 
 

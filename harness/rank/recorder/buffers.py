@@ -7,7 +7,7 @@ Whether copies agree is checked in ``converge_harness.rank.recorder.replicas``.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -56,11 +56,19 @@ class _Owned(NamedTuple):
 class BufferSamples:
     """A rank's part of the buffers' rows. The constructor is collective over the world."""
 
-    def __init__(self, model_parts: Sequence[torch.nn.Module], device: torch.device) -> None:
+    def __init__(
+        self,
+        model_parts: Sequence[torch.nn.Module],
+        device: torch.device,
+        *,
+        persistent: bool = False,
+    ) -> None:
+        """``persistent``: only the buffers that a checkpoint of the model has."""
         mine: dict[str, tuple[torch.nn.Module, str, torch.Tensor]] = {}
         for part in model_parts:
+            left_out = set(_not_persistent(part)) if persistent else set()
             for name, buffer in part.named_buffers():
-                if _readable(buffer):
+                if _readable(buffer) and name not in left_out:
                     mine.setdefault(canonical(name), (part, name, _as_real(buffer)))
         counted = _alike_everywhere({name: tuple(each[2].shape) for name, each in mine.items()})
         shards = assign_shards([(name, mine[name][2]) for name in mine if name in counted])
@@ -107,6 +115,13 @@ class BufferSamples:
         return contract.buffers(
             self.names, self.sizes, norm=np.sqrt(table[:, SUMS]), sketch=table[:, :SUMS]
         )
+
+
+def _not_persistent(part: torch.nn.Module) -> Iterator[str]:
+    """Names, in a part of the model, of buffers that are no part of its state_dict."""
+    for prefix, module in part.named_modules():
+        for name in module._non_persistent_buffers_set:
+            yield f"{prefix}.{name}" if prefix else name
 
 
 def _readable(buffer: torch.Tensor) -> bool:

@@ -1,7 +1,8 @@
 """The content of checkpoints as evidence: ``state/saved-…npz`` and ``state/loaded-…npz``.
 
-Parameters and all optimizer states are sketched as whole tensors, with the hash of their parameter,
-so that the state saved with one sharding can be compared with the state loaded with another.
+Parameters, optimizer states and the buffers that are saved are sketched as whole tensors, states
+with the hash of their parameter, so that what was saved with one sharding can be compared with what
+was loaded with another.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from converge_harness.rank.recorder.buffers import BufferSamples
 from converge_harness.rank.recorder.post_step_state import PostStepSamples, states_of
 from converge_harness.rank.recorder.sketch import SUMS
 from converge_harness.rank.recorder.tensor_samples import TensorSamples, sum_over_ranks
-from converge_harness.run_folder.arrays import PARAMETERS, write_arrays
+from converge_harness.run_folder.arrays import PARAMETERS, UNKNOWN, write_arrays
 from converge_harness.run_folder.layout import arrays_name
 
 
@@ -31,6 +33,8 @@ class Counters:
     """Summed over all ranks."""
     samples_consumed: int
     """Samples read by all ranks together; UNKNOWN if the loader does not provide it."""
+    schedule_steps: int = UNKNOWN
+    """Steps that the schedule of the learning rate has made; UNKNOWN if it is not seen."""
 
 
 class StateSamples:
@@ -41,27 +45,31 @@ class StateSamples:
         tensors: TensorSamples,
         after: PostStepSamples,
         optimizers: Sequence[torch.optim.Optimizer],
+        buffers: BufferSamples,
         folder: Path | None,
     ) -> None:
-        """``folder`` is None except on the writer."""
+        """``buffers`` are those that a checkpoint has; ``folder`` is None except on the writer."""
         self._tensors = tensors
         self._after = after
         self._optimizers = optimizers
+        self._buffers = buffers
         self._folder = folder
 
     @torch.no_grad()
-    def write(self, event: str, step: int, counters: Counters) -> None:
+    def write(self, event: str, step: int, counters: Counters, random: Sequence[str]) -> None:
         """Sketch the current state. Collective over the world.
 
         Args:
             event: ``layout.SAVED`` or ``layout.LOADED``, the prefix of the file's name.
             step: of the checkpoint.
             counters: the current ones.
+            random: of every rank, a digest of its random generators' states.
         """
         states, left = self._after.finish()
         rows = [self._tensors.parameter_rows()]
         rows += [self._tensors.rows_of(self._kept(state)) for state in states]
-        parameters, *sketched, norms = sum_over_ranks([*rows, left])
+        rows += [left, self._tensors.buffer_rows(self._buffers)]
+        parameters, *sketched, norms, buffers = sum_over_ranks(rows)
         if self._folder is None:
             return
         arrays = self._tensors.arrays(step, {PARAMETERS: parameters})
@@ -71,6 +79,8 @@ class StateSamples:
         shape = (len(states), len(parameters), SUMS)
         arrays["state_sketch"] = sketches.reshape(shape).swapaxes(0, 1)
         arrays |= {name: np.array(value) for name, value in asdict(counters).items()}
+        arrays |= self._buffers.arrays(buffers)
+        arrays["random_states"] = np.array(random, dtype=np.str_)
         write_arrays(self._folder / arrays_name(event, step), arrays)
 
     def _kept(self, state: str) -> Callable[[torch.Tensor], torch.Tensor | None]:

@@ -62,6 +62,7 @@ from converge_harness.rank.recorder.grad_norm import (
 )
 from converge_harness.rank.recorder.imported import leave_imported
 from converge_harness.rank.recorder.post_step_state import PostStepSamples
+from converge_harness.rank.recorder.random_states import RandomStates, combined, halves, shared
 from converge_harness.rank.recorder.replicas import ReplicaCheck
 from converge_harness.rank.recorder.rows import assign_rows
 from converge_harness.rank.recorder.tensor_samples import FrozenStepSamples, TensorSamples
@@ -91,6 +92,7 @@ class StepRecorder:
         self._grad_norm = assign_shards(parameters)
         self._cross_entropy = CrossEntropySum(view.vocab_size, view.tp_group)
         self._digest = BatchDigest()
+        self.random = RandomStates(view)
         self._paused = False
         self.positions = 0
         """Positions, valid or not, of this step's batches from the loader."""
@@ -145,7 +147,11 @@ class StepRecorder:
             BufferSamples(view.model_parts, view.device),
         )
         self._state = StateSamples(
-            self._samples, after, view.optimizers, written and written / STATE
+            self._samples,
+            after,
+            view.optimizers,
+            BufferSamples(view.model_parts if job.resumes else (), view.device, persistent=True),
+            written and written / STATE,
         )
         self._replicas = ReplicaCheck(view)
         self._activations = activation_samples(view, job, written)
@@ -184,6 +190,7 @@ class StepRecorder:
         self._step = step
         self._forget()
         self._look_at_modules()
+        self.random.begin()
 
     def begin_frozen(self) -> None:
         """Start a frozen step: a forward and backward pass at the initial weights."""
@@ -347,6 +354,7 @@ class StepRecorder:
         squares = self._squares.numbers() if self._squares else [0.0] * len(self._grad_norm.names)
         self._digest.finish()
         high, low = self._digest.halves
+        random_high, random_low = halves(0 if self.is_frozen else self.random.end())
         # All vocabulary shards take part in the sum; one of them counts it.
         loss_sum = self._cross_entropy.take() if self.view.has_last_stage else 0.0
         problems = [
@@ -371,6 +379,8 @@ class StepRecorder:
             memory=peak_memory_bytes(self.view.device),
             reports=reported is not None,
             reported=0.0 if reported is None else reported,
+            random_high=random_high,
+            random_low=random_low,
         )
         everyone = world.gathered([*row, *squares], self.view.device)
         if bool(everyone[:, RankRow._fields.index("problems")].any()):
@@ -384,8 +394,9 @@ class StepRecorder:
         """
         if self._writer is not None:
             self._writer.loaded(step)
+        self.random.note()
         if step:
-            self._state.write(LOADED, step, counters)
+            self._state.write(LOADED, step, counters, world.everyones(self.random.now()))
 
     def on_save(self, step: int, counters: Counters) -> None:
         """Record the state that a step's checkpoint will have. Collective over the world.
@@ -396,7 +407,7 @@ class StepRecorder:
             self.this_pass.require_newest()
         if self._writer is not None:
             self._writer.sync()
-        self._state.write(SAVED, step, counters)
+        self._state.write(SAVED, step, counters, world.everyones(self.random.now()))
 
     def close(self) -> None:
         """Training has reached its last step (of the run or the pass): rename the metrics file."""
@@ -492,6 +503,13 @@ class RankRow(NamedTuple):
     memory: float
     reports: float
     reported: float
+    random_high: float
+    random_low: float
+    """Digest of the states before the step of the random generators that it drew from; 0: none."""
+
+    @property
+    def random(self) -> tuple[int, int]:
+        return int(self.random_high), int(self.random_low)
 
 
 class Everyone(NamedTuple):
@@ -546,6 +564,8 @@ def measured(
         ),
         metrics.BATCH_AGREES: _agree(rows),
         metrics.GRADS_MISSING: len(missing) if counted else None,
+        metrics.RANDOM_STATE: combined(row.random for row in rows),
+        metrics.RANDOM_SHARED: shared([(int(row.dp_rank), row.random) for row in rows]),
         metrics.MEMORY_BYTES: int(max(row.memory for row in rows)),
     }
     if missing:

@@ -118,6 +118,10 @@ class TensorSamples:
         values = [(shard, local_shard(shard.parameter)) for shard in self.rows.shards]
         return self._rows(values, self.rows.unknown)
 
+    def buffer_rows(self, buffers: BufferSamples) -> torch.Tensor:
+        """This rank's summands of the rows of some buffers. No collective."""
+        return buffers.finish(self._sketcher)
+
     @torch.no_grad()
     def rows_of(self, kept: Callable[[torch.Tensor], torch.Tensor | None]) -> torch.Tensor:
         """The same for a tensor per parameter, placed like the parameter; NaN if there is none.

@@ -52,6 +52,12 @@ class TrainerView:
     """By canonical name, what another trainer calls the module that computes the same."""
     shows_modules: bool = True
     """Whether modules may have hooks in the first batches; False: the whole model is compiled."""
+    stateful: Callable[[], Iterable[object]] = tuple
+    """Objects beside the model that may hold random generators, such as parts of the checkpoint;
+    asked when training is about to begin."""
+    frames_steps: bool = True
+    """Whether a step begins before anything of it is computed; else random numbers that are drawn
+    from the end of one step to the end of the next count as the next one's."""
     loss_is_local: bool = False
     """Whether each rank reports the mean loss of its own tokens, which have to be averaged."""
 

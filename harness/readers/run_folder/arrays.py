@@ -218,7 +218,19 @@ def read_state(path: Path, prefix: str) -> StateSample:
         trainer_step=_counter(path, arrays, "trainer_step"),
         tokens_seen=_known(path, arrays, "tokens_seen"),
         samples_consumed=_known(path, arrays, "samples_consumed"),
+        buffers=_buffers(path, arrays),
+        schedule_steps=(
+            _known(path, arrays, "schedule_steps") if "schedule_steps" in arrays else None
+        ),
+        random_states=_random_states(path, arrays),
     )
+
+
+def _random_states(path: Path, arrays: Arrays) -> tuple[str, ...]:
+    """Digests by rank; empty in files of older versions."""
+    if "random_states" not in arrays:
+        return ()
+    return tuple(array_of(path, arrays, "random_states", np.str_, 1).tolist())
 
 
 def _sketches(path: Path, arrays: Arrays, norm: Floats) -> Floats:

@@ -30,6 +30,8 @@ from converge_harness.run_folder.metrics import (
     LOADED,
     MISSING_NAMES,
     PROBLEMS,
+    RANDOM_SHARED,
+    RANDOM_STATE,
     REPLICAS,
     SIGNALS,
     STEP,
@@ -67,6 +69,8 @@ class Metrics:
     end: int | None
     """The step in the end line; None if the run did not get there."""
     expected_steps: int | None
+    random_states: tuple[str | None, ...] = ()
+    random_shared: tuple[bool | None, ...] = ()
     number: int | None = None
     """For a pass, as are the following fields."""
     segment: int | None = None
@@ -99,6 +103,7 @@ def read_metrics(folder: Path) -> Metrics:
     header, lines = _by_kind(path, text)
     steps = lines[STEP]
     settled, digests, agrees = _settled(place, steps)
+    random_states, random_shared = _random(place, steps, settled.steps.tolist())
     samples, differences = read_replicas(place, lines[REPLICAS])
     expected = header.get("steps")
     return Metrics(
@@ -106,6 +111,8 @@ def read_metrics(folder: Path) -> Metrics:
         settled=replace(settled, differences=_both(settled.differences, differences)),
         batch_digests=digests,
         batch_agrees=agrees,
+        random_states=random_states,
+        random_shared=random_shared,
         grads_missing=_texts(place, steps, MISSING_NAMES),
         replicas=samples,
         problems=_texts(place, steps, PROBLEMS),
@@ -200,6 +207,31 @@ def _digest_codes(place: Place, lines: _Lines) -> tuple[Column, list[str]]:
             fail(place(line), f"{BATCH_DIGEST} is {value!r}, which is not a string")
         column.append(None if value is None else codes.setdefault(value, len(codes)))
     return Column.of(column), list(codes)
+
+
+def _random(
+    place: Place, lines: _Lines, steps: Iterable[int]
+) -> tuple[tuple[str | None, ...], tuple[bool | None, ...]]:
+    """What each step drew from, and whether ranks drew the same; of a step's lines the last counts.
+
+    Both are empty for runs of older versions, which did not record it.
+    """
+    states: dict[int, str | None] = {}
+    shared: dict[int, bool | None] = {}
+    for line, values in lines:
+        if RANDOM_STATE not in values:
+            continue
+        state, alike = values[RANDOM_STATE], values.get(RANDOM_SHARED)
+        if not isinstance(state, str):
+            fail(place(line), f"{RANDOM_STATE} is {state!r}, which is not a string")
+        if not (alike is None or isinstance(alike, bool)):
+            fail(place(line), f"{RANDOM_SHARED} is {alike!r}, must be true, false or null")
+        step = step_number(place, line, values.get("step"))
+        states[step], shared[step] = state, alike
+    if not states:
+        return (), ()
+    ordered = list(steps)
+    return tuple(map(states.get, ordered)), tuple(map(shared.get, ordered))
 
 
 def _flags(place: Place, lines: _Lines) -> Column:

@@ -104,6 +104,7 @@ def _read_pass(folder: Path) -> PassEvidence | None:
             loaded=loaded,
             saved=read_saved(folder),
             whole=read_whole(folder),
+            random_states=metrics.random_states,
         ),
         metrics,
         read_samples(folder),
@@ -181,6 +182,14 @@ def merge(passes: Sequence[PassEvidence], last_step: int | None, **more: Any) ->
         ]
         return tuple(found[place] for place in order.tolist())
 
+    recorded = any(one.metrics.random_states for one in passes)
+
+    def drawn(values: Callable[[PassEvidence], tuple[T, ...]]) -> tuple[T | None, ...]:
+        def or_nothing(one: PassEvidence) -> tuple[T | None, ...]:
+            return values(one) or (None,) * one.itself.steps.size
+
+        return in_order(or_nothing) if recorded else ()
+
     signals = {signal: None for one in passes for signal in one.itself.signals}
     missing = (
         name
@@ -194,6 +203,8 @@ def merge(passes: Sequence[PassEvidence], last_step: int | None, **more: Any) ->
         signals={signal: _column(signal, parts, order) for signal in signals},
         batch_digests=in_order(lambda one: one.metrics.batch_digests),
         batch_agrees=in_order(lambda one: one.metrics.batch_agrees),
+        random_states=drawn(lambda one: one.metrics.random_states),
+        random_shared=drawn(lambda one: one.metrics.random_shared),
         in_force=next((one.itself.in_force for one in passes if one.itself.in_force), None),
         complete=end is not None and end == last_step,
         expected_steps=last_step,

@@ -177,6 +177,8 @@ def _uninterrupted(folder: Path, job: JobDocument, known: dict[str, Any]) -> Evi
         problems=metrics.sentences(),
         batch_digests=metrics.batch_digests,
         batch_agrees=metrics.batch_agrees,
+        random_states=metrics.random_states,
+        random_shared=metrics.random_shared,
         in_force=in_force,
         complete=metrics.end is not None and expected in (None, metrics.end),
         expected_steps=expected,

@@ -34,6 +34,7 @@ from converge_harness.errors import ConfigError, Problem
 from converge_harness.model import (
     SPMD_BACKEND,
     SPMD_BACKENDS,
+    FaultKind,
     Loader,
     SetSpec,
     SyntheticData,
@@ -259,6 +260,10 @@ OF_PASSES = (
     "converge writes and loads the checkpoints of elastic and fault sets, and of all sets with "
     "cluster.checkpoint_every"
 )
+ASYNC_MODE = "checkpoint.async_mode"
+ASYNC_MODES = ("disabled", "async")
+WRITES_HALF = frozenset({FaultKind.CKPT_TORN, FaultKind.DISK_FULL})
+"""Faults that strike while a checkpoint is written, which has to be in the step itself."""
 WHEN = "`until` of segments and checkpoint_every say when"
 
 
@@ -286,6 +291,9 @@ def pass_problems(
     mine = {key for key, _ in flatten(dict(own))}
     for key in sorted((PASSES - START) & spec.overrides.keys()):  # START: see start_problems
         place = where if key in mine else where_trainer
+        if key == ASYNC_MODE:
+            yield from _async_problems(spec, place(f"set.{key}"))
+            continue
         yield Problem(place(f"set.{key}"), f"cannot be set here: {OF_PASSES}", WHEN)
     config = spec.train_config
     for key in sorted(PASSES & {key for key, _ in flatten(dict(config.settings))}):
@@ -293,4 +301,19 @@ def pass_problems(
             f"{config.path}: {key}",
             f"cannot be set in the train config of such sets: {OF_PASSES}",
             "leave it out, or name a train_config without it in the set",
+        )
+
+
+def _async_problems(spec: SetSpec, place: str) -> Iterator[Problem]:
+    mode = spec.overrides[ASYNC_MODE]
+    if mode not in ASYNC_MODES:
+        allowed = " or ".join(map(repr, ASYNC_MODES))
+        yield Problem(place, f"is {mode!r}, which converge cannot judge", f"use {allowed}")
+    faults = spec.recovery.faults if spec.recovery is not None else ()
+    struck = sorted({each.kind.value for each in faults if each.kind in WRITES_HALF})
+    if mode != ASYNC_MODES[0] and struck:
+        yield Problem(
+            place,
+            f"is {mode!r}, and {' and '.join(struck)} strikes while a step writes its checkpoint",
+            "leave one of them out",
         )

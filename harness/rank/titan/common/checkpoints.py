@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from converge_harness.run_folder.checkpoints import write_manifest
 from converge_harness.run_folder.job import RankJob
 from converge_harness.run_folder.layout import CHECKPOINTS, checkpoint_of
 
+ASYNC_MODE = "checkpoint.async_mode"
+
 
 def checkpoint_settings(job: RankJob) -> Iterator[tuple[str, Any]]:
     """What a job means for the trainer's table ``checkpoint``."""
@@ -36,13 +39,18 @@ def checkpoint_settings(job: RankJob) -> Iterator[tuple[str, Any]]:
         # The watched save decides at which steps a checkpoint is really written. A run that waits
         # writes them at other steps than when it continues: its config stays the same.
         yield "checkpoint.interval", 1
-        yield "checkpoint.async_mode", "disabled"
+        yield ASYNC_MODE, job.overrides.get(ASYNC_MODE, "disabled")
         yield "checkpoint.keep_latest_k", 0
     elif job.seed_checkpoint:
         yield "checkpoint.enable", True
         yield "checkpoint.load_only", True
     if job.seed_checkpoint:
         yield "checkpoint.initial_load_path", str(job.seed_checkpoint)
+
+
+def stateful_parts(trainer: Any) -> list[Any]:
+    """What a checkpoint consists of, and what injected code has added; nothing if there is none."""
+    return list(getattr(trainer.checkpointer, "states", {}).values())
 
 
 def watch_checkpoints(trainer: Any, job: RankJob, recorder: StepRecorder) -> None:
@@ -67,8 +75,12 @@ def watch_checkpoints(trainer: Any, job: RankJob, recorder: StepRecorder) -> Non
             return False
         recorder.on_save(curr_step, counters(trainer))
         saved = save(curr_step, last_step=last_step)
+        writing = getattr(checkpointer, "save_future", None)
         if dist.get_rank() == 0:
-            write_manifest(checkpoint_of(job.run_folder, curr_step), curr_step, recorder.folder)
+            leave = functools.partial(leave_manifest, job, recorder.folder, curr_step)
+            leave() if writing is None else writing.add_done_callback(leave)
+        if writing is not None and curr_step == job.last_step:
+            writing.result()  # the segment ends here, and its process with it
         return saved
 
     def watched_continues() -> bool:
@@ -81,6 +93,17 @@ def watch_checkpoints(trainer: Any, job: RankJob, recorder: StepRecorder) -> Non
     checkpointer.dcp_load = watched_load
     checkpointer.save = watched_save
     trainer.should_continue_training = watched_continues
+
+
+def leave_manifest(
+    job: RankJob, of_pass: Path, step: int, written: Future[Any] | None = None
+) -> None:
+    """Once a checkpoint is complete, which was written in the background if there is a future.
+
+    Rank 0 writes its last file, once all ranks have written theirs.
+    """
+    if written is None or written.exception() is None:
+        write_manifest(checkpoint_of(job.run_folder, step), step, of_pass)
 
 
 def move_loaded_weights(trainer: Any, seed: int) -> None:
@@ -108,6 +131,7 @@ def counters(trainer: Any) -> Counters:
         trainer_step=trainer.step,
         tokens_seen=int(tokens),
         samples_consumed=int(trainer.dataloader.state_dict().get("consumed", UNKNOWN)),
+        schedule_steps=int(trainer.lr_schedulers.state_dict()["last_epoch"]),
     )
 
 

@@ -58,7 +58,7 @@ def _make(trainer: Any, count: int, recorder: StepRecorder, *, keeps_gradients: 
     # In the memory of the host: a second copy of the weights may not fit beside the first.
     initial = [shard.to("cpu", copy=True) for shard in weights]
     clear = functools.partial(_clear_gradients, trainer, keeps_gradients=keeps_gradients)
-    with _put_back(trainer, clear) as start, _without_updates(trainer):
+    with _put_back(trainer, recorder, clear) as start, _without_updates(trainer):
         trainer.step = 1  # what depends on the step sees the first one
         batches = trainer.batch_generator(trainer.dataloader)
         for number in range(count + 1):
@@ -92,7 +92,9 @@ def _without_updates(trainer: Any) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _put_back(trainer: Any, clear_gradients: Callable[[], None]) -> Iterator[dict[str, Any]]:
+def _put_back(
+    trainer: Any, recorder: StepRecorder, clear_gradients: Callable[[], None]
+) -> Iterator[dict[str, Any]]:
     """Restore what forward and backward passes change, weights aside.
 
     Gives the loader's state, from which it goes on in the end.
@@ -105,7 +107,8 @@ def _put_back(trainer: Any, clear_gradients: Callable[[], None]) -> Iterator[dic
     ]
     processor = trainer.metrics_processor
     counted = trainer.ntokens_seen, processor.ntokens_since_last_log
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    drawn_from = recorder.random.copies()
     on_gpu = torch.cuda.get_rng_state_all() if trainer.device.type == "cuda" else None
     step = trainer.step
     try:
@@ -120,9 +123,9 @@ def _put_back(trainer: Any, clear_gradients: Callable[[], None]) -> Iterator[dic
         processor.data_loading_times.clear()
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002 (libraries still use it)
-        torch.set_rng_state(states[2])
         if on_gpu is not None:
             torch.cuda.set_rng_state_all(on_gpu)
+        recorder.random.put_back(drawn_from)
         trainer.dataloader.load_state_dict(loader)
 
 

@@ -16,7 +16,7 @@ import torchtitan.train as trainer_module
 
 from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.recorder.trainer_view import TrainerView, rate_of
-from converge_harness.rank.titan.common.checkpoints import watch_checkpoints
+from converge_harness.rank.titan.common.checkpoints import stateful_parts, watch_checkpoints
 from converge_harness.rank.titan.common.clipping import watch_clipping
 from converge_harness.rank.titan.common.frozen_steps import add_frozen_steps
 from converge_harness.rank.titan.common.pipelining import (
@@ -42,6 +42,7 @@ def view(trainer: Any) -> TrainerView:
         device=trainer.device,
         optimizers=tuple(trainer.optimizers),
         learning_rate=lambda: rate_of(trainer.optimizers),
+        stateful=lambda: stateful_parts(trainer),
         versions={"torch": torch.__version__, "torchtitan": version("torchtitan")},
     )
 

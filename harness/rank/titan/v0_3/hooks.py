@@ -21,7 +21,7 @@ from converge_harness.rank.recorder.rows import Fused
 from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.recorder.trainer_view import TrainerView, rate_of
 from converge_harness.rank.settings import KeyProblem, SettingError
-from converge_harness.rank.titan.common.checkpoints import watch_checkpoints
+from converge_harness.rank.titan.common.checkpoints import stateful_parts, watch_checkpoints
 from converge_harness.rank.titan.common.clipping import watch_clipping
 from converge_harness.rank.titan.common.frozen_steps import add_frozen_steps
 from converge_harness.rank.titan.common.pipelining import ignore_shape_inference, watch_microbatches
@@ -70,6 +70,7 @@ def _view(trainer: Any) -> TrainerView:
         device=trainer.device,
         optimizers=tuple(trainer.optimizers),
         learning_rate=lambda: rate_of(trainer.optimizers),
+        stateful=lambda: stateful_parts(trainer),
         fused=dict(_fused(trainer.model_parts)),
         versions={"torch": torch.__version__, "torchtitan": torchtitan.__version__},
     )

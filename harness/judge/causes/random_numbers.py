@@ -1,0 +1,90 @@
+"""Random numbers that start over, that are others from a step on, or that ranks share.
+
+The states of the generators are recorded before every step that draws, so these causes need no
+limit: whatever follows from other dropout masks looks like many other bugs.
+"""
+
+from __future__ import annotations
+
+from converge_harness.judge.causes.context import Context
+from converge_harness.judge.causes.resume import of_pass
+from converge_harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
+from converge_harness.judge.compare.random_states import parted, repeated
+from converge_harness.judge.degrees import owner
+from converge_harness.judge.resume.passes import loads
+from converge_harness.model import CauseClass, Outcome
+
+_ASKED_OF = (ComparisonKind.ORDINARY, ComparisonKind.DRAWING)
+_ALONE = ("recovers-in-time", "random-numbers-go-on", "ranks-draw-apart")
+
+
+@signature(
+    Basis.RECORDED,
+    Stage.RESUME,
+    # A replay with other random numbers has other values.
+    overrides=("replayed_otherwise",),
+    asked_of=_ASKED_OF,
+)
+def random_numbers_lost(context: Context) -> Cause | None:
+    """C6: the generators start over, or are in other states from a step on, before all else."""
+    test, control = context.compared.test, context.compared.control
+    again = repeated(test, control) if context.failed("random-numbers-go-on") else None
+    step = again.step if again else parted(test, control)
+    before = context.first_failure(*_ALONE)
+    if step is None or (before is not None and before < step) or (before is None and not again):
+        return None
+    if again:
+        sentence = (
+            f"the random numbers (RNG) start over at step {step}: the generators are as they were "
+            f"before step {again.of}, so its dropout masks come again"
+        )
+    else:
+        sentence = (
+            f"the random numbers (RNG) are others than the control's from step {step} on, after "
+            "steps that drew the same"
+        )
+    shared = context.checks.get("ranks-draw-apart")
+    if shared is not None and shared.outcome is Outcome.FAIL and shared.onset == step:
+        sentence += ", and ranks that train on other samples now draw the same"
+    place = of_pass(context, step) + _not_restored(context, step)
+    return Cause(sentence + place, CauseClass.STATE, _SAVED)
+
+
+def _not_restored(context: Context, step: int) -> str:
+    """A clause if a step follows a load after which generators are not as they were saved."""
+    each = owner(context.compared.test, step)
+    for load in loads(context.compared.test):
+        if load.into is not each or load.saved is None or load.into.loaded is None:
+            continue
+        before, now = load.saved.random_states, load.into.loaded.random_states
+        off = sum(was != found for was, found in zip(before, now, strict=False))
+        if len(before) == len(now) and off:
+            ranks = f"{off} of {len(now)} ranks"
+            return f"; after the load, the generators of {ranks} are not in the states saved"
+    return ""
+
+
+_SAVED = (
+    "what a checkpoint holds of random generators, on every rank: torch.get_rng_state(), "
+    "torch.cuda.get_rng_state() and the states of generators of your own; whether they are "
+    "restored after everything that draws or seeds at a start (torchtitan saves none of them)"
+)
+
+
+@signature(Basis.RECORDED, Stage.FORWARD, asked_of=_ASKED_OF)
+def ranks_draw_alike(context: Context) -> Cause | None:
+    """Data-parallel ranks drop the same units, which those of the control do not."""
+    if not context.failed("ranks-draw-apart"):
+        return None
+    onset = context.checks["ranks-draw-apart"].onset
+    before = context.first_failure(*_ALONE)
+    if before is not None and onset is not None and before < onset:
+        return None
+    return Cause(
+        f"ranks draw the same random numbers (RNG): {context.detail('ranks-draw-apart')}, so all "
+        "of them drop the same units",
+        CauseClass.OBJECTIVE,
+        "where each rank is seeded: ranks that train on other samples need seeds of their own, "
+        "such as the seed plus the data-parallel rank, and ranks that share samples (TP) the same "
+        "seed for what all of them hold",
+    )

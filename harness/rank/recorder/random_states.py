@@ -1,0 +1,167 @@
+"""The states of the random generators that a rank may draw from, before and after a step.
+
+A generator whose state is another one after a step was drawn from. A digest of the states before
+the step then stands for all the numbers that the step drew: two steps that begin with equal states
+and draw alike get the same numbers (dropout masks, noise). Most training draws nothing, and then a
+step costs two copies of a state and a comparison; no device is waited for, because torch keeps the
+states of CUDA generators in the memory of the host.
+
+Seen are torch's default generators of the CPU and of the model's device, and generators of the
+program's own that the model, hooks of its modules or stateful parts of the checkpoint hold. Those
+of Python and NumPy are not looked at: loaders use them, and models hardly do.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from converge_harness.rank.recorder.trainer_view import TrainerView
+
+_HALF = 1 << 32
+
+
+class RandomStates:
+    """The generators of one rank, found when they are first looked at."""
+
+    def __init__(self, view: TrainerView) -> None:
+        self._view = view
+        self._found: tuple[torch.Generator, ...] | None = None
+        self._before: list[bytes] | None = None
+
+    @property
+    def generators(self) -> tuple[torch.Generator, ...]:
+        """Torch's default ones, then those that the program holds, each once."""
+        if self._found is None:
+            held = held_generators(self._view.model_parts, self._view.stateful())
+            self._found = tuple(
+                {id(each): each for each in (*_defaults(self._view.device), *held)}.values()
+            )
+        return self._found
+
+    def begin(self) -> None:
+        """A step begins: its states are those of now, or those that the last step left."""
+        if self._view.frames_steps or self._before is None:
+            self.note()
+
+    def note(self) -> None:
+        """The next step begins with the states of now."""
+        self._before = self._states()
+
+    def end(self) -> int:
+        """64 bits of the states before the step, of the generators it drew from; 0 if of none."""
+        before, after = self._before, self._states()
+        self._before = after
+        if before is None or before == after:
+            return 0
+        state = hashlib.blake2b(digest_size=8)
+        for number, (was, now) in enumerate(zip(before, after, strict=True)):
+            if was != now:
+                state.update(number.to_bytes(4, "little"))
+                state.update(was)
+        return int.from_bytes(state.digest(), "little") or 1
+
+    def now(self) -> str:
+        """16 hex digits of the states of all generators as they are now."""
+        return hashlib.blake2b(b"".join(self._states()), digest_size=8).hexdigest()
+
+    def copies(self) -> list[torch.Tensor]:
+        """The states of now, for ``put_back``."""
+        return [each.get_state() for each in self.generators]
+
+    def put_back(self, states: Sequence[torch.Tensor]) -> None:
+        """Give all generators the states that ``copies`` returned."""
+        for generator, state in zip(self.generators, states, strict=True):
+            generator.set_state(state)
+
+    def _states(self) -> list[bytes]:
+        return [each.get_state().numpy().tobytes() for each in self.generators]
+
+
+def halves(digest: int) -> tuple[int, int]:
+    """High and low 32 bits: each fits a float64."""
+    return divmod(digest, _HALF)
+
+
+def combined(digests: Iterable[tuple[int, int]]) -> str:
+    """16 hex digits for the states of all ranks, from the halves of each; empty: no rank drew.
+
+    Ranks with equal states count once, so copies of one state are the same on any number of ranks.
+    """
+    drawn = sorted({high * _HALF + low for high, low in digests if high or low})
+    if not drawn:
+        return ""
+    together = b"".join(each.to_bytes(8, "little") for each in drawn)
+    return hashlib.blake2b(together, digest_size=8).hexdigest()
+
+
+def shared(ranks: Sequence[tuple[int, tuple[int, int]]]) -> bool | None:
+    """Whether ranks that train on other samples drew the same numbers; None: fewer than two drew.
+
+    Args:
+        ranks: of every rank in rank order, its data-parallel coordinate and the halves of its
+            digest. Ranks of one coordinate (TP, CP, PP) may share states or not: coordinates are
+            compared as wholes.
+    """
+    of_coordinate: dict[int, list[tuple[int, int]]] = {}
+    for coordinate, digest in ranks:
+        of_coordinate.setdefault(coordinate, []).append(digest)
+    drawn = [tuple(each) for each in of_coordinate.values() if any(map(any, each))]
+    return len(set(drawn)) < len(drawn) if len(drawn) > 1 else None
+
+
+def held_generators(
+    modules: Iterable[torch.nn.Module], stateful: Iterable[object]
+) -> Iterator[torch.Generator]:
+    """Generators that modules, their hooks and other objects hold, in the order of both."""
+    for each in _modules(modules):
+        for value in (*vars(each).values(), type(each).forward):
+            yield from _held_by(value)
+        for hooks in (each._forward_pre_hooks, each._forward_hooks):
+            for hook in hooks.values():
+                yield from _held_by(hook)
+    for part in stateful:
+        for value in getattr(part, "__dict__", {}).values():
+            yield from _held_by(value)
+
+
+def _modules(modules: Iterable[torch.nn.Module]) -> Iterator[torch.nn.Module]:
+    for module in modules:
+        yield from module.modules()
+
+
+def _held_by(value: Any) -> Iterator[torch.Generator]:
+    """A generator itself, or those of a function: in its closure, arguments, object or globals."""
+    if isinstance(value, torch.Generator):
+        yield value
+    elif isinstance(value, functools.partial):
+        yield from _held_by(value.func)
+        yield from (each for each in value.args if isinstance(each, torch.Generator))
+        yield from (each for each in value.keywords.values() if isinstance(each, torch.Generator))
+    elif isinstance(value, types.MethodType):
+        kept = getattr(value.__self__, "__dict__", {}).values()
+        yield from (each for each in kept if isinstance(each, torch.Generator))
+    elif isinstance(value, types.FunctionType):
+        cells = (cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell))
+        used = (value.__globals__.get(name) for name in value.__code__.co_names)
+        yield from (each for each in (*cells, *used) if isinstance(each, torch.Generator))
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 (an empty one raises)
+    except ValueError:
+        return False
+    return True
+
+
+def _defaults(device: torch.device) -> Iterator[torch.Generator]:
+    yield torch.default_generator
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        yield torch.cuda.default_generators[index]
