@@ -9,6 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine may take any time for an example.
+settings.register_profile("converge", deadline=None)
+settings.load_profile("converge")
 
 MEANT = (
     "needs torchtitan 0.",  # rank tests run in every toolchain, each its own part

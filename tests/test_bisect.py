@@ -2,7 +2,7 @@
 
 import math
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from converge_harness.bisect import Suspects, search
@@ -37,7 +37,6 @@ lines = st.integers(2, 400).flatmap(
 )
 
 
-@settings(deadline=None)
 @given(lines)
 def test_the_first_one_is_among_the_suspects_and_the_others_are_skipped(drawn):
     length, first, skipped = drawn
@@ -49,7 +48,6 @@ def test_the_first_one_is_among_the_suspects_and_the_others_are_skipped(drawn):
     assert found.until == length - 1 or found.until not in skipped
 
 
-@settings(deadline=None)
 @given(st.integers(2, 5000).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n - 1))))
 def test_without_skips_it_takes_as_many_trials_as_a_binary_search(drawn):
     length, first = drawn

@@ -157,7 +157,7 @@ def subsets(factors):
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(words=TECHNIQUES, gpus=GPUS, rest=RESTS)
 def test_no_choice_of_fewer_jobs_covers_as_much(words, gpus, rest):
     with tempfile.TemporaryDirectory() as folder:
@@ -182,7 +182,7 @@ def test_no_choice_of_fewer_jobs_covers_as_much(words, gpus, rest):
             assert not all(any(want <= job for job in fewer) for want in wanted)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(words=TECHNIQUES, rest=RESTS)
 def test_more_gpus_cover_no_less_and_take_no_more_jobs_for_the_same_pairs(words, rest):
     with tempfile.TemporaryDirectory() as folder:
@@ -197,7 +197,7 @@ def test_more_gpus_cover_no_less_and_take_no_more_jobs_for_the_same_pairs(words,
             assert len(less.jobs) >= len(more.jobs)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(words=TECHNIQUES, gpus=GPUS, rest=RESTS)
 def test_what_is_proposed_can_be_planned_and_fits(words, gpus, rest):
     with tempfile.TemporaryDirectory() as name:

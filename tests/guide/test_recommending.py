@@ -178,7 +178,7 @@ def impossible(words, rest, dp):
         )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     words=st.lists(WORDS, min_size=1, max_size=6, unique=True),
     dp=st.sampled_from((1, 2, 4, 8)),

@@ -60,7 +60,7 @@ def test_every_step_of_several_is_found():
     height=st.floats(-12, 12),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 def test_one_odd_night_is_never_a_step(count, where, height, seed):
     chance = np.random.default_rng(seed)
     values = -7 + 0.02 * chance.uniform(-1, 1, size=count)

@@ -21,7 +21,7 @@ from judge_examples import judge, run, with_signals
 from converge_harness.judge.causes.parameter_names import ParameterRole, describe, role_of, spans
 from converge_harness.model import CauseClass, Disagreement, Judgement, Parallelism, ReplicaSample
 
-UNHURRIED = settings(deadline=None, max_examples=25)
+UNHURRIED = settings(max_examples=25)
 NAMES = list(MODEL)
 
 # ------------------------------------------------------------------ any cause at all

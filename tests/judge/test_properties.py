@@ -142,7 +142,7 @@ def test_repeats_that_differ_more_never_make_it_worse(runs, one, other):
 VALUES = st.lists(st.one_of(st.none(), ANY_FLOAT), max_size=6)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(VALUES, VALUES, VALUES, VALUES, st.lists(st.integers(-1, 5), max_size=6))
 def test_any_curves_at_all_give_a_verdict_with_a_cause(loss, norm, loss2, norm2, steps):
     test = foreign("a", loss=tuple(loss), grad_norm=tuple(norm), loss_recomputed=tuple(norm2))

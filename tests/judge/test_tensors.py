@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from judge_examples import (
     PARAMETERS,
@@ -361,7 +361,6 @@ def test_a_control_whose_replicas_differ_judges_nothing():
 # ------------------------------------------------------------------- sketches
 
 
-@settings(deadline=None)
 @given(st.floats(-1e3, 1e3).filter(lambda factor: abs(factor) > 1e-3))
 def test_a_pure_scale_is_found_exactly(factor):
     values = np.random.default_rng(0).standard_normal(50)

@@ -207,7 +207,7 @@ def matrices(draw):
     return Simulated(groups, draw(st.integers(4, 10)), draw(st.integers(0, 30)), looks, settled)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(matrices(), st.randoms(use_true_random=False))
 def test_in_any_order_of_events_every_run_ends_and_memory_suffices(matrix, order):
     """Whatever happens next among all that could, until nothing can."""

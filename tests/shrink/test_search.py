@@ -132,7 +132,7 @@ def test_a_budget_ends_the_search_with_the_best_so_far(pair):
 NEEDS = st.sets(st.sampled_from(["compile", "float8", "fused", "tp", "pp"]))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(NEEDS)
 def test_whatever_it_needs_is_what_is_left(pair, needs):
     def fails(test):
