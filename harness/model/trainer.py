@@ -94,6 +94,8 @@ class ConfigKeys:
     """A list of names; one with ``float8`` in it converts the model."""
     deterministic: str = ""
     """Whether torch may use deterministic algorithms only."""
+    async_checkpoints: str = ""
+    """Whether checkpoints are written in the background: neither null nor ``disabled``."""
     pipeline_microbatch_size: str = ""
     """Samples of a pipeline microbatch."""
     implied: tuple[ImpliedSetting, ...] = ()

@@ -43,7 +43,7 @@ parallelism.dp_shard = 2
 checkpoint_every = 2
 restarts = "torchrun"
 recover_within_s = 240
-faults = [{ kind = "kill", step = 4, rank = 1 }]
+faults = [{ kind = "kill", step = 6, rank = 1 }]
 set = { "checkpoint.async_mode" = "async" }
 [[test]]
 kind = "fault"

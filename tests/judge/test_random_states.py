@@ -5,12 +5,19 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from judge_examples import STEPS, judge, run, spec, with_signals
+from judge_examples import STEPS, in_force, judge, run, spec, with_signals
 from resume_examples import ELASTIC, ELASTIC_PASSES, ELASTIC_SPEC, state
 
 from converge_harness.judge.checks.resume import badly_continued
-from converge_harness.judge.compare.random_states import DrawnAgain, parted, repeated, shared
-from converge_harness.model import CauseClass, Judgement, Outcome, RestartOwner
+from converge_harness.judge.compare.random_states import DrawnAgain, parted, repeats, shared
+from converge_harness.model import (
+    CauseClass,
+    Judgement,
+    Outcome,
+    Parallelism,
+    Precision,
+    RestartOwner,
+)
 
 OWN = tuple(f"{step:016x}" for step in range(1, STEPS + 1))
 """A state of its own before every step."""
@@ -28,10 +35,12 @@ def drawn(evidence, states, *, alike=None):
     return replace(evidence, random_states=states, random_shared=ranks)
 
 
-def judged(states, control=OWN, *, test=None, alike=None, control_alike=None):
+def judged(
+    states, control=OWN, *, test=None, alike=None, control_alike=None, precision=Precision.FP32
+):
     return judge(
-        drawn(test or run("test"), states, alike=alike),
-        drawn(run("control"), control, alike=control_alike),
+        replace(drawn(test or run("test"), states, alike=alike), precision=precision),
+        replace(drawn(run("control"), control, alike=control_alike), precision=precision),
         spec=spec(),
         control_spec=spec(),
     )
@@ -48,9 +57,16 @@ def later_loss(change, since=RESUMED):
     return with_signals(run("test"), loss=off, loss_recomputed=off)
 
 
-def test_random_numbers_that_start_over_fail_though_every_curve_agrees():
-    verdict = judged(AGAIN)
+MASKS = {Precision.FP32: 1.01, Precision.BF16: 1 + 1e-4, Precision.FLOAT8: 1 + 1e-4}
+"""What other masks do to a loss; in low precision less than rounding may, so no curve fails."""
+
+
+@pytest.mark.parametrize("precision", MASKS)
+def test_random_numbers_that_start_over_fail_where_a_loss_shows_it(precision):
+    verdict = judged(AGAIN, test=later_loss(MASKS[precision]), precision=precision)
     assert verdict.judgement is Judgement.FAIL
+    failed = {check.name for check in verdict.checks if check.outcome is Outcome.FAIL}
+    assert precision is Precision.FP32 or failed == {NAME}
     assert verdict.cause_class is CauseClass.STATE
     assert verdict.cause.startswith(
         "the random numbers (RNG) start over at step 9: the generators are as they were before "
@@ -60,6 +76,37 @@ def test_random_numbers_that_start_over_fail_though_every_curve_agrees():
     assert answer(verdict).onset == RESUMED
 
 
+def test_numbers_that_come_again_without_an_effect_are_those_of_a_loader():
+    """A script that evaluates between steps draws a seed for every loop over its DataLoader."""
+    right = judged(AGAIN)
+    assert right.judgement is Judgement.PASS, right.cause
+    assert "without an effect on loss or grad norm" in answer(right).detail
+    assert "before step 1" in answer(right).detail
+    rounding = judged(AGAIN, test=later_loss(1 + 1e-7))
+    assert answer(rounding).outcome is Outcome.PASS
+    # Off by as much before, where both drew the same numbers.
+    before = judged(AGAIN, test=later_loss(1 + 1e-4, since=3), precision=Precision.BF16)
+    assert answer(before).outcome is Outcome.PASS
+    # Other degrees round otherwise: what float32 would not do, bf16 does.
+    tp = later_loss(1 + 1e-4)
+    tp = replace(tp, in_force=in_force(Parallelism(tp=2)))
+    assert answer(judged(AGAIN, test=tp, precision=Precision.BF16)).outcome is Outcome.PASS
+    assert answer(judged(AGAIN, test=replace(tp, in_force=run().in_force))).outcome is Outcome.FAIL
+
+
+def test_an_effect_that_only_a_later_repeat_has_is_found():
+    states = (*OWN[:4], *OWN[:2], "x", "y", *OWN[: STEPS - 8])
+    verdict = judged(states, test=later_loss(1.01))
+    assert (answer(verdict).outcome, answer(verdict).onset) == (Outcome.FAIL, RESUMED)
+
+
+def test_without_a_loss_nothing_shows_an_effect():
+    signals = dict.fromkeys(("loss", "loss_recomputed", "grad_norm", "grad_norm_recomputed"))
+    verdict = judged(AGAIN, test=with_signals(run("test"), **signals))
+    assert answer(verdict).outcome is Outcome.INVALID
+    assert "no loss shows whether it matters" in answer(verdict).detail
+
+
 RIGHT = {
     "go on": (OWN, OWN, Outcome.PASS),
     "none drawn": (NOTHING, NOTHING, Outcome.PASS),
@@ -67,7 +114,8 @@ RIGHT = {
     "seeded anew by both": (AGAIN, AGAIN, Outcome.PASS),
     "seeded anew with another seed": (OTHER, OWN, Outcome.PASS),
     "a control that draws nothing": (AGAIN, NOTHING, Outcome.PASS),
-    "an older test": ((), OWN, Outcome.SKIPPED),
+    "a test without a record, a control that draws nothing": ((), NOTHING, Outcome.SKIPPED),
+    "neither has a record": ((), (), Outcome.SKIPPED),
     "an older control": (AGAIN, (), Outcome.SKIPPED),
 }
 
@@ -78,6 +126,14 @@ def test_what_is_no_start_over_is_not_called_one(case):
     verdict = judged(states, control)
     assert verdict.judgement is Judgement.PASS, verdict.cause
     assert answer(verdict).outcome is outcome, answer(verdict).detail
+
+
+def test_a_test_set_without_a_record_is_invalid_where_its_control_draws():
+    verdict = judged((), OWN)
+    assert verdict.judgement is Judgement.INVALID
+    assert "does not record which random numbers it draws" in answer(verdict).detail
+    curve = replace(run("test"), samples=())
+    assert answer(judged((), OWN, test=curve)).outcome is Outcome.SKIPPED
 
 
 def test_a_step_without_a_record_is_invalid():
@@ -97,6 +153,8 @@ def test_other_random_numbers_are_the_cause_of_what_differs_from_there_on():
     drawn_otherwise = tuple(f"{step:016x}" for step in range(900, 900 + STEPS))
     never_the_same = judged(drawn_otherwise, test=later_loss(1.5))
     assert "RNG" not in never_the_same.cause
+    own_seeds_first = ("a loader's seed", *OTHER[1:])
+    assert parted(drawn(run("t"), own_seeds_first), drawn(run("c"), OWN)) == RESUMED
 
 
 def test_ranks_that_drop_the_same_units_fail_where_those_of_the_control_do_not():
@@ -122,7 +180,7 @@ def test_a_resume_is_named_with_what_its_load_restored():
     first, second, third = ELASTIC_PASSES
     second = replace(second, loaded=state(8, random_states=("c", "d")))
     first = replace(first, saved=(state(8, random_states=("a", "b")),))
-    test = replace(ELASTIC, passes=(first, second, third))
+    test = replace(later_loss(1.5), passes=(first, second, third), replayed=ELASTIC.replayed)
     verdict = judge(
         drawn(test, AGAIN), drawn(run("control"), OWN), spec=ELASTIC_SPEC, control_spec=spec()
     )
@@ -136,12 +194,16 @@ def test_a_control_that_was_continued_with_its_first_random_numbers_is_no_contro
     first, second, _ = ELASTIC_PASSES
     passes = (first, replace(second, in_force=first.in_force))
     control = replace(ELASTIC, passes=passes, restarts=RestartOwner.USER)
-    assert badly_continued(drawn(control, OWN)) is None
-    flaw = badly_continued(drawn(control, AGAIN))
+    other = drawn(later_loss(1.5), OWN)
+    assert badly_continued(drawn(control, OWN), other=other) is None
+    flaw = badly_continued(drawn(control, AGAIN), other=other)
     assert flaw is not None
     assert (flaw.step, "draws the random numbers of step 1 again" in flaw.what) == (9, True)
+    # Without an effect, or with nothing that shows one.
+    assert badly_continued(drawn(control, AGAIN), other=drawn(run("test"), OWN)) is None
+    assert badly_continued(drawn(control, AGAIN)) is None
     # Seeded anew at a step that is no resume: as the program means it.
-    assert badly_continued(drawn(control, OWN[:4] + OWN[: STEPS - 4])) is None
+    assert badly_continued(drawn(control, OWN[:4] + OWN[: STEPS - 4]), other=other) is None
 
 
 states = st.lists(st.sampled_from(["", *"abcdef"]), min_size=1, max_size=STEPS)
@@ -153,12 +215,10 @@ def test_a_repeat_is_two_steps_that_the_run_has_drawn_and_the_control_has_not(mi
         return drawn(run("r", steps=tuple(range(1, len(found) + 1))), tuple(found), alike=True)
 
     test, control = of(mine), of(theirs)
-    assert repeated(control, control) is None
+    assert not list(repeats(control, control))
     assert parted(control, control) is None
     assert all(mine[step - 1] and mine[step] for step in shared(test))
-    found = repeated(test, control)
-    if found is not None:
-        step, earlier = found
+    for step, earlier in repeats(test, control):
         assert earlier < step
         assert mine[step - 1] == mine[earlier - 1]
         assert mine[step] in (mine[earlier], *theirs[earlier : earlier + 1])
@@ -170,5 +230,5 @@ def test_a_repeat_is_two_steps_that_the_run_has_drawn_and_the_control_has_not(mi
 def test_starting_over_is_found_wherever_two_steps_follow(resumed, length):
     others = tuple(f"{step:x} seeded anew" for step in range(STEPS))
     again = (OWN[: resumed - 1] + OWN[:length] + others)[:STEPS]
-    found = repeated(drawn(run("t"), again), drawn(run("c"), OWN))
+    found = next(repeats(drawn(run("t"), again), drawn(run("c"), OWN)), None)
     assert found == (DrawnAgain(resumed, 1) if length > 1 else None)

@@ -74,6 +74,12 @@ def test_buffers_that_come_back_pass_and_those_that_do_not_are_named():
     right = judged(with_buffers(4.0, 4.0), ELASTIC_SPEC)
     assert right.judgement is Judgement.PASS, right.cause
     assert judged(with_buffers(0.0, 0.0), ELASTIC_SPEC).judgement is Judgement.PASS
+    # A mask of -inf, or a buffer whose shape has changed.
+    mask = judged(with_buffers(np.inf, np.inf), ELASTIC_SPEC)
+    assert mask.judgement is Judgement.PASS, mask.cause
+    detail = next(check.detail for check in mask.checks if check.name == "state-restored")
+    assert "1 buffer not compared: not finite on either side" in detail
+    assert judged(with_buffers(np.nan, np.nan), ELASTIC_SPEC).judgement is Judgement.PASS
     wrong = judged(with_buffers(4.0, 2.0), ELASTIC_SPEC)
     assert wrong.cause_class is CauseClass.STATE
     assert wrong.cause.startswith("buffers lost at the resume: ")
@@ -237,6 +243,18 @@ ELASTIC_CASES = {
     "a buffer that is not loaded": (
         "state-restored",
         with_buffers(4.0, None),
+        FAIL,
+        "the value of 1 of 1 buffers is missing, zero or NaN (router.bias)",
+    ),
+    "a buffer that is finite only as it was saved": (
+        "state-restored",
+        with_buffers(4.0, np.nan),
+        FAIL,
+        "the value of 1 of 1 buffers is missing, zero or NaN (router.bias)",
+    ),
+    "a mask that comes back finite": (
+        "state-restored",
+        with_buffers(np.inf, 4.0),
         FAIL,
         "the value of 1 of 1 buffers is missing, zero or NaN (router.bias)",
     ),

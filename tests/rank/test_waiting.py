@@ -3,11 +3,12 @@
 import json
 import threading
 import time
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
 
-from converge_harness.rank.titan.common.checkpoints import checkpoint_settings
+from converge_harness.rank.titan.common.checkpoints import checkpoint_settings, watch_checkpoints
 from converge_harness.rank.waiting import wait_after, wait_between_steps
 from converge_harness.run_folder.job import BaseConfig, Degrees, RankJob
 from converge_harness.run_folder.passes import claim_pass
@@ -134,3 +135,26 @@ def test_a_rank_that_is_told_to_saves_before_it_waits(tmp_path, say):
     again = told_to_wait(job_in(tmp_path))
     assert again.resumes
     assert not any(map(again.saves_at, range(1, 101)))
+
+
+def test_a_rank_ends_and_waits_only_once_its_checkpoint_is_written(tmp_path):
+    """Real writes in the background: ``tests/e2e/test_resumed_runs.py``."""
+    job = job_in(tmp_path, checkpoint_every=50, saves_after=frozenset({98}))
+    writing = Future()
+    checkpointer = SimpleNamespace(save=None, dcp_load=None, save_future=writing)
+    trainer = SimpleNamespace(checkpointer=checkpointer, should_continue_training=None)
+    watch_checkpoints(trainer, job, recorder=None)
+    assert checkpointer.save(99) is False  # trains on beside it
+
+    last = threading.Thread(target=checkpointer.save, args=(100, True), daemon=True)
+    last.start()
+    last.join(0.5)
+    assert last.is_alive()
+    writing.set_result(None)
+    last.join(10)
+    assert not last.is_alive()
+
+    checkpointer.save_future = Future()
+    checkpointer.save_future.set_exception(OSError(28, "No space left on device"))
+    with pytest.raises(OSError, match="No space left"):
+        checkpointer.save(100, last_step=True)

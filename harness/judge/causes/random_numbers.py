@@ -36,7 +36,7 @@ def random_numbers_lost(context: Context) -> Cause | None:
     if again:
         sentence = (
             f"the random numbers (RNG) start over at step {step}: the generators are as they were "
-            f"before step {again.of}, so its dropout masks come again"
+            f"before step {again.of}, so what it drew then is drawn again, such as dropout masks"
         )
     else:
         sentence = (

@@ -68,7 +68,7 @@ def control_sound(test: Evidence, control: Evidence, control_spec: SetSpec | Non
         resumed(control)
         or unfinished(control)
         or disordered(control)
-        or badly_continued(control, control_spec)
+        or badly_continued(control, control_spec, other=test)
         or missing_values(control, _required(control_spec, control, control))
         or non_finite(control)
         or ranks_disagree(control)

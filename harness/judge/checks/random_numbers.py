@@ -15,9 +15,11 @@ from converge_harness.judge.checks.question import (
     skipped,
 )
 from converge_harness.judge.compare.random_states import (
+    DrawnAgain,
     drawing,
+    effect,
     is_recorded,
-    repeated,
+    repeats,
     shared,
     unrecorded,
 )
@@ -29,27 +31,37 @@ _NOTHING = "the run draws no random numbers in two steps one after the other"
 
 @check(Tier.ENVELOPE)
 def random_numbers_go_on(test: Evidence, control: Evidence) -> CheckResult:
-    """No step draws the random numbers of an earlier one, where the control draws others.
+    """No step uses the random numbers of an earlier one, where the control draws others.
 
-    The generators were seeded anew, most likely at a resume that does not restore their states.
-    That nothing is drawn is recorded, too, and passes.
+    The generators were seeded anew, most likely at a resume that does not restore their states, and
+    loss or grad norm are off from there on. Numbers that nothing depends on pass, such as the seeds
+    that a loader draws. That nothing is drawn is recorded, too, and passes.
     """
     if unknown := _unknown(test, control):
         return unknown
     drawn = drawing(test)
-    if not drawn:
-        return passed(_NOTHING)
-    if not drawing(control):
-        return passed("the control draws no random numbers")
-    found = repeated(test, control)
-    if found is None:
+    if not drawn or not drawing(control):
+        return passed("the control draws no random numbers" if drawn else _NOTHING)
+    again = list(repeats(test, control))
+    if not again:
         return passed(f"{counted(len(drawn), 'step')} that draw, none as an earlier one")
+    effects = [effect(test, control, each) for each in again]
+    if True not in effects:
+        return _without_effect(again[0], known=None not in effects)
+    found = again[effects.index(True)]
     return CheckResult(
         Outcome.FAIL,
         f"step {found.step} begins with the random generators as they were before step {found.of}, "
         f"and so do the steps after both: the same numbers are drawn again",
         onset=found.step,
     )
+
+
+def _without_effect(first: DrawnAgain, *, known: bool) -> CheckResult:
+    where = f"step {first.step} begins with the random generators as before step {first.of}"
+    if not known:
+        return invalid(f"{where}, and no loss shows whether it matters", first.step)
+    return passed(f"{where}, without an effect on loss or grad norm: a loader's seed, perhaps")
 
 
 @check(Tier.ENVELOPE)
@@ -78,6 +90,11 @@ def ranks_draw_apart(test: Evidence, control: Evidence) -> CheckResult:
 
 def _unknown(test: Evidence, control: Evidence) -> CheckResult | None:
     """Why nothing can be said; None if both record all that they drew."""
+    if not is_recorded(test) and test.samples and drawing(control):
+        return invalid(
+            f"{test.name} does not record which random numbers it draws, and the control does: "
+            "if an older version of converge made the run, train it again"
+        )
     for run in (test, control):
         if not is_recorded(run):
             return skipped(f"{run.name} does not record which random numbers it draws")

@@ -29,7 +29,7 @@ from converge_harness.judge.checks.question import (
 )
 from converge_harness.judge.compare.curves import relative_difference
 from converge_harness.judge.compare.floors import FLOORS
-from converge_harness.judge.compare.random_states import repeated
+from converge_harness.judge.compare.random_states import effect, repeats
 from converge_harness.judge.degrees import degrees_of, ranks
 from converge_harness.judge.in_force import unlike_a_repeat
 from converge_harness.judge.resume.faults import (
@@ -137,11 +137,20 @@ def state_restored(test: Evidence, control: Evidence, spec: SetSpec | None) -> C
         return invalid(f"{detail}, so no resume was tested") if asked else skipped(detail)
     return CheckResult(
         Outcome.PASS,
-        f"{counted(len(compared), 'load')} of {', '.join(part.name for part in compared[0].parts)}",
+        _restored(compared),
         measured=max(lost.worst for lost in compared),
         limit=limit,
         unit="relative",
     )
+
+
+def _restored(compared: list[Lost]) -> str:
+    text = f"{counted(len(compared), 'load')} of "
+    text += ", ".join(part.name for part in compared[0].parts)
+    not_finite = max(part.not_finite for lost in compared for part in lost.parts)
+    if not not_finite:
+        return text
+    return f"{text}; {counted(not_finite, 'buffer')} not compared: not finite on either side"
 
 
 class Lost(NamedTuple):
@@ -525,10 +534,14 @@ FAULT_CHECKS: tuple[Question, ...] = (
 )
 
 
-def badly_continued(evidence: Evidence, spec: SetSpec | None = None) -> Flaw | None:
+def badly_continued(
+    evidence: Evidence, spec: SetSpec | None = None, *, other: Evidence | None = None
+) -> Flaw | None:
     """What a run that continues after interruptions lost at a resume, or what no evidence shows.
 
-    None for any other run. ``spec`` says which checkpoints the run should have written.
+    None for any other run. ``spec`` says which checkpoints the run should have written. ``other``
+    is a run that it is compared with: without one nothing shows whether random numbers that are
+    drawn again change anything, and they are no flaw.
     """
     if not evidence.may_continue:
         return None
@@ -536,7 +549,8 @@ def badly_continued(evidence: Evidence, spec: SetSpec | None = None) -> Flaw | N
     for finding in _findings(evidence, spec):
         if finding.outcome in (Outcome.FAIL, Outcome.INVALID):
             return Flaw(f"{how} {finding.detail}", finding.onset)
-    return _draws_again(evidence, how) or _other_config(evidence)
+    again = _draws_again(evidence, other, how) if other else None
+    return again or _other_config(evidence)
 
 
 def _findings(evidence: Evidence, spec: SetSpec | None) -> Iterator[CheckResult]:
@@ -545,16 +559,17 @@ def _findings(evidence: Evidence, spec: SetSpec | None) -> Iterator[CheckResult]
     yield replays_agree.ask(test=evidence)
 
 
-def _draws_again(evidence: Evidence, how: str) -> Flaw | None:
-    """Random numbers that start over where a pass begins.
+def _draws_again(evidence: Evidence, other: Evidence, how: str) -> Flaw | None:
+    """Random numbers that start over where a pass begins, and that its model uses.
 
     Its second step counts, too: in the first one a loader may draw a seed of its own.
     """
-    found = repeated(evidence)
     begins = {each.loaded_step for each in evidence.passes if each.loaded_step}
-    if found is None or begins.isdisjoint({found.step - 1, found.step - 2}):
-        return None
-    return Flaw(f"{how} draws the random numbers of step {found.of} again", found.step)
+    for found in repeats(evidence, other):
+        at_a_resume = not begins.isdisjoint({found.step - 1, found.step - 2})
+        if at_a_resume and effect(evidence, other, found):
+            return Flaw(f"{how} draws the random numbers of step {found.of} again", found.step)
+    return None
 
 
 def _other_config(evidence: Evidence) -> Flaw | None:

@@ -8,11 +8,18 @@ next one draws, too.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from converge_harness.model import Evidence
+from converge_harness.judge.compare.curves import difference_beyond_print, pair
+from converge_harness.judge.compare.floors import FLOORS, coarser
+from converge_harness.judge.degrees import in_force_over, parallelism_of
+from converge_harness.model import JUDGED_SIGNALS, Evidence, Parallelism, Precision
+
+_JUMP = 3.0
+"""How many times as far off as before a step has to be: rounding grows from step to step."""
 
 
 class DrawnAgain(NamedTuple):
@@ -45,14 +52,14 @@ def _drawn(run: Evidence) -> dict[int, str]:
     return {step: state for step, state in states if state}
 
 
-def repeated(test: Evidence, control: Evidence | None = None) -> DrawnAgain | None:
-    """The first step from which on a run draws numbers again that it has drawn before.
+def repeats(test: Evidence, control: Evidence) -> Iterator[DrawnAgain]:
+    """The steps from which on a run draws numbers again that it has drawn before, in order.
 
-    None also where the control repeats the same step, as if it were seeded anew on purpose, or
-    draws nothing there.
+    Not those that the control repeats, too, as if it were seeded anew on purpose, nor those at
+    which it draws nothing.
     """
     ours, all_of_ours = drawing(test), _drawn(test)
-    theirs, all_of_theirs = ({}, {}) if control is None else (drawing(control), _drawn(control))
+    theirs, all_of_theirs = drawing(control), _drawn(control)
     first: dict[str, int] = {}
     for step, state in sorted(ours.items()):
         of = first.setdefault(state, step)
@@ -60,21 +67,58 @@ def repeated(test: Evidence, control: Evidence | None = None) -> DrawnAgain | No
         following = (all_of_ours.get(of + 1), all_of_theirs.get(of + 1))
         if of == step or all_of_ours[step + 1] not in following:
             continue
-        if control is None or (step in theirs and theirs[step] != theirs.get(of)):
-            return DrawnAgain(step, of)
-    return None
+        if step in theirs and theirs[step] != theirs.get(of):
+            yield DrawnAgain(step, of)
+
+
+def effect(test: Evidence, control: Evidence, found: DrawnAgain) -> bool | None:
+    """Whether loss or grad norm show that a model used the numbers that are drawn again.
+
+    A DataLoader draws seeds, too, which change nothing. Two runs of the same degrees and precision
+    compute alike, so float32's floor is their limit in any precision; other degrees round as the
+    coarser one does. Masks move both signals much further. What was off by more than a third of
+    it before, while both drew the same numbers, has another reason. None: neither run shows it.
+    """
+    degrees = _degrees(test, found.step) | _degrees(control, found.step)
+    alike = len(degrees) == 1 and test.precision == control.precision
+    floors = FLOORS[Precision.FP32 if alike else coarser(test.precision, control.precision)]
+    ours, theirs = _drawn(test), _drawn(control)
+    known: list[bool] = []
+    for signal in JUDGED_SIGNALS:
+        curves = pair(test, control, signal)
+        off = difference_beyond_print(test, control, signal, curves)
+        here = np.isin(curves.steps, (found.step, found.step + 1))
+        if not here.any():
+            continue
+        drew = [ours.get(step) == theirs.get(step) for step in curves.steps.tolist()]
+        before = off[np.array(drew, dtype=np.bool_) & (curves.steps < found.step)]
+        limit = np.maximum(floors[signal].at(curves.steps), _JUMP * before.max(initial=0.0))
+        known.append(bool((off > limit)[here].any()))
+    return any(known) if known else None
+
+
+def _degrees(run: Evidence, step: int) -> set[Parallelism | None]:
+    """All degrees under which a run has trained up to a step."""
+    return {parallelism_of(ran) for ran, _ in in_force_over(run, run.steps[run.steps <= step])}
+
+
+def repeated(test: Evidence, control: Evidence) -> DrawnAgain | None:
+    """The first step that draws numbers again which its model uses."""
+    return next((each for each in repeats(test, control) if effect(test, control, each)), None)
 
 
 def parted(test: Evidence, control: Evidence) -> int | None:
-    """The first step that draws other numbers than the control's, after others that drew the same.
+    """The first step that draws other numbers than the control's, after one that drew the same.
 
-    None if there is no such step, or if no step before it drew in both.
+    None if there is no such step. Steps before the first one that drew the same do not count.
     """
     ours, theirs = drawing(test), drawing(control)
-    for step in np.intersect1d([*ours], [*theirs]).tolist():
-        if ours[step] != theirs[step]:
-            before = [each for each in ours.keys() & theirs.keys() if each < step]
-            return int(step) if before else None
+    alike = False
+    for step in sorted(ours.keys() & theirs.keys()):
+        if ours[step] == theirs[step]:
+            alike = True
+        elif alike:
+            return step
     return None
 
 

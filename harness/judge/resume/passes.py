@@ -161,7 +161,8 @@ def _promised(evidence: Evidence, spec: SetSpec, each: Pass) -> list[int]:
             (each.steps <= reached) & (each.steps % spec.recovery.checkpoint_every == 0)
         ]
         # What was still written in the background when the pass died was not promised.
-        finished = due if each.ended or not _saves_in_background(each) else due[:-1]
+        background = _saves_in_background(each, spec.trainer.keys.async_checkpoints)
+        finished = due if each.ended or not background else due[:-1]
         return [int(step) for step in finished]
     if each.segment is None or each.segment >= len(spec.segments) or not each.ended:
         return []
@@ -169,8 +170,8 @@ def _promised(evidence: Evidence, spec: SetSpec, each: Pass) -> list[int]:
     return [until] if until < last else []
 
 
-def _saves_in_background(each: Pass) -> bool:
-    mode = ((each.in_force or {}).get("config") or {}).get("checkpoint.async_mode")
+def _saves_in_background(each: Pass, key: str) -> bool:
+    mode = ((each.in_force or {}).get("config") or {}).get(key)
     return mode not in (None, "disabled")
 
 

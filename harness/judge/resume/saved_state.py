@@ -38,6 +38,8 @@ class StatePart(NamedTuple):
     tensors: tuple[str, ...]
     difference: Floats
     """Shape (tensors,): relative to the norm; infinite for one that is missing on one side."""
+    not_finite: int = 0
+    """Tensors that are not compared: they were not finite as saved, nor as loaded."""
 
     @property
     def off(self) -> Integers:
@@ -64,16 +66,21 @@ def parts(saved: StateSample, loaded: StateSample) -> list[StatePart]:
 
 
 def _buffers(saved: BufferRows, loaded: BufferRows) -> list[StatePart]:
-    """The buffers as one part; none where the model has none."""
+    """The buffers as one part; none where the model has none.
+
+    A mask may hold -inf, and one whose shape has changed is recorded as NaN: sketches of such
+    buffers say nothing. One that is finite on one side only is off.
+    """
     names = tuple(sorted({*saved.names, *loaded.names}))
     before, now = (
-        _Rows(
-            _taken(each.sketch, rows), _taken(each.norm, rows), np.ones(rows.size, dtype=np.bool_)
-        )
+        _Rows(_taken(each.sketch, rows), norm, np.isfinite(norm))
         for each in (saved, loaded)
         for rows in (_places(each.names, names),)
+        for norm in (_taken(each.norm, rows),)
     )
-    return [StatePart(BUFFERS, names, _difference(before, now))] if names else []
+    not_finite = int(np.count_nonzero(~(before.kept | now.kept)))
+    part = StatePart(BUFFERS, names, _difference(before, now), not_finite)
+    return [part] if names else []
 
 
 class _Rows(NamedTuple):
@@ -89,8 +96,9 @@ def _difference(before: _Rows, now: _Rows) -> Floats:
     """Shape (parameters,): by sketch and by norm, whichever is more."""
     with np.errstate(divide="ignore", invalid="ignore"):
         by_norm = np.abs(now.norm - before.norm) / np.minimum(now.norm, before.norm)
+        sketch = now.sketch - before.sketch
     by_norm = np.where(now.norm == before.norm, 0.0, by_norm)
-    by_sketch = relative(now.sketch - before.sketch, before.norm, now.norm)
+    by_sketch = relative(sketch, before.norm, now.norm)
     return np.where(before.kept | now.kept, np.fmax(by_sketch, by_norm), 0.0)
 
 

@@ -35,6 +35,7 @@ from converge_harness.trainers.table import TrainerOfFile, environment_of
 from converge_harness.trainers.torchrun import TorchrunTrainer
 from converge_harness.trainers.torchtitan import releases
 from converge_harness.trainers.torchtitan.table import (
+    ASYNC_MODE,
     OWNED,
     TitanTable,
     find_seed_checkpoint,
@@ -59,6 +60,7 @@ KEYS = ConfigKeys(
     ),
     float8_converters="model.converters",  # of torchtitan 0.2
     deterministic="debug.deterministic",
+    async_checkpoints=ASYNC_MODE,
     pipeline_microbatch_size="parallelism.pipeline_parallel_microbatch_size",
     # torchtitan 0.3 has a class for each mode of activation checkpointing, and no key.
     implied=(

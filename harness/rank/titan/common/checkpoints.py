@@ -71,16 +71,20 @@ def watch_checkpoints(trainer: Any, job: RankJob, recorder: StepRecorder) -> Non
         return load(state_dict, checkpoint_id, *args, **kwargs)
 
     def watched_save(curr_step: int, last_step: bool = False) -> Any:  # noqa: FBT001, FBT002 (theirs)
-        if not job.saves_at(curr_step):
-            return False
+        saved = save_and_record(curr_step, last_step) if job.saves_at(curr_step) else False
+        writing = getattr(checkpointer, "save_future", None)
+        if writing is not None and (curr_step == job.last_step or curr_step in job.saves_after):
+            # The process ends here, or waits for other runs: a write that fails must be an error.
+            writing.result()
+        return saved
+
+    def save_and_record(curr_step: int, last_step: bool) -> Any:  # noqa: FBT001
         recorder.on_save(curr_step, counters(trainer))
         saved = save(curr_step, last_step=last_step)
         writing = getattr(checkpointer, "save_future", None)
         if dist.get_rank() == 0:
             leave = functools.partial(leave_manifest, job, recorder.folder, curr_step)
             leave() if writing is None else writing.add_done_callback(leave)
-        if writing is not None and curr_step == job.last_step:
-            writing.result()  # the segment ends here, and its process with it
         return saved
 
     def watched_continues() -> bool:
@@ -131,7 +135,7 @@ def counters(trainer: Any) -> Counters:
         trainer_step=trainer.step,
         tokens_seen=int(tokens),
         samples_consumed=int(trainer.dataloader.state_dict().get("consumed", UNKNOWN)),
-        schedule_steps=int(trainer.lr_schedulers.state_dict()["last_epoch"]),
+        schedule_steps=int(trainer.lr_schedulers.state_dict().get("last_epoch", UNKNOWN)),
     )
 
 
