@@ -208,6 +208,8 @@ def test_slugs_are_part_of_the_interface():
         "grad-norm-envelope",
         "loss-recomputed-envelope",
         "grad-norm-recomputed-envelope",
+        "random-numbers-go-on",
+        "ranks-draw-apart",
         "loss-equivalent",
         "passes-continuous",
         "state-restored",
