@@ -155,10 +155,19 @@ def test_a_check_of_a_toolchain_for_no_trainer_says_what_each_misses(root, capsy
     importing(root, "mine", {"numpy": "2.0"})
     assert main(["toolchain", "check", "mine"]) == 2
     said = capsys.readouterr().err.replace("\n", " ")
-    assert "no trainer can use toolchain 'mine': torchtitan: " in said
+    told = "no trainer can use toolchain 'mine', but programs with trainer.probe = false can: "
+    assert f"{told}torchtitan: " in said
     assert "has no torch and no torchtitan" in said
     assert "; command: " in said
     assert "has no megatron-core" in said
+
+
+def test_a_check_takes_the_relative_path_of_a_python(root, capsys):
+    importing(root, "mine", OURS)
+    assert main(["toolchain", "check", "chains/mine/bin/python"]) == 0
+    assert str(root / "mine" / "bin" / "python") in capsys.readouterr().out.replace("\n", "")
+    assert main(["toolchain", "check", "chains/yours/bin/python"]) == 2
+    assert str(root / "yours") in capsys.readouterr().err.replace("\n", "")
 
 
 def test_a_check_of_a_release_that_no_trainer_drives_is_no_check_of_something_else(root, capsys):

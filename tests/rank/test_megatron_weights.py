@@ -30,6 +30,7 @@ from converge_harness.rank.megatron.parameters import (
 )
 from converge_harness.rank.megatron.seed_checkpoint import load_weights
 from converge_harness.rank.megatron.trainer import mask_across_documents
+from converge_harness.rank.recorder.activations import _outermost
 from converge_harness.rank.recorder.buffers import BufferSamples
 from converge_harness.rank.recorder.grad_norm import assign_shards, trainable
 from converge_harness.rank.recorder.post_step_state import PostStepSamples
@@ -264,8 +265,9 @@ def all_names(folder, transformer, gpt):
     named = {name for name in named if name not in fused}
     named |= {each for one in fused.values() for each in one.names}
     assert {re.sub(r"layers\.\d+", "layers.*", name) for name in named} <= parameters
-    found = {name for part in parts for name, _ in part.named_modules()}
+    found = {name for part in parts for name, _ in _outermost(part)}
     found = {re.sub(r"layers\.\d+", "layers.*", name) for name in found}
+    assert found <= modules
     assert modules - found <= {f"layers.*.mlp.linear_{each}" for each in ("gate", "up")} | {
         f"layers.*.self_attention.linear_{each}" for each in "qkv"
     } | {"embedding.position_embeddings"}

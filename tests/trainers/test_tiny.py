@@ -175,6 +175,13 @@ def test_no_scheduler_runs_it(tmp_path):
         load_experiment(path, launcher=Launcher.SLURM)
 
 
+def test_a_call_whose_exit_code_is_unknown_was_ended(tmp_path):
+    script = tmp_path / "slurm.log"
+    script.write_text("step 3\n")
+    assert TRAINER.error([], [], None, script).message == "was ended: step 3"
+    assert TRAINER.error([], [], 4, script).message == "ended with exit code 4: step 3"
+
+
 def test_another_trainer_of_a_name_is_refused():
     with pytest.raises(ValueError, match=r"already converge_harness\.trainers"):
         register("command", "tiny")
