@@ -265,9 +265,18 @@ def all_names(folder, transformer, gpt):
     named = {name for name in named if name not in fused}
     named |= {each for one in fused.values() for each in one.names}
     assert {re.sub(r"layers\.\d+", "layers.*", name) for name in named} <= parameters
-    found = {name for part in parts for name, _ in _outermost(part)}
-    found = {re.sub(r"layers\.\d+", "layers.*", name) for name in found}
-    assert found <= modules
+    recorded = {
+        re.sub(r"layers\.\d+", "layers.*", name): module
+        for part in parts
+        for name, module in _outermost(part)
+    }
+    # Modules without parameters (dropout, identities) have no other name; the list of layers is
+    # never called.
+    named = {
+        name for name, module in recorded.items() if next(module.parameters(), None) is not None
+    }
+    assert named - {"layers"} <= modules
+    found = set(recorded)
     assert modules - found <= {f"layers.*.mlp.linear_{each}" for each in ("gate", "up")} | {
         f"layers.*.self_attention.linear_{each}" for each in "qkv"
     } | {"embedding.position_embeddings"}

@@ -328,8 +328,13 @@ OF_TASK = ("call", "logs", "own", "python")
 HOSTILE_VARIABLES = {
     **{name: f"/x/{name}" for name in (*OF_SCRIPT, *OF_TASK)},
     **{f"converge_{name}": f"/x/{name}" for name in (*OF_SCRIPT, *OF_TASK)},
-    **{"PATH": "/x/bin", "LD_LIBRARY_PATH": "/x/lib", "TMPDIR": "/x", "TEXT": HOSTILE},
-    **{"BASH_ENV": "/x/env", "PYTHONPATH": "/x/python", "port": "$converge_meeting_port"},
+    "PATH": "/x/bin",
+    "LD_LIBRARY_PATH": "/x/lib",
+    "TMPDIR": "/x",
+    "TEXT": HOSTILE,
+    "BASH_ENV": "/x/env",
+    "PYTHONPATH": "/x/python",
+    "port": "$converge_meeting_port",
 }
 
 

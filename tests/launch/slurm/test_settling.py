@@ -104,14 +104,18 @@ def test_a_job_in_the_queue_has_no_record(tmp_path, state):
         (
             JobState(Phase.PENDING, reason="JobHoldMaxRequeue", never=True, restarts=6),
             RunStatus.REFUSED,
-            "was requeued 6 times, more often than the cluster allows (JobHoldMaxRequeue): find "
-            "out why (see {folder}/slurm.log), and submit it again",
+            (
+                "was requeued 6 times, more often than the cluster allows (JobHoldMaxRequeue): "
+                "find out why (see {folder}/slurm.log), and submit it again"
+            ),
         ),
         (
             JobState(Phase.PENDING, reason="JobHoldMaxRequeue", never=True),
             RunStatus.REFUSED,
-            "was requeued more often than the cluster allows (JobHoldMaxRequeue): find out why "
-            "(see {folder}/slurm.log), and submit it again",
+            (
+                "was requeued more often than the cluster allows (JobHoldMaxRequeue): find out why "
+                "(see {folder}/slurm.log), and submit it again"
+            ),
         ),
     ],
 )
