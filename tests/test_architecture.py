@@ -265,7 +265,7 @@ def test_asking_which_trainer_is_seen(tmp_path, line):
     assert asks_which_trainer(tmp_path / "x.py")
 
 
-TITAN_KEY = re.compile(r"(compile|parallelism|dataloader|debug|activation_checkpoint)\.\w+")
+TITAN_KEY = re.compile(r"(compile|parallelism|dataloader|debug|activation_checkpoint|model)\.\w+")
 
 
 def titan_keys(path: Path) -> set[str]:
@@ -284,8 +284,9 @@ def test_the_judge_gets_the_keys_of_a_trainers_config_from_the_trainer(path):
     assert not titan_keys(path)
 
 
-def test_a_key_of_torchtitan_is_seen(tmp_path):
-    (tmp_path / "x.py").write_text('ran.get("debug.deterministic")')
+@pytest.mark.parametrize("key", ["debug.deterministic", "model.converters"])
+def test_a_key_of_torchtitan_is_seen(tmp_path, key):
+    (tmp_path / "x.py").write_text(f'ran.get("{key}")')
     assert titan_keys(tmp_path / "x.py")
 
 

@@ -22,6 +22,8 @@ from converge_harness.errors import ConfigError, Problem
 from converge_harness.model import Launcher
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from converge_harness.model import Plan
 
 EXAMPLES = """\
@@ -46,23 +48,25 @@ def scheduled_plan(arguments: argparse.Namespace, *, whole: bool = False) -> Pla
     Raises ConfigError also where its launcher is not Slurm, or its trainer cannot run there.
     """
     plan = plan_of(arguments, whole=whole)
-    other = next((job for job in plan.jobs if not job.spec.trainer.can.several_nodes), None)
-    if other is not None:
-        raise ConfigError(
-            Problem(
-                f"{arguments.experiment}: trainer.kind",
-                f"is {other.spec.trainer.kind}, which trains on this machine only, and "
-                f"`converge {arguments.command}` is for jobs of a scheduler",
-                f"on this machine: converge run {shlex.quote(str(arguments.experiment))}",
+    from converge_harness.trainers import trainer_of
+
+    here = f"on this machine: converge run {shlex.quote(str(arguments.experiment))}"
+    for spec in (job.spec for job in plan.jobs):
+        why, hint = trainer_of(spec).why_not_under(Launcher.SLURM, spec.trainer)
+        if why:
+            raise ConfigError(
+                Problem(
+                    f"{arguments.experiment}: launcher",
+                    f"has to be 'slurm' for `converge {arguments.command}`, {why}",
+                    "; ".join(filter(None, (hint, here))),
+                )
             )
-        )
     if plan.experiment.launcher is Launcher.LOCAL:
         raise ConfigError(
             Problem(
                 f"{arguments.experiment}: launcher",
                 f"is local, and `converge {arguments.command}` is for jobs of a scheduler",
-                'add --launcher slurm, or launcher = "slurm" to the file; on this machine: '
-                f"converge run {shlex.quote(str(arguments.experiment))}",
+                f'add --launcher slurm, or launcher = "slurm" to the file; {here}',
             )
         )
     return plan
@@ -79,8 +83,12 @@ def again(command: str, arguments: argparse.Namespace) -> str:
     return shlex.join(command_line)
 
 
-def mend(plan: Plan) -> str:
-    """What to do when Slurm refused a job."""
+def mend(plan: Plan, refusals: Iterable[str]) -> str:
+    """What to do when Slurm refused jobs, with these messages, before they are submitted again."""
+    from converge_harness.launch.slurm.settle import TOO_MANY_REQUEUES
+
+    if all(TOO_MANY_REQUEUES in each for each in refusals):
+        return "find out why Slurm requeues the job (slurm.log in its run folder)"
     return f"fix [cluster] of {plan.experiment.path}, or your own cluster file"
 
 

@@ -110,6 +110,8 @@ def _is_variable(name: str) -> str:
             "is set by {owner}",
             {"owner": "torchrun" if name in OF_TORCHRUN else "Slurm"},
         )
+    if name.startswith("converge_"):
+        raise PydanticCustomError("variable", "is a variable of the batch script")
     return name
 
 

@@ -100,7 +100,7 @@ def load_experiment(
     of_file, can = builder.of_file, builder.of_file.trainer.can
     # A trainer that cannot run under a scheduler is reported below.
     placed = _cluster(
-        path, data, launcher if can.several_nodes else Launcher.LOCAL, cluster, problems
+        path, data, launcher if can.under_scheduler else Launcher.LOCAL, cluster, problems
     )
     builder.cluster = placed
     builder.checkpoint_every = top.checkpoint_every if top else None
@@ -498,7 +498,9 @@ def _trainer_problems(
     who = f"a {trainer.kind} trainer"
     why, hint = builder.trainer.why_not_under(launcher, trainer)
     if why:
-        yield Problem(where("launcher"), why, hint)
+        elsewhere = "--launcher slurm" if launcher is Launcher.LOCAL else "--launcher local"
+        hints = (hint or "leave it out", f"or {elsewhere}")
+        yield Problem(where("launcher"), f"is {launcher.value!r}, {why}", ", ".join(hints))
     set_at = [CHECKPOINT_EVERY] if CHECKPOINT_EVERY in data else []
     cluster = data.get("cluster")
     if isinstance(cluster, Mapping) and CHECKPOINT_EVERY in cluster:

@@ -57,7 +57,7 @@ class Capabilities:
     """It can build a rank of a set without the hardware."""
     warm_start: bool = False
     """Its ranks can be forked from a process that has already imported everything."""
-    several_nodes: bool = False
+    under_scheduler: bool = False
     """A scheduler can run it."""
     baselines: bool = False
     """Everything that determines its runs is known, so a control can be blessed."""

@@ -11,7 +11,7 @@ import json
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from signal import SIGABRT, Signals
 from typing import Any, ClassVar, NamedTuple
@@ -133,6 +133,8 @@ class Start:
     """The folder for the ranks' output; None: the run folder's ``logs``."""
     python: Path | None = None
     """Python to use instead of the toolchain's (warm start)."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables that only the program on a scheduler's nodes gets."""
 
 
 class Trainer(ABC):
@@ -273,11 +275,13 @@ class Trainer(ABC):
         return f"{needs}: {who} can only have kind 'parallel'", ""
 
     def why_not_under(self, launcher: Launcher, trainer: TrainerSpec) -> tuple[str, str]:
-        """Why the file's launcher cannot start it, and a hint; both empty if it can."""
-        if launcher is Launcher.LOCAL or trainer.can.several_nodes:
+        """Why a launcher cannot start it, after its name (``but …``); empty if it can.
+
+        And what in the file would have to change, if anything can.
+        """
+        if launcher is Launcher.LOCAL or trainer.can.under_scheduler:
             return "", ""
-        why = f"is {launcher.value!r}, but a {self.kind} trainer runs on this machine only"
-        return why, "leave it out, or --launcher local"
+        return f"but a {self.kind} trainer runs on this machine only", ""
 
     def why_one_node(self, spec: SetSpec) -> tuple[str, str]:
         """Why the ranks of a set cannot be on several nodes, and a hint; both empty if they can."""
@@ -482,7 +486,8 @@ class Trainer(ABC):
         if not text and script is not None:
             text = log_tail(script)
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
-        return RankError(None, f"ended with exit code {returncode}: {last.strip()}", text)
+        how = "was ended" if returncode is None else f"ended with exit code {returncode}"
+        return RankError(None, f"{how}: {last.strip()}", text)
 
     def incomplete(self, job: Job, folder: Path, last: int | None) -> str:
         """What is missing from a run whose ranks all ended with 0; ``last`` is its last step."""

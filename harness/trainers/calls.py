@@ -8,7 +8,7 @@ from pathlib import Path
 from converge_harness.model import Job, RestartOwner, Role
 from converge_harness.run_folder.layout import PASSES
 
-MEETING_PLACE, MEETING_PORT = "$meeting_place", "$meeting_port"
+MEETING_PLACE, MEETING_PORT = "$converge_meeting_place", "$converge_meeting_port"
 """Variables of a batch script: host and port at which the nodes of a job meet, and the port."""
 _LAST_CALL_S = 5
 """Agents wait so long for further nodes once there are enough. Those that start together come

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -192,7 +194,19 @@ def trainers_in(name: str, root: Path | None = None) -> TrainersOfToolchain:
     if len(set(found.unable.values())) == 1:
         raise ToolchainError(next(iter(found.unable.values())))
     reasons = "; ".join(f"{kind}: {why}" for kind, why in found.unable.items())
-    raise ToolchainError(f"no trainer can use toolchain {name!r}: {reasons}")
+    but = ", but programs with trainer.probe = false can" if _without_probe(name, root) else ""
+    raise ToolchainError(f"no trainer can use toolchain {name!r}{but}: {reasons}")
+
+
+def _without_probe(name: str, root: Path | None) -> bool:
+    """Whether a toolchain is enough for a program that takes no evidence of its own."""
+    for trainer in map(trainer_of_kind, kinds()):
+        spec = trainer.default_spec()
+        with suppress(ToolchainError):
+            unprobed = replace(spec, can=replace(spec.can, probed=False))
+            trainer.find_toolchain(name, root, unprobed)
+            return True
+    return False
 
 
 def assume_toolchain(

@@ -6,11 +6,13 @@ Jobs take no time and train nothing (``tiny_node.py``), so no verdict is a PASS.
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from light_toolchain import light_environment
 
 from converge_harness.cli import main
+from converge_harness.cli.scheduled import mend
 
 pytestmark = pytest.mark.timeout(300)
 TRAIN_CONFIG = """
@@ -209,6 +211,46 @@ def test_a_launcher_without_a_queue_is_refused(converge, command):
     assert f"launcher: is local, and `converge {command}`" in said
     assert "--launcher slurm" in said
     assert "converge run e.toml" in said
+
+
+BY_MPIRUN = """
+schema = 1
+repeats = []
+[trainer]
+kind = "command"
+launcher = "mpirun"
+toolchain = "torchtitan-0.3.0"
+command = ["{python}", "train.py", "--steps", "{steps}", "--batch", "{local_batch_size}"]
+probe = false
+curves = "{output}/loss.csv"
+[trainer.config]
+training = { steps = 3, local_batch_size = 4, global_batch_size = 8 }
+[control]
+name = "two"
+parallelism = { dp_replicate = 2 }
+waive = ["control-is-repeated"]
+[[test]]
+name = "four"
+parallelism = { dp_replicate = 4 }
+set = { training.local_batch_size = 2 }
+"""
+
+
+def test_a_program_by_mpirun_is_not_for_a_queue(converge):
+    Path("e.toml").write_text(BY_MPIRUN)
+    Path("train.py").touch()
+    code, said = converge("submit")
+    assert code == 2
+    assert "launcher: has to be 'slurm' for `converge submit`, where srun starts the ranks" in said
+    assert "not mpirun (trainer.launcher = 'srun'; on this machine: converge run e.toml)" in said
+
+
+def test_what_to_do_after_a_refusal_is_what_can_help():
+    plan = SimpleNamespace(experiment=SimpleNamespace(path="e.toml"))
+    held = "was requeued 6 times, more often than the cluster allows (JobHoldMaxRequeue): find out"
+    assert "find out why Slurm requeues the job" in mend(plan, [held])
+    assert "fix [cluster] of e.toml" in mend(plan, ["Invalid qos specification"])
+    assert "fix [cluster] of e.toml" in mend(plan, ["Invalid qos specification", held])
 
 
 @pytest.mark.parametrize("command", ["run", "submit"])

@@ -1,6 +1,8 @@
 """``converge toolchain`` and ``init --example``, as people call them."""
 
+import os
 import sys
+from pathlib import Path
 
 import pytest
 from light_toolchain import light_environment
@@ -155,10 +157,23 @@ def test_a_check_of_a_toolchain_for_no_trainer_says_what_each_misses(root, capsy
     importing(root, "mine", {"numpy": "2.0"})
     assert main(["toolchain", "check", "mine"]) == 2
     said = capsys.readouterr().err.replace("\n", " ")
-    assert "no trainer can use toolchain 'mine': torchtitan: " in said
+    told = "no trainer can use toolchain 'mine', but programs with trainer.probe = false can: "
+    assert f"{told}torchtitan: " in said
     assert "has no torch and no torchtitan" in said
     assert "; command: " in said
     assert "has no megatron-core" in said
+
+
+def test_a_check_takes_the_relative_path_of_a_python_and_says_what_can_use_it(
+    root, capsys, monkeypatch
+):
+    monkeypatch.setattr("converge_harness.trainers.jobs.kinds", lambda: ("torchtitan", "command"))
+    path = Path(os.path.relpath(sys.executable))
+    assert main(["toolchain", "check", str(path)]) == 2
+    said = capsys.readouterr().err.replace("\n", " ")
+    told = "no trainer can use toolchain "
+    assert f"{told}'{path.absolute()}', but programs with trainer.probe = false can: " in said
+    assert "has no torch, so its program cannot be probed" in said
 
 
 def test_a_check_of_a_release_that_no_trainer_drives_is_no_check_of_something_else(root, capsys):

@@ -115,11 +115,12 @@ class Site(NamedTuple):
 
     cluster: SlurmDaemons
     folder: Path
+    started: list[subprocess.Popen[str]]
 
     def start(self, command: str, *more: str) -> subprocess.Popen[str]:
         out = ("--out", str(self.folder / "out")) if command in ("run", "collect") else ()
         where = (str(self.folder / "x.toml"), "--store", str(self.folder / "store"), *out)
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [warm_python(), "-m", "converge_harness", command, *where, *more],
             cwd=ROOT,
             env={
@@ -135,6 +136,8 @@ class Site(NamedTuple):
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self.started.append(process)
+        return process
 
     def converge(self, command: str, *more: str) -> tuple[int, str]:
         """Exit code, and all that was printed."""
@@ -171,13 +174,21 @@ def wait(until, what: str) -> None:
 
 @pytest.fixture
 def site(slurm, tmp_path):
+    sites = []
+
     def site(text: str) -> Site:
         folder = tmp_path / "it's a store"
         folder.mkdir()
         (folder / "x.toml").write_text(text)
-        return Site(slurm, folder)
+        sites.append(Site(slurm, folder, []))
+        return sites[-1]
 
     yield site
+    # After an error there may be commands that wait, and jobs that would never end.
+    for process in (each for one in sites for each in one.started if each.poll() is None):
+        process.kill()
+        process.communicate()
+    slurm.ask("scancel", "--user=root", "--quiet")
     slurm.wait_until_idle()
 
 
@@ -203,7 +214,8 @@ def test_srun_starts_every_rank_itself_and_jobs_outlive_the_shell(site):
     for name in ("ddp2", "two_nodes", "raise"):
         wait(lambda name=name: (matrix.run_folder(name) / "ended.json").exists(), name)
     hanging = matrix.run_folder("hang")
-    wait(lambda: b'"step": 1' in (hanging / "metrics.jsonl.part").read_bytes(), "hang")
+    steps = hanging / "metrics.jsonl.part"
+    wait(lambda: steps.exists() and b'"step": 1' in steps.read_bytes(), "hang")
     code, printed = matrix.converge("status")
     assert code == 0, printed
     code, printed = matrix.converge("cancel", "--only", "hang")

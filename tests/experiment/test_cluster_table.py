@@ -191,6 +191,7 @@ def test_a_user_file_that_is_not_there_is_named(folder):
         'environment = { A = "1\\n2" }',
         'environment = { MASTER_PORT = "1" }',
         'environment = { SLURM_NODEID = "1" }',
+        'environment = { converge_run_folder = "1" }',
         'device = "gpu"',
         'hardware = "\\t"',
         "max_jobs = -1",

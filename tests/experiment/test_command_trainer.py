@@ -322,7 +322,11 @@ def test_one_wrong_placeholder_is_one_problem_however_many_sets(problems, script
     ("named", "launcher", "words"),
     [
         ("mpirun", Launcher.SLURM, "srun starts the ranks, not mpirun (trainer.launcher = 'srun'"),
-        ("srun", Launcher.LOCAL, "trainer.launcher = 'srun' is Slurm's (--launcher slurm"),
+        (
+            "srun",
+            Launcher.LOCAL,
+            "'srun' is Slurm's (trainer.launcher = 'mpirun', or --launcher slurm",
+        ),
     ],
 )
 def test_a_launcher_that_cannot_start_ranks_there_is_refused(

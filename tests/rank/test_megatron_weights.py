@@ -30,6 +30,7 @@ from converge_harness.rank.megatron.parameters import (
 )
 from converge_harness.rank.megatron.seed_checkpoint import load_weights
 from converge_harness.rank.megatron.trainer import mask_across_documents
+from converge_harness.rank.recorder.activations import _outermost
 from converge_harness.rank.recorder.buffers import BufferSamples
 from converge_harness.rank.recorder.grad_norm import assign_shards, trainable
 from converge_harness.rank.recorder.post_step_state import PostStepSamples
@@ -264,8 +265,18 @@ def all_names(folder, transformer, gpt):
     named = {name for name in named if name not in fused}
     named |= {each for one in fused.values() for each in one.names}
     assert {re.sub(r"layers\.\d+", "layers.*", name) for name in named} <= parameters
-    found = {name for part in parts for name, _ in part.named_modules()}
-    found = {re.sub(r"layers\.\d+", "layers.*", name) for name in found}
+    recorded = {
+        re.sub(r"layers\.\d+", "layers.*", name): module
+        for part in parts
+        for name, module in _outermost(part)
+    }
+    # Modules without parameters (dropout, identities) have no other name; the list of layers is
+    # never called.
+    named = {
+        name for name, module in recorded.items() if next(module.parameters(), None) is not None
+    }
+    assert named - {"layers"} <= modules
+    found = set(recorded)
     assert modules - found <= {f"layers.*.mlp.linear_{each}" for each in ("gate", "up")} | {
         f"layers.*.self_attention.linear_{each}" for each in "qkv"
     } | {"embedding.position_embeddings"}

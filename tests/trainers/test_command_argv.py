@@ -103,10 +103,15 @@ def under(launcher, **changes):
     return job(replace(COMMAND, launcher=launcher), **changes)
 
 
-@pytest.mark.parametrize("launcher", RankLauncher)
+@pytest.mark.parametrize("launcher", sorted({*RankLauncher} - {RankLauncher.SRUN}))
 def test_argv_is_the_golden_one_of_its_launcher(launcher):
     made = argv(under(launcher), FOLDER, meeting=MEETING, data=DATA)
     assert list(made) == (GOLDEN / f"command.{launcher}.argv.txt").read_text().splitlines()
+
+
+def test_only_slurm_starts_ranks_by_srun():
+    with pytest.raises(ValueError, match="under Slurm only"):
+        argv(under(RankLauncher.SRUN), FOLDER, meeting=MEETING, data=DATA)
 
 
 @pytest.mark.parametrize(("name", "command"), [("probed", COMMAND), ("curves", CURVES)])

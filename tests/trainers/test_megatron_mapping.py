@@ -73,6 +73,20 @@ def test_a_mapping_is_read(tmp_path):
                 "(did you mean 'layers.*.mlp'?"
             ),
         ),
+        (
+            '"layers.*.mlp.linear_fc2.weight"',
+            '"layers.*.self_attention.q_layernorm.weight"',
+            (
+                ":5: parameters.layers.*.self_attention.q_layernorm.weight: is a norm of queries "
+                "or keys, which have no mapping yet (docs/across_frameworks.md) (train without "
+                "transformer.qk_layernorm)"
+            ),
+        ),
+        (
+            '"layers.*.mlp" =',
+            '"layers.3.self_attention.k_layernorm" =',
+            ":8: modules.layers.3.self_attention.k_layernorm: is a norm of queries or keys",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(tmp_path, old, new, says):

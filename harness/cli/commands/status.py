@@ -67,7 +67,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     not_over = {str(Phase.PENDING), str(Phase.RUNNING), NOT_SUBMITTED, BROKEN_OFF}
     over = all(row.state not in not_over for row in rows)
     if over and counts[RunStatus.REFUSED]:
-        say(console, f"next: {mend(plan)}, then: {again('submit', arguments)}")
+        refusals = [row.reason for row in rows if row.state == RunStatus.REFUSED]
+        say(console, f"next: {mend(plan, refusals)}, then: {again('submit', arguments)}")
     elif over and (counts[RunStatus.CANCELLED] or counts[RunStatus.INTERRUPTED]):
         say(console, f"next, to run the rest: {again('submit', arguments)}")
         say(console, f"or to judge what has finished: {again('collect', arguments)}")

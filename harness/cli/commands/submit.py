@@ -52,8 +52,13 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     if submitted.left:
         say(console, f"{len(submitted.left)} are not submitted: {submitted.why_left}")
         say(console, f"to submit them later: {again('submit', arguments)}")
-    if any(record.status is RunStatus.REFUSED for record in submitted.refused):
-        say(console, f"next: {mend(plan)}, then: {again('submit', arguments)}")
+    refusals = [
+        record.error.message if record.error else ""
+        for record in submitted.refused
+        if record.status is RunStatus.REFUSED
+    ]
+    if refusals:
+        say(console, f"next: {mend(plan, refusals)}, then: {again('submit', arguments)}")
     elif submitted.submitted or submitted.queued:
         say(console, f"next: {again('status', arguments)}")
     elif not submitted.left:

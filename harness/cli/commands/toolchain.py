@@ -183,6 +183,7 @@ def _check(console: Console, name: str) -> None:
         from converge_harness.toolchains.build import State, condition, imported
         from converge_harness.toolchains.find import PACKAGES
         from converge_harness.trainers import trainer_of_kind, trainers_in
+    name = str(Path(name).absolute()) if "/" in name else name
     found = condition(name)
     driven, not_driven = trainers_in(name)
     versions = next(iter(driven.values())).versions

@@ -1,4 +1,7 @@
-"""A job as a batch script for Slurm: the requested resources and the srun calls. Pure."""
+"""A job as a batch script for Slurm: the requested resources and the srun calls. Pure.
+
+The script's own variables begin with ``converge_``, as none of a user or a site does.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +58,16 @@ class _Layout:
     """Ranks on each node."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Variables:
+    """The variables of a call."""
+
+    exported: Mapping[str, str]
+    """For everything that the script starts; ``_OF_SHELL`` stands for what the shell has there."""
+    own: Mapping[str, str]
+    """Only for the program."""
+
+
 def job_name(job: Job) -> str:
     """The job's name in Slurm, by which it is found again."""
     return f"cv-{slug(job.name)}-{folder_key(job.identity)}"
@@ -90,8 +103,10 @@ def batch_script(
         calls = tuple(replace(each, number=each.number + continues_after) for each in calls)
     layouts = [_layout(job, part_of(job, call).world_size, cluster) for call in calls]
     largest = max(layouts, key=lambda layout: layout.nodes * layout.ranks)
-    exported = [_exported(job, folder, cluster, call, largest, data) for call in calls]
+    variables = [_variables(job, folder, cluster, call, largest, data) for call in calls]
+    exported = [each.exported for each in variables]
     start = Start(rank_module, devices=_devices(cluster), data=data)
+    starts = [replace(start, variables=each.own) for each in variables]
     sections = (
         _header(job, largest, experiment, folder),
         _requests(job, folder, cluster, largest),
@@ -104,8 +119,8 @@ def batch_script(
         _work_folder(job, folder),
         *(
             _changed(before, after) + _call(job, folder, cluster, call, layout, largest, start)
-            for call, layout, before, after in zip(
-                calls, layouts, (exported[0], *exported), exported, strict=False
+            for call, layout, before, after, start in zip(
+                calls, layouts, (exported[0], *exported), exported, starts, strict=False
             )
         ),
     )
@@ -196,22 +211,25 @@ def _devices(cluster: Cluster) -> tuple[int, ...] | None:
     return () if cluster.device == "cpu" else None
 
 
-def _exported(
+def _variables(
     job: Job, folder: Path, cluster: Cluster, call: Call, largest: _Layout, data: Path | None
-) -> dict[str, str]:
-    """The variables of a call; ``_OF_SHELL`` in them stands for what the shell has there."""
+) -> _Variables:
     resources = Resources(
         cluster.device, _devices(cluster), loopback=None, one_node=largest.nodes == 1
     )
     base = {name: cluster.environment.get(name, _OF_SHELL) for name in _SEARCHED}
     pinned = environment(base, resources, folder, job, data=data, call=call)
-    # Those of the experiment's trainer count to the identity of its runs, so they are in force.
-    in_force = {*base, *trainer_of(job.spec).variables(job, folder, call, data)}
-    others = {name: text for name, text in cluster.environment.items() if name not in in_force}
-    known = {name: text for name, text in (pinned | others).items() if text != _OF_SHELL}
+    # Those of the experiment's trainer count to the identity of its runs, so its program gets them,
+    # whatever the site says. Nothing else does: they could change what bash and srun do.
+    own = {name: pinned[name] for name in trainer_of(job.spec).variables(job, folder, call, data)}
+    others = {
+        name: text for name, text in cluster.environment.items() if name in own or name not in base
+    }
+    exported = {name: text for name, text in pinned.items() if name not in own}
+    exported = {name: text for name, text in (exported | others).items() if text != _OF_SHELL}
     if needs_port(job):
-        known = {name: text for name, text in known.items() if name not in _OF_MEETING}
-    return known
+        exported = {name: text for name, text in exported.items() if name not in _OF_MEETING}
+    return _Variables(exported, own)
 
 
 def _export(name: str, text: str) -> str:
@@ -245,14 +263,14 @@ def _meeting_place(job: Job, largest: _Layout) -> str:
     place, port = MEETING_PLACE.removeprefix("$"), MEETING_PORT.removeprefix("$")
     lines = [
         "# Where ranks meet. Jobs that run at the same time have nearby ids, so other ports.",
-        f"head_node={head if largest.nodes > 1 else '127.0.0.1'}",
+        f"converge_head_node={head if largest.nodes > 1 else '127.0.0.1'}",
         f"{port}=$(({_FIRST_PORT} + SLURM_JOB_ID % {_PORTS}))",
     ]
     if needs_port(job):
         address, at = _OF_MEETING
-        lines.append(f"export {address}=$head_node {at}={MEETING_PORT}")
+        lines.append(f"export {address}=$converge_head_node {at}={MEETING_PORT}")
     else:
-        lines.append(f"{place}=$head_node:{MEETING_PORT}")
+        lines.append(f"{place}=$converge_head_node:{MEETING_PORT}")
     return "\n".join(lines)
 
 
@@ -353,16 +371,16 @@ def _ending(folder: Path) -> str:
     return f"""\
 set -euo pipefail
 
-run_folder={shlex.quote(str(folder))}
+converge_run_folder={shlex.quote(str(folder))}
 
 # Written however this script ends, for when Slurm has forgotten the job.
 finish() {{
-    code=$?
+    converge_code=$?
     trap '' TERM
     printf '{{"schema": 1, "returncode": %d, "restart": %d}}\\n' \\
-        "$code" "${{SLURM_RESTART_COUNT:-0}}" > "$run_folder/{ENDED}.part"
-    mv "$run_folder/{ENDED}.part" "$run_folder/{ENDED}"
-    exit "$code"
+        "$converge_code" "${{SLURM_RESTART_COUNT:-0}}" > "$converge_run_folder/{ENDED}.part"
+    mv "$converge_run_folder/{ENDED}.part" "$converge_run_folder/{ENDED}"
+    exit "$converge_code"
 }}
 trap finish EXIT
 trap 'exit 143' TERM"""
@@ -373,12 +391,12 @@ def _start(job: Job, *, continues: bool) -> str:
     if continues:
         return f"""\
 # This job continues from the newest checkpoint of an earlier one.
-(cd "$run_folder" && rm -rf {" ".join(_OF_EVERY_START)})"""
+(cd "$converge_run_folder" && rm -rf {" ".join(_OF_EVERY_START)})"""
     files = (*_OF_EVERY_START, *_of_the_ranks(job), *OF_THE_PASSES)
     return f"""\
 # A job that starts must not use files of an earlier one.
 if [ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ]; then
-    (cd "$run_folder" && rm -rf {" ".join(files)})
+    (cd "$converge_run_folder" && rm -rf {" ".join(files)})
 fi"""
 
 
@@ -389,7 +407,7 @@ def _of_the_ranks(job: Job) -> tuple[str, ...]:
 
 def _own_folders(job: Job) -> str:
     own = trainer_of(job.spec).own_folders(job)
-    return f'(cd "$run_folder" && mkdir -p {" ".join(own)})' if own else ""
+    return f'(cd "$converge_run_folder" && mkdir -p {" ".join(own)})' if own else ""
 
 
 def _restart(job: Job) -> str:
@@ -401,5 +419,5 @@ def _restart(job: Job) -> str:
 # A job that Slurm has requeued {how}.
 if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then
     echo "restart $SLURM_RESTART_COUNT on $SLURM_JOB_NODELIST"
-    (cd "$run_folder" && rm -rf {files})
+    (cd "$converge_run_folder" && rm -rf {files})
 fi"""

@@ -38,6 +38,7 @@ _CANCELLED = "CANCELLED"
 _TERMINATED = 143
 """Exit code of the script after SIGTERM."""
 DEPENDENCY = "DependencyNeverSatisfied"
+TOO_MANY_REQUEUES = "JobHoldMaxRequeue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,13 @@ def _never(known: Known) -> tuple[RunStatus, RankError]:
             return RunStatus.SKIPPED, _error(skipped(known.job, known.folder, needed))
         return RunStatus.CANCELLED, RankError(
             None, f"not started: a job that it waited for is gone ({reason})"
+        )
+    if reason == TOO_MANY_REQUEUES:
+        times = f" {count} times," if (count := _requeues(known)) else ""
+        return RunStatus.REFUSED, RankError(
+            None,
+            f"was requeued{times} more often than the cluster allows ({reason}): find out why "
+            f"(see {known.folder / SLURM_LOG}), and submit it again",
         )
     return RunStatus.REFUSED, RankError(
         None,

@@ -210,6 +210,8 @@ def command_argv(
         logs: the folder for ranks' output under torchrun; None: ``folder/logs``.
         devices: ids of the job's GPUs, passed to DeepSpeed because it ignores the variable.
         data: the folder of its corpus.
+
+    Raises ValueError if Slurm starts its ranks.
     """
     call = call or first_call(job)
     program = arguments(job, folder, data, call)
@@ -227,8 +229,7 @@ def command_argv(
                 *program,
             )
         case RankLauncher.SRUN:
-            of_task = f'{OF_A_TASK}; exec "$@"'
-            return ("srun", f"--ntasks={ranks}", "bash", "-c", of_task, "rank", *program)
+            raise ValueError("srun starts ranks under Slurm only")
         case _:
             return (*launcher_call(job, ranks, str(port_of(meeting)), devices), *program)
 

@@ -30,8 +30,10 @@ from converge_harness.trainers.failure import (
 TASKS = "srun/attempt_0"
 """In the logs of a call: a folder for each task of srun, laid out as torchrun does for ranks."""
 TASK_END = "ended"
-"""In a task's folder: its exit code (negative: the signal), and when, in seconds since 1970."""
+"""In a task's folder: its exit code (above 128: of a signal), and when, in seconds since 1970."""
 
+_OF_SIGNALS = 128
+"""Added to a signal's number it is the exit code that a shell has for it."""
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = re.compile(r"The above exception was the direct cause|During handling of the above")
 _PREFIX = re.compile(r"^\[(?:rank)?(\d+)\]:? ?")
@@ -121,7 +123,7 @@ def _failures(logs: Path) -> Iterator[_RankFailure]:
 def _of_rank(failure: _RankFailure) -> _Report:
     logs, rank, place = failure.logs, failure.rank, failure.place
     text = rank_log(logs, place, end_of)
-    ended = failure.code == -SIGTERM
+    ended = failure.code in (-SIGTERM, _OF_SIGNALS + SIGTERM)
     found = list(_tracebacks(text))
     if found:
         return _Report(found[-1].message, found[-1].text, rank, ended=ended)
@@ -156,8 +158,8 @@ def _tracebacks(text: str) -> list[_Report]:
 def _ended(code: int | None) -> str:
     if code is None:
         return "was ended"
-    number = -code if code < 0 else code - 128
-    if code < 0 or code > 128:  # noqa: PLR2004 - a shell's exit code for signals
+    number = -code if code < 0 else code - _OF_SIGNALS
+    if code < 0 or code > _OF_SIGNALS:
         try:
             return f"was killed by {Signals(number).name}"
         except ValueError:

@@ -88,7 +88,7 @@ def trained_by(command: Command) -> TrainerSpec:
         rounds_otherwise=probed,
         kinds=frozenset({Kind.PARALLEL, *resumed}),
         faults=FAULTS if Kind.FAULT in resumed else frozenset(),
-        several_nodes=command.launcher is not RankLauncher.MPIRUN,
+        under_scheduler=command.launcher is not RankLauncher.MPIRUN,
     )
     return TrainerSpec("command", can, command)
 
@@ -140,11 +140,9 @@ class CommandTrainer(Trainer):
     def why_not_under(self, launcher: Launcher, trainer: TrainerSpec) -> tuple[str, str]:
         by: RankLauncher = trainer.settings.launcher
         if launcher is Launcher.LOCAL and by is RankLauncher.SRUN:
-            why = f"is {launcher.value!r}, but trainer.launcher = 'srun' is Slurm's"
-            return why, "--launcher slurm; on this machine: trainer.launcher = 'mpirun'"
+            return "but trainer.launcher = 'srun' is Slurm's", "trainer.launcher = 'mpirun'"
         if launcher is not Launcher.LOCAL and by is RankLauncher.MPIRUN:
-            why = f"is {launcher.value!r}, where srun starts the ranks, not mpirun"
-            return why, "trainer.launcher = 'srun'; on this machine: --launcher local"
+            return "where srun starts the ranks, not mpirun", "trainer.launcher = 'srun'"
         return "", ""
 
     def why_one_node(self, spec: SetSpec) -> tuple[str, str]:
@@ -277,6 +275,7 @@ class CommandTrainer(Trainer):
             meeting=start.meeting,
             devices=start.devices,
             data=start.data,
+            variables=start.variables,
         )
 
     def one_task_per_rank(self, spec: SetSpec) -> bool:

@@ -99,7 +99,7 @@ TORCHTITAN = TrainerSpec(
         checks_config=True,
         dry_run=True,
         warm_start=True,
-        several_nodes=True,
+        under_scheduler=True,
         baselines=True,
         repeatable_argv=True,
     ),

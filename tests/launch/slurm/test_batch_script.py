@@ -26,10 +26,12 @@ from converge_harness.model import (
     Toolchain,
 )
 from converge_harness.rank.start import loopback
+from converge_harness.rank.start.node import node_arguments
 from converge_harness.run_folder.checkpoints import CheckpointForm
 from converge_harness.trainers.command import trained_by
 from converge_harness.trainers.command.failure import program_error
 from converge_harness.trainers.command.settings import Command, RankLauncher
+from converge_harness.trainers.command.trainer import ON_ONE_NODE
 
 GOLDEN = Path(__file__).parent / "golden"
 FOLDER = Path("/store/runs/run-0123456789ab")
@@ -249,34 +251,40 @@ def test_nothing_that_a_user_wrote_is_run_or_changed_by_bash(tmp_path):
 
 
 TASK = """#!/bin/bash
-while [ "$1" != bash ]; do shift; done
+while [ "$1" != bash ] && [ "$1" != env ]; do shift; done
 export SLURM_PROCID=3 SLURM_NODEID=1 SLURM_LOCALID=1 SLURM_STEP_NUM_TASKS=4
 export SLURM_STEP_TASKS_PER_NODE="2(x2)"
 exec "$@"
 """
 PROGRAM = """#!/bin/bash
 printf '%s\\0' "$@" > ../told.argv
-env -0 > ../told.environment
+/usr/bin/env -0 > ../told.environment
 echo said; echo complained >&2
+[ -n "$SIGNAL" ] || exit 200
 kill "-$SIGNAL" $$
 """
 
 
-def run_task(folder, launcher, signal):
-    """What a program is told that a batch script starts, in a task that is not the first."""
+def run_task(folder, launcher, signal, *, probed=True, own=None, **around):
+    """What a program is told that a batch script starts, in a task that is not the first.
+
+    ``own`` are its variables in the file; without a signal it ends with exit code 200.
+    """
     work = folder / "it's $HOME"
     work.mkdir()
     (folder / "python").write_text(PROGRAM)
     (folder / "python").chmod(0o755)
-    made = program(launcher, ranks=4 if launcher is RankLauncher.SRUN else 2)
+    one_node = launcher in ON_ONE_NODE
+    made = program(launcher, ranks=2 if one_node else 4, probed=probed)
     command = replace(made.spec.trainer.settings, folder=work)
+    command = replace(command, environment=own or command.environment)
     made = replace(
         made,
         spec=replace(made.spec, trainer=trained_by(command)),
         toolchain=replace(made.toolchain, python=folder / "python"),
     )
     text = batch_script(made, folder, replace(OF_PROGRAMS, ranks_per_node=2), experiment="x")
-    around = {"SIGNAL": signal, "MASTER_ADDR": "elsewhere", "SLURM_RESTART_COUNT": "1"}
+    around |= {"SIGNAL": signal, "MASTER_ADDR": "elsewhere", "SLURM_RESTART_COUNT": "1"}
     done, _ = run(folder, text, srun=TASK, **around)
     told = (folder / "told.environment").read_text().split("\0")
     variables = dict(each.split("=", 1) for each in told if each)
@@ -294,10 +302,77 @@ def test_a_task_of_srun_is_told_its_rank_in_the_words_of_torch(tmp_path):
     assert variables["PATH"].startswith(f"{tmp_path}:{tmp_path}/bin:")  # and the shell's own
     logs = tmp_path / "logs" / "call-02" / "srun" / "attempt_0" / "3"
     assert (logs / "stdout.log").read_text() == "said\n"
-    assert (logs / "ended").read_text().startswith("-9 ")
+    assert (logs / "ended").read_text().startswith("137 ")
     error = program_error([tmp_path / "logs" / "call-02"], done.returncode)
     assert (error.rank, error.message) == (3, "was killed by SIGKILL; last output: complained")
     assert not list(tmp_path.rglob("pwned"))
+
+
+def test_an_exit_code_above_those_of_signals_is_reported_as_it_is(tmp_path):
+    done, _, _ = run_task(tmp_path, RankLauncher.SRUN, "")
+    assert done.returncode == 200
+    error = program_error([tmp_path / "logs" / "call-02"], done.returncode)
+    assert error.message == "ended with exit code 200; last output: complained"
+
+
+def test_a_task_that_srun_has_ended_is_not_the_first_that_failed(tmp_path):
+    for rank, code, at in ((0, 143, 1), (1, 7, 2)):
+        task = tmp_path / "srun" / "attempt_0" / str(rank)
+        task.mkdir(parents=True)
+        (task / "ended").write_text(f"{code} {at}.5\n")
+    assert program_error([tmp_path], 7).rank == 1
+
+
+OF_SCRIPT = ("run_folder", "head_node", "meeting_port", "meeting_place", "code")
+OF_TASK = ("call", "logs", "own", "python")
+HOSTILE_VARIABLES = {
+    **{name: f"/x/{name}" for name in (*OF_SCRIPT, *OF_TASK)},
+    **{f"converge_{name}": f"/x/{name}" for name in (*OF_SCRIPT, *OF_TASK)},
+    "PATH": "/x/bin",
+    "LD_LIBRARY_PATH": "/x/lib",
+    "TMPDIR": "/x",
+    "TEXT": HOSTILE,
+    "BASH_ENV": "/x/env",
+    "PYTHONPATH": "/x/python",
+    "port": "$converge_meeting_port",
+}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "probed"), [*((each, True) for each in RankLauncher), ("torchrun", False)]
+)
+def test_variables_of_a_program_reach_it_and_nothing_else(tmp_path, launcher, probed):
+    launcher = RankLauncher(launcher)
+    if launcher is RankLauncher.MPIRUN:  # refused under a scheduler
+        with pytest.raises(ValueError, match="mpirun"):
+            batch_script(program(launcher), tmp_path, OF_PROGRAMS, experiment="x")
+        return
+    done, variables, argv = run_task(
+        tmp_path, launcher, "KILL", probed=probed, own=HOSTILE_VARIABLES
+    )
+    assert done.returncode == 128 + 9
+    if launcher in ON_ONE_NODE:  # the folder that keeps its store to this machine comes first
+        variables["PYTHONPATH"] = variables["PYTHONPATH"].partition(":")[2]
+    assert {name: variables[name] for name in HOSTILE_VARIABLES} == HOSTILE_VARIABLES
+    assert f"--out={tmp_path}/output" in argv
+    assert json.loads((tmp_path / "ended.json").read_text())["returncode"] == 128 + 9
+    made_by_agent = launcher is RankLauncher.TORCHRUN and probed
+    assert made_by_agent or list((tmp_path / "logs").glob("call-02*"))
+    assert not list(tmp_path.rglob("pwned"))
+
+
+@pytest.mark.parametrize(("node", "address"), [("localhost", ["--local-addr=localhost"]), ("", [])])
+def test_torchrun_on_several_nodes_is_told_what_differs_between_them(tmp_path, node, address):
+    _, _, argv = run_task(
+        tmp_path, RankLauncher.TORCHRUN, "KILL", probed=False, SLURMD_NODENAME=node
+    )
+    asked = {"SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1", "SLURM_JOB_ID": "1234"}
+    logs = tmp_path / "logs" / "call-02.node-1"
+    with_probe = node_arguments(asked | {"SLURMD_NODENAME": node}, logs, 2)
+    assert argv[:2] == ["-m", "torch.distributed.run"]
+    assert argv[2 : 2 + len(with_probe)] == with_probe
+    assert with_probe[3:] == address
+    assert (logs / "torchrun.log").read_text() == "said\ncomplained\n"
 
 
 def test_a_launcher_of_one_node_has_the_whole_output_in_one_file(tmp_path):

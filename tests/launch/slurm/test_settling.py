@@ -101,6 +101,22 @@ def test_a_job_in_the_queue_has_no_record(tmp_path, state):
             RunStatus.REFUSED,
             "Slurm will never start it: PartitionNodeLimit; see {folder}/job.sh",
         ),
+        (
+            JobState(Phase.PENDING, reason="JobHoldMaxRequeue", never=True, restarts=6),
+            RunStatus.REFUSED,
+            (
+                "was requeued 6 times, more often than the cluster allows (JobHoldMaxRequeue): "
+                "find out why (see {folder}/slurm.log), and submit it again"
+            ),
+        ),
+        (
+            JobState(Phase.PENDING, reason="JobHoldMaxRequeue", never=True),
+            RunStatus.REFUSED,
+            (
+                "was requeued more often than the cluster allows (JobHoldMaxRequeue): find out why "
+                "(see {folder}/slurm.log), and submit it again"
+            ),
+        ),
     ],
 )
 def test_slurms_words_become_ours(tmp_path, state, status, message):

@@ -15,23 +15,23 @@
 
 set -euo pipefail
 
-run_folder=/store/runs/run-0123456789ab
+converge_run_folder=/store/runs/run-0123456789ab
 
 # Written however this script ends, for when Slurm has forgotten the job.
 finish() {
-    code=$?
+    converge_code=$?
     trap '' TERM
     printf '{"schema": 1, "returncode": %d, "restart": %d}\n' \
-        "$code" "${SLURM_RESTART_COUNT:-0}" > "$run_folder/ended.json.part"
-    mv "$run_folder/ended.json.part" "$run_folder/ended.json"
-    exit "$code"
+        "$converge_code" "${SLURM_RESTART_COUNT:-0}" > "$converge_run_folder/ended.json.part"
+    mv "$converge_run_folder/ended.json.part" "$converge_run_folder/ended.json"
+    exit "$converge_code"
 }
 trap finish EXIT
 trap 'exit 143' TERM
 
 # A job that starts must not use files of an earlier one.
 if [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ]; then
-    (cd "$run_folder" && rm -rf ended.json inductor metrics.jsonl metrics.jsonl.part tensors in_force.json checkpoint datasets streaming passes faults torn logs)
+    (cd "$converge_run_folder" && rm -rf ended.json inductor metrics.jsonl metrics.jsonl.part tensors in_force.json checkpoint datasets streaming passes faults torn logs)
 fi
 
 export MKL_NUM_THREADS=1
@@ -46,15 +46,15 @@ export TORCHINDUCTOR_COMPILE_THREADS=1
 export TORCHINDUCTOR_FX_GRAPH_CACHE=0
 
 # Where ranks meet. Jobs that run at the same time have nearby ids, so other ports.
-head_node=${CONVERGE_HEAD_NODE:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}
-meeting_port=$((10000 + SLURM_JOB_ID % 20000))
-meeting_place=$head_node:$meeting_port
+converge_head_node=${CONVERGE_HEAD_NODE:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}
+converge_meeting_port=$((10000 + SLURM_JOB_ID % 20000))
+converge_meeting_place=$converge_head_node:$converge_meeting_port
 
 # Segment 1 of 3: steps 1 to 10, 16 ranks.
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 \
     --cpu-bind=none --export=ALL --kill-on-bad-exit=1 \
     /tools/bin/python -m converge_harness.rank.start.node --logs /store/runs/run-0123456789ab/logs --call 1 -- \
-    --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint="$meeting_place" --max-restarts=0 --redirects=3 \
+    --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint="$converge_meeting_place" --max-restarts=0 --redirects=3 \
     -m converge_harness.rank /store/runs/run-0123456789ab/job.json --segment 0
 
 # Segment 2 of 3: steps 11 to 20, 4 ranks.
@@ -68,5 +68,5 @@ srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --relative=0 \
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 \
     --cpu-bind=none --export=ALL --kill-on-bad-exit=1 \
     /tools/bin/python -m converge_harness.rank.start.node --logs /store/runs/run-0123456789ab/logs --call 3 -- \
-    --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint="$meeting_place" --max-restarts=0 --redirects=3 \
+    --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint="$converge_meeting_place" --max-restarts=0 --redirects=3 \
     -m converge_harness.rank /store/runs/run-0123456789ab/job.json --segment 2

@@ -15,23 +15,23 @@
 
 set -euo pipefail
 
-run_folder=/store/runs/run-0123456789ab
+converge_run_folder=/store/runs/run-0123456789ab
 
 # Written however this script ends, for when Slurm has forgotten the job.
 finish() {
-    code=$?
+    converge_code=$?
     trap '' TERM
     printf '{"schema": 1, "returncode": %d, "restart": %d}\n' \
-        "$code" "${SLURM_RESTART_COUNT:-0}" > "$run_folder/ended.json.part"
-    mv "$run_folder/ended.json.part" "$run_folder/ended.json"
-    exit "$code"
+        "$converge_code" "${SLURM_RESTART_COUNT:-0}" > "$converge_run_folder/ended.json.part"
+    mv "$converge_run_folder/ended.json.part" "$converge_run_folder/ended.json"
+    exit "$converge_code"
 }
 trap finish EXIT
 trap 'exit 143' TERM
 
 # A job that starts must not use files of an earlier one.
 if [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ]; then
-    (cd "$run_folder" && rm -rf ended.json inductor metrics.jsonl metrics.jsonl.part tensors in_force.json checkpoint datasets streaming passes faults torn logs)
+    (cd "$converge_run_folder" && rm -rf ended.json inductor metrics.jsonl metrics.jsonl.part tensors in_force.json checkpoint datasets streaming passes faults torn logs)
 fi
 
 export MKL_NUM_THREADS=1

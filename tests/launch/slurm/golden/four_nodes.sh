@@ -25,29 +25,29 @@
 
 set -euo pipefail
 
-run_folder=/store/runs/run-0123456789ab
+converge_run_folder=/store/runs/run-0123456789ab
 
 # Written however this script ends, for when Slurm has forgotten the job.
 finish() {
-    code=$?
+    converge_code=$?
     trap '' TERM
     printf '{"schema": 1, "returncode": %d, "restart": %d}\n' \
-        "$code" "${SLURM_RESTART_COUNT:-0}" > "$run_folder/ended.json.part"
-    mv "$run_folder/ended.json.part" "$run_folder/ended.json"
-    exit "$code"
+        "$converge_code" "${SLURM_RESTART_COUNT:-0}" > "$converge_run_folder/ended.json.part"
+    mv "$converge_run_folder/ended.json.part" "$converge_run_folder/ended.json"
+    exit "$converge_code"
 }
 trap finish EXIT
 trap 'exit 143' TERM
 
 # A job that starts must not use files of an earlier one.
 if [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ]; then
-    (cd "$run_folder" && rm -rf ended.json inductor metrics.jsonl metrics.jsonl.part tensors in_force.json checkpoint datasets streaming passes faults torn logs)
+    (cd "$converge_run_folder" && rm -rf ended.json inductor metrics.jsonl metrics.jsonl.part tensors in_force.json checkpoint datasets streaming passes faults torn logs)
 fi
 
 # A job that Slurm has requeued continues from its newest checkpoint.
 if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then
     echo "restart $SLURM_RESTART_COUNT on $SLURM_JOB_NODELIST"
-    (cd "$run_folder" && rm -rf ended.json inductor)
+    (cd "$converge_run_folder" && rm -rf ended.json inductor)
 fi
 
 set +u  # modules and the like read variables that are not set
@@ -72,14 +72,14 @@ ulimit -l unlimited  # for RDMA
 set -u
 
 # Where ranks meet. Jobs that run at the same time have nearby ids, so other ports.
-head_node=${CONVERGE_HEAD_NODE:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}
-meeting_port=$((10000 + SLURM_JOB_ID % 20000))
-meeting_place=$head_node:$meeting_port
+converge_head_node=${CONVERGE_HEAD_NODE:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}
+converge_meeting_port=$((10000 + SLURM_JOB_ID % 20000))
+converge_meeting_place=$converge_head_node:$converge_meeting_port
 
 srun --nodes=4 --ntasks=4 --ntasks-per-node=1 \
     --cpus-per-task=96 --cpu-bind=none --export=ALL --kill-on-bad-exit=1 \
     --container-image=nvcr.io/nvidia/pytorch:26.01 --container-mounts=/store \
     apptainer exec --nv image.sif \
     /tools/bin/python -m converge_harness.rank.start.node --logs /store/runs/run-0123456789ab/logs --call 1 -- \
-    --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint="$meeting_place" --max-restarts=0 --redirects=3 \
+    --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint="$converge_meeting_place" --max-restarts=0 --redirects=3 \
     -m converge_harness.rank /store/runs/run-0123456789ab/job.json

@@ -16,32 +16,32 @@
 
 set -euo pipefail
 
-run_folder=/store/runs/run-0123456789ab
+converge_run_folder=/store/runs/run-0123456789ab
 
 # Written however this script ends, for when Slurm has forgotten the job.
 finish() {
-    code=$?
+    converge_code=$?
     trap '' TERM
     printf '{"schema": 1, "returncode": %d, "restart": %d}\n' \
-        "$code" "${SLURM_RESTART_COUNT:-0}" > "$run_folder/ended.json.part"
-    mv "$run_folder/ended.json.part" "$run_folder/ended.json"
-    exit "$code"
+        "$converge_code" "${SLURM_RESTART_COUNT:-0}" > "$converge_run_folder/ended.json.part"
+    mv "$converge_run_folder/ended.json.part" "$converge_run_folder/ended.json"
+    exit "$converge_code"
 }
 trap finish EXIT
 trap 'exit 143' TERM
 
 # A job that starts must not use files of an earlier one.
 if [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ]; then
-    (cd "$run_folder" && rm -rf ended.json inductor metrics.jsonl metrics.jsonl.part tensors in_force.json checkpoint datasets streaming output passes faults torn logs)
+    (cd "$converge_run_folder" && rm -rf ended.json inductor metrics.jsonl metrics.jsonl.part tensors in_force.json checkpoint datasets streaming output passes faults torn logs)
 fi
 
 # A job that Slurm has requeued starts over.
 if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then
     echo "restart $SLURM_RESTART_COUNT on $SLURM_JOB_NODELIST"
-    (cd "$run_folder" && rm -rf ended.json inductor metrics.jsonl metrics.jsonl.part tensors in_force.json checkpoint datasets streaming output)
+    (cd "$converge_run_folder" && rm -rf ended.json inductor metrics.jsonl metrics.jsonl.part tensors in_force.json checkpoint datasets streaming output)
 fi
 
-(cd "$run_folder" && mkdir -p output)
+(cd "$converge_run_folder" && mkdir -p output)
 
 export MKL_NUM_THREADS=1
 export NAME=ib0
@@ -50,10 +50,7 @@ export OPENBLAS_NUM_THREADS=1
 export PATH='/env s/bin'${PATH:+:$PATH}
 export PYTHONHASHSEED=0
 export PYTHONUNBUFFERED=1
-export STEPS=3
-export TEXT='$(touch pwned)`touch pwned`'"'"'"; touch pwned #
-#SBATCH --array=0-9
-touch pwned'
+export TEXT='of the site'
 export TOKENIZERS_PARALLELISM=false
 export TORCHINDUCTOR_AUTOGRAD_CACHE=0
 export TORCHINDUCTOR_CACHE_DIR=/store/runs/run-0123456789ab/inductor
@@ -61,9 +58,9 @@ export TORCHINDUCTOR_COMPILE_THREADS=1
 export TORCHINDUCTOR_FX_GRAPH_CACHE=0
 
 # Where ranks meet. Jobs that run at the same time have nearby ids, so other ports.
-head_node=${CONVERGE_HEAD_NODE:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}
-meeting_port=$((10000 + SLURM_JOB_ID % 20000))
-meeting_place=$head_node:$meeting_port
+converge_head_node=${CONVERGE_HEAD_NODE:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}
+converge_meeting_port=$((10000 + SLURM_JOB_ID % 20000))
+converge_meeting_place=$converge_head_node:$converge_meeting_port
 
 cd '/home/me/it'"'"'s $HOME'
 
@@ -71,16 +68,25 @@ srun --nodes=2 --ntasks=2 --ntasks-per-node=1 \
     --cpus-per-task=32 --cpu-bind=none --export=ALL --kill-on-bad-exit=1 \
     bash -c '
 set -eu
-call=$(($2 + ${SLURM_RESTART_COUNT:-0}))
-logs=$1/call-$(printf %02d "$call")
-[ "$SLURM_NODEID" -eq 0 ] || logs=$logs.node-$SLURM_NODEID
-mkdir -p "$logs"
-python=$3
-shift 3
-exec "$python" -m torch.distributed.run "--rdzv-id=$SLURM_JOB_ID.$call" "--log-dir=$logs" \
-    "--rdzv-conf=is_host=$((SLURM_NODEID == 0))" "$@" > "$logs/torchrun.log" 2>&1
-' converge /store/runs/run-0123456789ab/logs 1 '/env s/bin/python' \
-    --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint="$meeting_place" --max-restarts=0 --redirects=3 \
+converge_call=$(($2 + ${SLURM_RESTART_COUNT:-0}))
+converge_logs=$1/call-$(printf %02d "$converge_call")
+[ "$SLURM_NODEID" -eq 0 ] || converge_logs=$converge_logs.node-$SLURM_NODEID
+mkdir -p "$converge_logs"
+converge_torchrun=("${@:4:$3}")  # so many words start torchrun; its other options follow
+shift $(($3 + 3))
+converge_torchrun+=("--rdzv-id=$SLURM_JOB_ID.$converge_call" "--log-dir=$converge_logs")
+# The first node has the rendezvous, whatever its name is there. A node counts as lost after 60 s
+# without a keep-alive: the 15 s of torchrun are short on a network file system.
+converge_torchrun+=("--rdzv-conf=is_host=$((SLURM_NODEID == 0)),keep_alive_interval=5,keep_alive_max_attempt=12")
+# Ranks meet under this name: the own name of a host may be one that only it can resolve.
+if getent hosts "${SLURMD_NODENAME:-}" > /dev/null 2>&1; then
+    converge_torchrun+=("--local-addr=$SLURMD_NODENAME")
+fi
+exec "${converge_torchrun[@]}" "$@" > "$converge_logs/torchrun.log" 2>&1
+' converge /store/runs/run-0123456789ab/logs 1 6 env STEPS=3 'TEXT=$(touch pwned)`touch pwned`'"'"'"; touch pwned #
+#SBATCH --array=0-9
+touch pwned' '/env s/bin/python' -m torch.distributed.run \
+    --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint="$converge_meeting_place" --max-restarts=0 --redirects=3 \
     train.py --text '$(touch pwned)`touch pwned`'"'"'"; touch pwned #
 #SBATCH --array=0-9
 touch pwned' --steps=3 --out=/store/runs/run-0123456789ab/output
