@@ -317,7 +317,7 @@ def flaw_of(repeat: Evidence, control: Evidence) -> str:
         keys = unlike_a_repeat(repeat.in_force, control.in_force, control.of_repeats)
         if keys:
             return f"{repeat.name} is not a repeat of {control.name}: {', '.join(keys[:3])} differ"
-    flaw = resumed(repeat) or unfinished(repeat) or badly_continued(repeat)
+    flaw = resumed(repeat) or unfinished(repeat) or badly_continued(repeat, other=control)
     flaw = flaw or disordered(repeat) or non_finite(repeat)
     flaw = flaw or missing_values(repeat, _left_by(control))
     flaw = flaw or ranks_disagree(repeat) or replicas_differ(repeat)
