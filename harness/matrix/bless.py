@@ -95,6 +95,13 @@ def baseline_there(folder: Path) -> StoredBaseline | None:
         ) from error
 
 
+def folders_of(plan: Plan, store: Store) -> tuple[Path, ...]:
+    """The run folders that a baseline is made from: the control's, and its reference's."""
+    blessed = (Role.CONTROL, Role.REFERENCE)
+    jobs = (job for job in plan.jobs if job.role in blessed)
+    return tuple(store.run_folder(job.name, job.identity) for job in jobs)
+
+
 def candidate(plan: Plan, records: Sequence[RunRecord], store: Store) -> Candidate:
     """The control of a plan that has run; its calibration is written to the store."""
     evidences = read_evidence(plan, records)
