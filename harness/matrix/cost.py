@@ -75,7 +75,8 @@ class Cost:
             parts.append(f"up to {self.waiting_ranks} ranks wait for others in memory meanwhile")
         parts += [
             f"the runs of {', '.join(each.names)} do not wait for each other, since {each.ranks} "
-            f"ranks would have to be in memory at once and {self.room} may (waiting_ranks in [stop])"
+            f"ranks would have to be in memory at once and {self.room} may "
+            "(waiting_ranks in [stop])"
             for each in self.too_large
         ]
         return "; ".join(parts)

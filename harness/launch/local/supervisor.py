@@ -498,8 +498,8 @@ class Supervisor:
         for each in jobs:
             if each.identity in again:
                 self._use_stopped(each, again[each.identity])
-        ours = job in self._waiting and job.identity not in self._elsewhere
-        if ours and job.role is Role.TEST and job.identity in stopped:
+        is_left = job in self._waiting and job.identity not in self._elsewhere
+        if is_left and job.role is Role.TEST and job.identity in stopped:
             self._remember_earlier(job, stopped[job.identity])
 
     def _remember_earlier(self, job: Job, record: RunRecord) -> None:
