@@ -99,10 +99,12 @@ def test_sets_that_may_be_settled_cost_as_much_as_up_to_their_first_look(plan):
 
 OTHER = """[controls.other]
 parallelism = { dp_shard = 2 }
+set = { "optimizer.lr" = 1e-3 }
 [[test]]
 name = "small"
 control = "other"
 parallelism = { dp_replicate = 2 }
+set = { "optimizer.lr" = 1e-3 }
 """
 
 
