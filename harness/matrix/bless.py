@@ -77,6 +77,14 @@ def control_alone(whole: Experiment, control: str | None) -> Experiment:
                 f"judge against it in every run: converge run {shlex.quote(str(whole.path))}",
             )
         )
+    if any(spec.resumes for spec in chosen.controls):
+        raise ConfigError(
+            Problem(
+                f"{whole.path}: checkpoint_every",
+                "lets the control leave its evidence in passes, which a baseline cannot hold",
+                "bless from a copy of the file without this key",
+            )
+        )
     return chosen
 
 
