@@ -503,6 +503,22 @@ def test_runs_that_do_not_fit_into_memory_side_by_side_do_not_wait(warm_tiny, st
     assert [each.status for each in records] == [RunStatus.FINISHED] * 3
 
 
+def test_nobody_waits_any_more_once_a_rank_turns_out_to_need_more_memory(warm_tiny, store, cold):
+    """The control already waits, for a repeat of which nobody knew how large it is."""
+    control, repeat, first = family(warm_tiny, sets=("first",))
+    overrides = {"tiny.memory": 1 << 50}
+    repeat = replace(repeat, spec=replace(repeat.spec, overrides=overrides))
+    plan = plan_of(control, repeat, first, cpu_ranks=1)
+    events = []
+    records = run_plan(plan, store, options_for(plan, cold), events.append)
+    assert [each.status for each in records] == [RunStatus.FINISHED] * 3
+    resting = [each.job.name for each in events if isinstance(each, launch.Resting)]
+    (notice,) = (each.message for each in events if isinstance(each, launch.Notice))
+    assert notice.startswith("a rank of control.ulp has 1048576.0 GiB in memory, so runs do not")
+    assert resting[0] == "control"
+    assert "first" not in resting  # it was not told to wait
+
+
 def test_no_time_of_a_run_includes_that_in_which_it_waited():
     job = tiny_job("one", steps=30)
     call = RunningCall(Call(), (), Rendezvous(), [])
