@@ -38,7 +38,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,6 +72,7 @@ from converge_harness.run_folder.layout import (
     IN_FORCE,
     JOB,
     METRICS,
+    PASSES,
     RECORD,
     TENSORS,
 )
@@ -230,6 +231,20 @@ def _other_file(path: Path, author: str) -> StoreError:
 
 
 # ------------------------------------------------------------------ writing
+
+
+def require_no_passes(folders: Iterable[Path]) -> None:
+    """Ask this before a control is trained: a run that has left passes goes on in passes.
+
+    Raises StoreError, with what to do, if the evidence in one of the run folders is in passes. A
+    folder need not exist.
+    """
+    for folder in folders:
+        if (folder / PASSES).is_dir():
+            raise StoreError(
+                f"{folder}: its evidence is in passes (it was interrupted and resumed, or waited "
+                "for other runs), which a baseline cannot hold; run the control again with --fresh"
+            )
 
 
 def write_baseline(

@@ -156,8 +156,8 @@ def unlike_a_repeat(
 ) -> tuple[str, ...]:
     """Keys of the trainer's config that differ although no repeat of a run changes them.
 
-    Declared or not. Paths are left out: every run has its own. ``of_repeats``: keys that repeats
-    change (``Evidence.of_repeats``).
+    Declared or not. Paths are left out: every run has its own. ``of_repeats``: keys that may differ
+    in repeats (``Evidence.of_repeats``).
     """
     config, other = _table(ours, "config"), _table(theirs, "config")
     absent = object()

@@ -9,8 +9,11 @@ from typing import Any
 from converge_harness.launch.next_call import calls_again
 from converge_harness.model import LONG, Job
 from converge_harness.run_folder.checkpoints import newest_whole
+from converge_harness.run_folder.layout import metrics_files
+from converge_harness.run_folder.metrics import draws_random_numbers
+from converge_harness.run_folder.passes import pass_folders
 from converge_harness.store import Store
-from converge_harness.trainers import left_passes, trainer_of
+from converge_harness.trainers import comes_in_passes, left_passes, trainer_of
 
 
 def saves_where_it_waits(job: Job, waits: Iterable[int]) -> tuple[int, ...]:
@@ -31,7 +34,9 @@ def continues_from(store: Store, job: Job, folder: Path, payload: Mapping[str, A
     """The step of the checkpoint from which a job's run continues; None: it starts over.
 
     It starts over if it has no checkpoint, if its evidence or one of its sources has changed since,
-    or if its experiment says how it is interrupted (elastic and fault sets).
+    or if its experiment says how it is interrupted (elastic and fault sets). So does a run that has
+    checkpoints only because it waited for others, if it draws random numbers step after step
+    (dropout): the trainer may seed them anew at a start, and nobody has asked to be told so.
 
     Args:
         folder: the run folder, which need not exist. payload: of this job.
@@ -39,5 +44,9 @@ def continues_from(store: Store, job: Job, folder: Path, payload: Mapping[str, A
     if not left_passes(job, folder) or calls_again(job):
         return None
     step = newest_whole(folder, trainer_of(job.spec).checkpoint_form(job))
+    if step is not None and not comes_in_passes(job):
+        files = (file for each in pass_folders(folder) for file in metrics_files(each))
+        if draws_random_numbers(files):
+            return None
     # Asked last: it reads all evidence.
     return step if step is not None and store.can_continue(folder, payload) else None

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from converge_harness.model import Job
 from converge_harness.run_folder.layout import metrics_files
-from converge_harness.run_folder.metrics import StepLine, progress_of
+from converge_harness.run_folder.metrics import LoadedLine, StepLine, progress_of
 from converge_harness.run_folder.passes import pass_folders
 
 _END_BYTES = 1 << 18
@@ -36,6 +36,8 @@ class MetricsTail:
     """Number of the current pass, from 1; 0: none yet."""
     reached: int | None = None
     """The step that the newest pass had to reach, once it has reached it."""
+    loaded: bool = False
+    """Whether the newest pass has loaded the checkpoint from which it continues."""
     _offset: int = 0
     _stale: tuple[int, ...] | None = None
     """Identifies the file from before the ranks were restarted."""
@@ -67,6 +69,7 @@ class MetricsTail:
             steps += self._read(metrics_files(folders[self.number - 1]))
         while self.number < len(folders):
             self.number, self.reached, self._offset = self.number + 1, None, 0
+            self.loaded = False
             steps += self._read(metrics_files(folders[self.number - 1]))
         return tuple(steps)
 
@@ -86,6 +89,7 @@ class MetricsTail:
             lines = [progress_of(text) for text in whole.splitlines()]
             ends = [line for line in lines if isinstance(line, int)]
             self.reached = ends[-1] if ends else self.reached
+            self.loaded = self.loaded or any(isinstance(line, LoadedLine) for line in lines)
             return tuple(line for line in lines if isinstance(line, StepLine))
         return ()
 

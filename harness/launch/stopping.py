@@ -303,11 +303,11 @@ def used_again(
     store: Store,
     experiment: Experiment,
     options: RunOptions,
-) -> tuple[dict[str, RunRecord], dict[str, RunRecord]]:
+) -> tuple[dict[str, RunRecord], dict[str, RunRecord], frozenset[str]]:
     """Earlier runs that were stopped: those that would be again, so need not run; and all of them.
 
-    One that another process holds is left to it. What is used again is read (``options.keep``)
-    before another process can let it train on.
+    Also the identities of runs that another process holds, which are left to it. What is used again
+    is read (``options.keep``) before another process can let it train on.
 
     Args:
         jobs: to run. records: of finished runs, by identity.
@@ -318,18 +318,23 @@ def used_again(
     by_identity = {job.identity: job for job in jobs}
     with ExitStack() as locks:
         mine: dict[str, RunRecord | None] = {}
-        for identity in by_identity:
-            if not _was_stopped(store.record(identity)):
-                continue
+        elsewhere: set[str] = set()
+        for identity in by_identity.keys() - records.keys():
             lock = store.lock(identity)
-            if lock.acquire():
+            if not _was_stopped(store.record(identity)):
+                # Who runs it may stop it before this process would start it.
+                if lock.path.exists() and not lock.is_free():
+                    elsewhere.add(identity)
+            elif lock.acquire():
                 locks.callback(lock.release)
                 mine[identity] = store.record(identity)
+            else:
+                elsewhere.add(identity)
         stopped = unchanged_stopped(mine)
         again = stopped_again(by_identity.values(), stopped, experiment, options, records)
         for identity, record in again.items():
             keep(by_identity[identity], record, options)
-    return again, stopped
+    return again, stopped, frozenset(elsewhere)
 
 
 def keep(job: Job, record: RunRecord, options: RunOptions) -> None:

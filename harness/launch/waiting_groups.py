@@ -84,6 +84,20 @@ def groups_of(
     )
 
 
+def still_fit(
+    groups: Sequence[WaitingGroup], room: int, *, begun: Collection[str], over: Collection[str]
+) -> bool:
+    """Whether groups that have begun to wait can go on, now that there is less room.
+
+    Args:
+        groups: all that there was room for. room: what there is now.
+        begun: as for ``may_start``. over: as for ``may_start``.
+    """
+    here = [group for group in groups if not group.members.isdisjoint(begun)]
+    needed = sum(group.reserved(begun=begun, over=over) for group in here)
+    return needed <= room and all(group.least_ranks() <= room for group in here)
+
+
 def may_start(
     run: str,
     groups: Sequence[WaitingGroup],

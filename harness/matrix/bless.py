@@ -77,6 +77,14 @@ def control_alone(whole: Experiment, control: str | None) -> Experiment:
                 f"judge against it in every run: converge run {shlex.quote(str(whole.path))}",
             )
         )
+    if any(spec.resumes for spec in chosen.controls):
+        raise ConfigError(
+            Problem(
+                f"{whole.path}: checkpoint_every",
+                "lets the control leave its evidence in passes, which a baseline cannot hold",
+                "bless from a copy of the file without this key",
+            )
+        )
     return chosen
 
 
@@ -93,6 +101,13 @@ def baseline_there(folder: Path) -> StoredBaseline | None:
         raise ConfigError(
             Problem(str(folder), str(error), "move the folder away, or choose another --name")
         ) from error
+
+
+def folders_of(plan: Plan, store: Store) -> tuple[Path, ...]:
+    """The run folders that a baseline is made from: the control's, and its reference's."""
+    blessed = (Role.CONTROL, Role.REFERENCE)
+    jobs = (job for job in plan.jobs if job.role in blessed)
+    return tuple(store.run_folder(job.name, job.identity) for job in jobs)
 
 
 def candidate(plan: Plan, records: Sequence[RunRecord], store: Store) -> Candidate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from converge_harness.launch.continuing import saves_where_it_waits
@@ -20,6 +21,16 @@ from converge_harness.trainers import comes_in_passes
 
 
 @dataclass(frozen=True, slots=True)
+class TooLarge:
+    """Runs that cannot all be in memory at once, and so do not wait for each other."""
+
+    names: tuple[str, ...]
+    """Their controls; the sets, if none judges them."""
+    ranks: int
+    """Ranks that would have to be in memory at least."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cost:
     """Tokens that the runs of a plan train, together."""
 
@@ -30,12 +41,14 @@ class Cost:
     judged by ends with the last of them.
     """
     waits: bool
-    """Whether it does: runs wait for each other. Where they do not, one that trains faster than the
-    sets ends later, and one that trains before them has trained to its end."""
+    """Whether it does: all runs wait for each other. Where they do not, one that trains faster than
+    the sets ends later, and one that trains before them has trained to its end."""
     waiting_ranks: int
-    """How many ranks are in memory at most in runs that wait."""
-    too_many_ranks: int | None
-    """How many would have to be, if that is why runs do not wait for each other; None if not."""
+    """How many ranks are in memory at most in runs that wait; 0: none does."""
+    room: int
+    """How many may be."""
+    too_large: tuple[TooLarge, ...]
+    """What does not wait because of that."""
     known_wrong: int | None
     """Until a test set that is wrong at its first step is known to FAIL, if it and the runs that it
     is judged by train at once: the most of any set that may be stopped; None if none may."""
@@ -58,13 +71,14 @@ class Cost:
                 f"{self._share(self.known_wrong)} is what a set, its control and the repeats train "
                 f"until it is found to be wrong at its first step{beside}"
             )
-        if self.waits:
+        if self.waiting_ranks:
             parts.append(f"up to {self.waiting_ranks} ranks wait for others in memory meanwhile")
-        if self.too_many_ranks is not None:
-            parts.append(
-                f"runs do not wait for each other, since {self.too_many_ranks} ranks would have to "
-                f"be in memory at once and {self.waiting_ranks} may (waiting_ranks in [stop])"
-            )
+        parts += [
+            f"the runs of {', '.join(each.names)} do not wait for each other, since {each.ranks} "
+            f"ranks would have to be in memory at once and {self.room} may "
+            "(waiting_ranks in [stop])"
+            for each in self.too_large
+        ]
         return "; ".join(parts)
 
     def _share(self, tokens: int) -> str:
@@ -84,12 +98,14 @@ def cost_of(plan: Plan) -> Cost:
     }
     groups = _waiting_groups(plan)
     room = waiting_ranks(plan.experiment, plan.jobs)
-    too_many = [least for group in groups if (least := group.least_ranks()) > room]
-    waits = bool(groups) and not too_many and all(group.judging for group in groups)
+    waiting_groups = [group for group in groups if group.least_ranks() <= room]
+    waiting_runs = {run for group in waiting_groups for run in group.members if group.judging}
+    too_large = [group for group in groups if group.least_ranks() > room]
+    waits = bool(groups) and not too_large and all(group.judging for group in groups)
     for identity, readers in read_by(plan).items():
         read = by_identity[identity]
         last = max(settling.get(each.name, each.steps) for each in readers)
-        saves = saves_where_it_waits(read, (last,)) if waits else ()
+        saves = saves_where_it_waits(read, (last,)) if identity in waiting_runs else ()
         resumes = comes_in_passes(read) or bool(saves)
         if is_worth_ending(read, last, resumes=resumes):
             settling[read.name] = last
@@ -102,8 +118,9 @@ def cost_of(plan: Plan) -> Cost:
         at_most=sum(map(tokens_of, jobs)),
         settled=sum(tokens_of(job, settling.get(job.name)) for job in jobs),
         waits=waits,
-        waiting_ranks=min(room, sum(group.ranks for group in groups)),
-        too_many_ranks=max(too_many, default=None),
+        waiting_ranks=min(room, sum(group.ranks for group in waiting_groups)),
+        room=room,
+        too_large=tuple(_too_large(group, by_identity) for group in too_large),
         known_wrong=max(wrong, default=None),
     )
 
@@ -116,6 +133,13 @@ def _waiting_groups(plan: Plan) -> tuple[WaitingGroup, ...]:
     jobs = {job.identity: job for job in plan.without_baseline.jobs}.values()
     readers = read_by(plan)
     return groups_of(jobs, waiting(jobs, plan.experiment, readers).keys(), readers)
+
+
+def _too_large(group: WaitingGroup, jobs: Mapping[str, Job]) -> TooLarge:
+    judging = [jobs[run] for run in group.judging]
+    controls = [job.name for job in judging if job.role is Role.CONTROL]
+    names = controls or [jobs[run].name for run in group.sets]
+    return TooLarge(tuple(names), group.least_ranks())
 
 
 def gpu_hours(job: Job, throughput: float) -> float:

@@ -404,7 +404,7 @@ class Evidence:
     repeat: str | None = None
     """Kind of A/A repeat; None for other runs, and if unknown."""
     of_repeats: frozenset[str] = frozenset()
-    """Keys of its trainer's config that a repeat changes."""
+    """Keys of its trainer's config that may differ in a repeat."""
     passes: tuple[Pass, ...] = ()
     """The passes of a resumed run. Everything above is then their combined curve, in which the last
     pass counts for a replayed step. Empty for other runs.

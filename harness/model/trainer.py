@@ -101,7 +101,7 @@ class ConfigKeys:
     implied: tuple[ImpliedSetting, ...] = ()
     """The first that fits a config gives the value of its key."""
     of_repeats: frozenset[str] = frozenset()
-    """Keys that differ between a run and its repeat."""
+    """Keys that may differ between a run and its repeat."""
 
 
 PLAIN_DEFAULTS: Mapping[str, Any] = MappingProxyType(

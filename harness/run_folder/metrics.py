@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -143,10 +145,17 @@ class StepLine:
 
     step: int
     loss: float | None
+    memory_bytes: int = 0
+    """Most that any of its ranks has held so far; 0 if unknown."""
 
 
-def progress_of(line: bytes) -> StepLine | int | None:
-    """A step, or the last step according to an end line; None for other and damaged lines.
+@dataclass(frozen=True, slots=True)
+class LoadedLine:
+    """A line that says that the ranks have loaded a checkpoint, and so are about to train."""
+
+
+def progress_of(line: bytes) -> StepLine | LoadedLine | int | None:
+    """A step, a load, or the last step according to an end line; None for others, also damaged.
 
     This is only for progress; damaged lines are reported by the readers.
     """
@@ -154,11 +163,37 @@ def progress_of(line: bytes) -> StepLine | int | None:
         value = json.loads(line)
         if value["kind"] == END:
             return int(value["steps"])
+        if value["kind"] == LOADED:
+            return LoadedLine()
         if value["kind"] != STEP:
             return None
-        return StepLine(step=int(value["step"]), loss=number(value.get(LOSS)))
+        memory = number(value.get(MEMORY_BYTES))
+        return StepLine(
+            step=int(value["step"]),
+            loss=number(value.get(LOSS)),
+            memory_bytes=int(memory) if memory is not None and isfinite(memory) else 0,
+        )
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def draws_random_numbers(files: Iterable[Path]) -> bool:
+    """Whether two steps in succession drew random numbers, by the metrics of a run's passes.
+
+    Damaged lines say nothing here; the readers report them. Files that are not there neither.
+    """
+    drew: set[int] = set()
+    for path in files:
+        try:
+            lines = path.read_bytes().splitlines()
+        except FileNotFoundError:
+            continue
+        for line in lines:
+            with suppress(ValueError, KeyError, TypeError):
+                value = json.loads(line)
+                if value["kind"] == STEP and value.get(RANDOM_STATE):
+                    drew.add(int(value["step"]))
+    return any(step + 1 in drew for step in drew)
 
 
 def step_reached(folder: Path) -> int | None:

@@ -5,11 +5,18 @@ import json
 from pathlib import Path
 
 import pytest
-from baseline_samples import ROUNDING, bless, control_of, experiment
+from baseline_samples import EXPERIMENT, ROUNDING, bless, control_of, experiment, plan_of
 
-from converge_harness.baselines import default_folder, find_baselines, read_baseline
-from converge_harness.errors import StoreError
+from converge_harness.baselines import (
+    default_folder,
+    find_baselines,
+    read_baseline,
+    require_no_passes,
+)
+from converge_harness.errors import ConfigError, StoreError
+from converge_harness.matrix.bless import control_alone, folders_of
 from converge_harness.readers import read_spec
+from converge_harness.store import Store
 
 
 @pytest.fixture
@@ -115,3 +122,20 @@ def test_a_folder_that_is_none_is_said_to_be_none(tmp_path):
 def test_baselines_lie_beside_the_experiments(tmp_path):
     assert default_folder(tmp_path / "experiments" / "e.toml") == tmp_path / "baselines"
     assert default_folder(tmp_path / "e.toml") == tmp_path / "baselines"
+
+
+def test_a_control_that_comes_in_passes_is_refused_before_it_trains(tmp_path):
+    whole = plan_of(experiment(tmp_path, "checkpoint_every = 2\n" + EXPERIMENT)).experiment
+    with pytest.raises(ConfigError, match="checkpoint_every: lets the control leave"):
+        control_alone(whole, None)
+    assert control_alone(plan_of(experiment(tmp_path)).experiment, None)
+
+
+def test_a_control_whose_evidence_is_in_passes_is_refused_before_it_trains(path, tmp_path):
+    store, plan = Store(tmp_path / "store"), plan_of(path)
+    folders = folders_of(plan, store)
+    require_no_passes(folders)  # none is there
+    assert {each.name[:5] for each in folders} == {"fsdp2"}
+    (folders[-1] / "passes").mkdir(parents=True)
+    with pytest.raises(StoreError, match=r"is in passes.*run the control again with --fresh"):
+        require_no_passes(folders)

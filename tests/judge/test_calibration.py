@@ -20,6 +20,7 @@ from converge_harness.judge.compare.limits import (
 )
 from converge_harness.model import Precision
 from converge_harness.readers.run_folder.run import _unread as unread
+from converge_harness.trainers.torchtitan import TORCHTITAN
 
 CONTROL = run()
 
@@ -125,6 +126,34 @@ def test_what_makes_a_repeat_one_is_no_other_config():
     assert not calibrate(control, [permuted]).problems
     other = configured("permute", **{"dataloader.order_seed": 2, "training.steps": 9})
     assert "training.steps differ" in calibrate(control, [other]).problems[0]
+
+
+SAVING = {
+    "checkpoint.enable": True,
+    "checkpoint.load_only": False,
+    "checkpoint.folder": "checkpoint",
+    "checkpoint.interval": 1,
+    "checkpoint.keep_latest_k": 0,
+}
+PLAIN = {
+    "checkpoint.enable": True,
+    "checkpoint.load_only": True,
+    "checkpoint.folder": "checkpoint",
+    "checkpoint.interval": 500,
+    "checkpoint.keep_latest_k": 10,
+}
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(SAVING, PLAIN), (PLAIN, SAVING)])
+def test_a_repeat_may_have_saved_where_it_waited_although_its_control_did_not(ours, theirs):
+    def ran(name, config):
+        return run(name, in_force=in_force(config=config), of_repeats=TORCHTITAN.keys.of_repeats)
+
+    control = ran("fsdp2", {**theirs, "checkpoint.initial_load_model_only": True})
+    repeat = ran("ulp.2", {**ours, "checkpoint.initial_load_model_only": True})
+    assert not calibrate(control, [repeat]).problems
+    other = ran("ulp.2", {**ours, "checkpoint.initial_load_model_only": False})
+    assert "initial_load_model_only differ" in calibrate(control, [other]).problems[0]
 
 
 def test_without_a_record_of_what_ran_all_repeats_speak():

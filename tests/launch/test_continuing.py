@@ -7,12 +7,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from launch_jobs import plan_of
+from launch_jobs import plan_of, tiny_job
 
 from converge_harness import launch
 from converge_harness.launch import run_plan
+from converge_harness.launch.continuing import continues_from
 from converge_harness.launch.next_call import calls_again
 from converge_harness.model import Recovery, RestartOwner, RunStatus
+from converge_harness.run_folder.checkpoints import write_manifest
+from converge_harness.run_folder.passes import pass_folder
 
 pytestmark = pytest.mark.timeout(300)
 EVERY = 4
@@ -79,6 +82,27 @@ def test_an_interrupted_run_continues_from_its_newest_checkpoint(job, store, opt
     assert not (record.folder / "checkpoint").exists()  # nothing continues from it any more
     again, steps, _ = run(job, store, options)
     assert (again.reused, steps) == (True, [])
+
+
+@pytest.mark.parametrize(
+    ("drew", "asked", "step"),
+    [("", False, 64), ("a1b2", False, None), ("a1b2", True, 64)],
+    ids=["draws nothing", "draws", "draws, with checkpoint_every"],
+)
+def test_a_run_that_only_waited_starts_over_if_it_draws_random_numbers(store, drew, asked, step):
+    job = tiny_job("waited", steps=100)
+    job = with_checkpoints(job) if asked else job
+    folder, payload = store.run_folder(job.name, job.identity), {"seed": 1}
+    store.start_run(folder, payload)
+    of_pass, checkpoint = pass_folder(folder, 1), folder / "checkpoint" / "step-64"
+    (of_pass / "state").mkdir(parents=True)
+    (of_pass / "state" / "saved-step-00000064.npz").touch()
+    checkpoint.mkdir(parents=True)
+    (checkpoint / ".metadata").write_text("0")
+    write_manifest(checkpoint, 64, of_pass)
+    lines = [{"kind": "step", "step": each, "random_state": drew} for each in (63, 64)]
+    (of_pass / "metrics.jsonl.part").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    assert continues_from(store, job, folder, payload) == step
 
 
 def test_it_starts_over_if_asked_to_or_if_what_it_was_made_from_has_changed(job, store, options):

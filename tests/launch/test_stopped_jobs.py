@@ -16,12 +16,14 @@ from converge_harness.launch import RunOptions, run_plan
 from converge_harness.launch.continuing import saves_where_it_waits
 from converge_harness.launch.local.run import Run, RunningCall
 from converge_harness.launch.options import LookError, Training
+from converge_harness.launch.progress import MetricsTail
 from converge_harness.launch.stopping import (
     Looks,
     looks,
     read_by,
     settling_looks,
     stopped_again,
+    used_again,
     waits,
     why_to_end,
 )
@@ -501,6 +503,22 @@ def test_runs_that_do_not_fit_into_memory_side_by_side_do_not_wait(warm_tiny, st
     assert [each.status for each in records] == [RunStatus.FINISHED] * 3
 
 
+def test_nobody_waits_any_more_once_a_rank_turns_out_to_need_more_memory(warm_tiny, store, cold):
+    """The control already waits, for a repeat of which nobody knew how large it is."""
+    control, repeat, first = family(warm_tiny, sets=("first",))
+    overrides = {"tiny.memory": 1 << 50}
+    repeat = replace(repeat, spec=replace(repeat.spec, overrides=overrides))
+    plan = plan_of(control, repeat, first, cpu_ranks=1)
+    events = []
+    records = run_plan(plan, store, options_for(plan, cold), events.append)
+    assert [each.status for each in records] == [RunStatus.FINISHED] * 3
+    resting = [each.job.name for each in events if isinstance(each, launch.Resting)]
+    (notice,) = (each.message for each in events if isinstance(each, launch.Notice))
+    assert notice.startswith("a rank of control.ulp has 1048576.0 GiB in memory, so runs do not")
+    assert resting[0] == "control"
+    assert "first" not in resting  # it was not told to wait
+
+
 def test_no_time_of_a_run_includes_that_in_which_it_waited():
     job = tiny_job("one", steps=30)
     call = RunningCall(Call(), (), Rendezvous(), [])
@@ -517,6 +535,52 @@ def test_no_time_of_a_run_includes_that_in_which_it_waited():
     assert run.eta_s == pytest.approx(38.0, abs=1.0)
     assert run.record(RunStatus.STOPPED, None).wall_s == pytest.approx(30.0, abs=1.0)
     assert not run.overdue(plan_of(job, progress_timeout_s=50.0).experiment)
+
+
+def test_a_run_that_continues_has_begun_once_it_has_loaded_its_checkpoint(tmp_path):
+    """Until then it is starting, and needs its slots, although it is to wait again."""
+
+    def write(number, *lines):
+        (tmp_path / "passes" / f"{number:03d}").mkdir(parents=True)
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / "passes" / f"{number:03d}" / "metrics.jsonl.part").write_text(text)
+
+    step = {"kind": "step", "step": 65, "loss": 1.0, "memory_bytes": 5}
+    write(1, {"kind": "loaded", "step": 0}, step)
+    tail = MetricsTail(tmp_path, in_passes=True)
+    call = RunningCall(Call(), (), Rendezvous(), [])
+    about = {"warm": False, "environment": {}, "payload": {}}
+    run = Run(tiny_job("one"), tmp_path, (0,), 1, None, call, tail=tail, **about)
+    assert [line.memory_bytes for line in tail.new_steps()] == [5]
+    write(2)
+    assert run.new_steps() == ()
+    assert not run.has_begun
+    write(3, {"kind": "loaded", "step": 65})
+    assert run.new_steps() == ()
+    assert run.has_begun
+
+
+def test_a_run_that_another_process_holds_is_left_to_it(store):
+    """Whether or not it has been stopped already: it may be before this process would start it."""
+    free, held, first, finished = (tiny_job(name) for name in ("a", "b", "c", "d"))
+    jobs = (free, held, first, finished)
+    records = {}
+    for job in (free, held, finished):
+        folder = store.run_folder(job.name, job.identity)
+        store.start_run(folder, {})
+        status = RunStatus.FINISHED if job == finished else RunStatus.STOPPED
+        record = RunRecord(job.name, job.identity, folder, status, 1.0, ())
+        records[job.identity] = store.finish_run(record, {})
+    known = {finished.identity: records[finished.identity]}
+    locks = [store.lock(job.identity) for job in (held, first)]
+    assert all(lock.acquire() for lock in locks)
+    experiment, options = plan_of().experiment, RunOptions(look=lambda *_: None)
+    again, stopped, elsewhere = used_again(jobs, known, store, experiment, options)
+    assert (again, stopped.keys()) == ({}, {free.identity})
+    assert elsewhere == {held.identity, first.identity}
+    for lock in locks:
+        lock.release()
+    assert used_again(jobs, known, store, experiment, options)[2] == frozenset()
 
 
 # ------------------------------------------------------ two converge processes on one store
@@ -554,12 +618,21 @@ class InAnother:
 
 
 def test_what_one_process_stops_another_uses_or_trains_on(warm_tiny, store, cold):
-    """It is read for the one before the other can have it."""
+    """It is read for the one before the other can have it. None trains before both know that."""
     *jobs, first, third = family(warm_tiny, steps=260, sets=("first", "third"), seconds=0.01)
     plan, more = (plan_of(*jobs, *sets, cpu_ranks=4) for sets in ((first,), (first, third)))
     events = []
+    held = store.root / "runs" / "hold-after"
+    held.parent.mkdir(parents=True)
+    held.write_text("1")
+
+    def note(event):
+        events.append(event)
+        if sum(isinstance(each, launch.Waiting) for each in events) == 3:
+            held.unlink(missing_ok=True)
+
     with InAnother(plan, store, options_for(plan, cold, "first")) as other:
-        records = run_plan(more, store, options_for(more, cold, "first"), events.append)
+        records = run_plan(more, store, options_for(more, cold, "first"), note)
     assert [each.status for each in other.records] == [RunStatus.STOPPED] * 3
     assert other.kept == dict.fromkeys((*FAMILY, "first"), (False, SETTLED))
     waited = {event.job.name for event in events if isinstance(event, launch.Waiting)}

@@ -8,8 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch_jobs import plan_of, tiny_job
 
+from converge_harness.launch.local.memory import GIB, available_bytes, ranks_that_fit
 from converge_harness.launch.local.supervisor import waiting_ranks
-from converge_harness.launch.waiting_groups import MayStart, WaitingGroup, groups_of, may_start
+from converge_harness.launch.waiting_groups import (
+    MayStart,
+    WaitingGroup,
+    groups_of,
+    may_start,
+    still_fit,
+)
 from converge_harness.model import Role
 
 FAMILY = WaitingGroup(judging={"control": 2, "repeat": 2}, sets={"small": 1, "large": 4})
@@ -63,27 +70,53 @@ def test_controls_that_judge_a_set_together_are_one_group():
     assert apart.members == {control.identity, first.identity}
 
 
-@pytest.mark.parametrize(("cpu_ranks", "most"), [(1, 4), (2, 8)])
-def test_by_default_four_ranks_wait_for_each_that_trains(cpu_ranks, most, monkeypatch):
+@pytest.mark.parametrize(("training", "most"), [(1, 4), (2, 8)])
+def test_by_default_four_ranks_wait_for_each_that_trains_if_memory_suffices(training, most):
+    assert ranks_that_fit(65 * GIB, training, 0) == most
+    assert ranks_that_fit(5 * GIB - 1, training, 0) == 4 - training  # a GiB for each rank
+    assert ranks_that_fit(GIB, training, 0) == 0
+    # As soon as it is known that one needs more, fewer wait, or nobody.
+    assert ranks_that_fit(65 * GIB, training, 16 * GIB) == 4 - training
+    assert ranks_that_fit(65 * GIB, training, 60 * GIB) == 0
+
+
+def test_who_says_how_many_ranks_may_wait_is_believed():
     job = tiny_job("one", ranks=1)
-    experiment = plan_of(job, cpu_ranks=cpu_ranks).experiment
+    assert waiting_ranks(plan_of(job, waiting_ranks=100).experiment, [job]) == 100
 
-    @dataclass
-    class Memory:
-        total: int
 
-    def of(gib):
-        module = "converge_harness.launch.local.supervisor.psutil.virtual_memory"
-        monkeypatch.setattr(module, lambda: Memory((gib << 30) - 1))
+def test_groups_that_wait_in_too_little_memory_stop_waiting():
+    assert still_fit([FAMILY], 8, begun=("control", "large"), over=())
+    assert not still_fit([FAMILY], 7, begun=("control", "large"), over=())
+    assert still_fit([FAMILY], 7, begun=(), over=())  # it will not begin to wait
+    # More sets are in memory than would be started now.
+    assert not still_fit([FAMILY], 8, begun=("control", "small", "large"), over=())
+    # One whose largest set has ended might have room, but what is left of it would not wait.
+    assert not still_fit([FAMILY], 7, begun=("control",), over=("large",))
 
-    of(65)
-    assert waiting_ranks(experiment, [job]) == most
-    of(5)
-    assert waiting_ranks(experiment, [job]) == 4 - cpu_ranks  # a GiB for each rank
-    of(1)
-    assert waiting_ranks(experiment, [job]) == 0
-    chosen = plan_of(job, waiting_ranks=100).experiment
-    assert waiting_ranks(chosen, [job]) == 100
+
+def group_files(folder, limit, used, dropped, *, names=("memory.max", "memory.current")):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in zip(names, (limit, used), strict=True):
+        (folder / name).write_text(f"{value}\n")
+    (folder / "memory.stat").write_text(f"anon 1\ninactive_file {dropped}\n")
+
+
+def test_the_tightest_limit_of_a_control_group_counts(tmp_path):
+    processes, mounted = tmp_path / "cgroup", tmp_path / "mounted"
+    machine = available_bytes(tmp_path / "no Linux", mounted)
+    assert machine > 3000
+    processes.write_text("4:cpuset:/\n0::/outer/inner\n")
+    group_files(mounted / "outer", 3000, 2500, 1000)
+    group_files(mounted / "outer/inner", "max", 100, 0)
+    assert available_bytes(processes, mounted) == 1500
+    group_files(mounted / "outer/inner", 200, 300, 0)
+    assert available_bytes(processes, mounted) == 0
+    old = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    processes.write_text("4:cpu,memory:/hidden\n")
+    assert available_bytes(processes, mounted) > 3000  # nothing is known of it
+    group_files(mounted / "memory", 900, 100, 50, names=old)
+    assert available_bytes(processes, mounted) == 850
 
 
 # ------------------------------------------------------------------ nobody waits for ever

@@ -1,8 +1,9 @@
 """A rank of a run in several passes that trains nothing: one all-reduce a step, checkpoints, and
 faults that strike once, as ``converge_harness.rank`` makes them.
 
-``tiny.mode`` and ``tiny.at`` of its job's overrides make it go wrong in every pass. It waits after
-the step that ``hold-after`` beside its run folder names, as long as that file is there.
+``tiny.mode`` and ``tiny.at`` of its job's overrides make it go wrong in every pass, and
+``tiny.memory`` is how many bytes its ranks claim to have. It waits after the step that
+``hold-after`` beside its run folder names, as long as that file is there.
 """
 
 import argparse
@@ -122,7 +123,9 @@ class Tiny:
             loss = torch.ones(1, dtype=torch.float64) / step
             dist.all_reduce(loss)
             time.sleep(self.overrides.get("tiny.seconds", 0.0))
-            self.write(kind="step", step=step, loss=loss.item() / self.world, at=time.time())
+            memory = self.overrides.get("tiny.memory")
+            line = {"loss": loss.item() / self.world, "at": time.time(), "memory_bytes": memory}
+            self.write(kind="step", step=step, **line)
             self.save(step)
             for index, fault in self.faults(step, "ckpt_torn"):
                 strike(self.folder, index, fault)

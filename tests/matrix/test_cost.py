@@ -72,8 +72,8 @@ def test_what_a_set_needs_that_trains_to_its_end_costs_all_of_its_steps(plan, tm
     (tmp_path / "late.toml").write_text(late)
     cost = cost_of(load_plan(tmp_path / "late.toml", (), on_gpu=False, find=assume_toolchain))
     assert cost.settled == (3 * 1000 + 2 * 600) * STEP
-    said = "runs do not wait for each other, since 10 ranks would have to be in memory at once and"
-    assert f"{said} 9 may (waiting_ranks in [stop])" in cost.sentence(None)
+    said = "the runs of fsdp2 do not wait for each other, since 10 ranks would have to be in memory"
+    assert f"{said} at once and 9 may (waiting_ranks in [stop])" in cost.sentence(None)
     (tmp_path / "resumed.toml").write_text(
         late.replace("schema = 1", "schema = 1\ncheckpoint_every = 50")
     )
@@ -95,6 +95,28 @@ def test_sets_that_may_be_settled_cost_as_much_as_up_to_their_first_look(plan):
     assert said.endswith("at its first step, if they train side by side")
     assert "at its first look and its control and the repeats train beside it;" in said
     assert cost.sentence(5000).startswith("cost: 0.6 GPU-hours at 5,000 tokens per second and GPU")
+
+
+OTHER = """[controls.other]
+parallelism = { dp_shard = 2 }
+set = { "optimizer.lr" = 1e-3 }
+[[test]]
+name = "small"
+control = "other"
+parallelism = { dp_replicate = 2 }
+set = { "optimizer.lr" = 1e-3 }
+"""
+
+
+def test_a_control_that_is_too_large_to_wait_is_named_beside_those_that_wait(tmp_path):
+    text = EXPERIMENT.replace("WHEN", "settled").replace("= 10", "= 9")
+    (tmp_path / "two.toml").write_text(text + OTHER)
+    cost = cost_of(load_plan(tmp_path / "two.toml", (), on_gpu=False, find=assume_toolchain))
+    assert [each.names for each in cost.too_large] == [("fsdp2",)]
+    assert (cost.waits, cost.waiting_ranks) == (False, 8)
+    assert "; up to 8 ranks wait for others in memory meanwhile; the runs of fsdp2 do not wait" in (
+        cost.sentence(None)
+    )
 
 
 def test_where_nothing_stops_there_is_one_cost(plan):

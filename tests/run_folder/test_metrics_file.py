@@ -6,7 +6,11 @@ import math
 import pytest
 
 from converge_harness.run_folder.documents import to_json, write_json
-from converge_harness.run_folder.metrics import MetricsWriter, SupersededError
+from converge_harness.run_folder.metrics import (
+    MetricsWriter,
+    SupersededError,
+    draws_random_numbers,
+)
 
 
 def names(folder):
@@ -71,3 +75,15 @@ def test_a_finished_run_that_starts_over_is_unfinished_again(tmp_path):
     assert names(tmp_path) == ["metrics.jsonl.part"]
     after.finish(0)
     assert '"life": 2' in (tmp_path / "metrics.jsonl").read_text()
+
+
+def drawing(path, *states):
+    """A pass whose steps, from 1, drew random numbers from these states."""
+    lines = ({"kind": "step", "step": n, "random_state": s} for n, s in enumerate(states, 1))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "{cut")
+    return path
+
+
+def test_a_run_that_draws_random_numbers_does_so_in_two_steps_in_succession(tmp_path):
+    assert draws_random_numbers([tmp_path / "none", drawing(tmp_path / "a", "", "b", "c")])
+    assert not draws_random_numbers([drawing(tmp_path / "a", "a", "", "c", None)])

@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     of that name and nobody has accepted that.
     """
     with leaving_when_interrupted():
-        from converge_harness.baselines import default_folder
+        from converge_harness.baselines import default_folder, require_no_passes
         from converge_harness.cli.console import make_console, say
         from converge_harness.cli.progress import run_shown
         from converge_harness.judge import ChangeKind
@@ -91,6 +91,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             candidate,
             change_since,
             control_alone,
+            folders_of,
         )
         from converge_harness.matrix.load import load_with_cluster, plan_experiment
         from converge_harness.matrix.run import gpu_ids
@@ -107,6 +108,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     plan = plan_experiment(experiment, on_gpu=bool(gpu_ids()), slots=arguments.slots)
     store = store_of(arguments)
     store.require_writable()
+    if not arguments.fresh:
+        require_no_passes(folders_of(plan, store))
     ran = run_shown(plan, store, arguments, console)
     control = candidate(plan, ran.records, store)
     flaws = control.flaws

@@ -5,6 +5,7 @@
     supervisor.py   run_plan: reuse, warm start and checks, then the loop that starts jobs in
                     slots, follows them and ends them
     run.py          one job while its processes run, and each of its torchrun calls
+    memory.py       how much memory there is, and how many ranks that wait fit into it
     agents.py       starts the agents of a call, and causes faults that ranks cannot cause
 """
 

@@ -113,6 +113,7 @@ def start_run(
         store.continue_run(folder)
         first = replace(first, number=max(calls_so_far(folder / LOGS), 1) + 1)
         earlier = {line.step: line for line in tail.new_steps()}
+        tail.loaded = False  # what follows is of this start
         waits_again = earlier.get(step) if step in waits else None
         waits = tuple(each for each in waits if each > step or (waits_again and each == step))
     if waits:

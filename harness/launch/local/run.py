@@ -88,6 +88,11 @@ class Run:
         """Whether its ranks wait for other runs now."""
         return self.rests_since is not None
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether its ranks train, or have loaded the checkpoint after which they wait again."""
+        return bool(self.made) or self.tail.loaded
+
     def rest(self) -> None:
         """Its ranks wait from now on."""
         self.rests_since = time.monotonic()

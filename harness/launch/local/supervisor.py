@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-import psutil
-
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.launch import processes
 from converge_harness.launch.check import check_jobs, count_of, require_seed_checkpoints, unchecked
@@ -43,6 +41,7 @@ from converge_harness.launch.local.agents import (
     start_run,
     strike,
 )
+from converge_harness.launch.local.memory import GIB, available_bytes, ranks_that_fit
 from converge_harness.launch.local.run import Run
 from converge_harness.launch.next_call import calls_again, faults_due
 from converge_harness.launch.options import RunOptions, Training
@@ -57,7 +56,13 @@ from converge_harness.launch.stopping import (
     unchanged_stopped,
     used_again,
 )
-from converge_harness.launch.waiting_groups import MayStart, WaitingGroup, groups_of, may_start
+from converge_harness.launch.waiting_groups import (
+    MayStart,
+    WaitingGroup,
+    groups_of,
+    may_start,
+    still_fit,
+)
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import (
     LONG,
@@ -101,7 +106,7 @@ def run_plan(
     remove_left_behind()  # even if nothing has to run
     records, others = ({}, {}) if options.fresh else finished_runs(plan.jobs, store)
     to_use = () if options.fresh else plan.jobs
-    again, stopped = used_again(to_use, records, store, plan.experiment, options)
+    again, stopped, elsewhere = used_again(to_use, records, store, plan.experiment, options)
     records |= {identity: replace(each, reused=True) for identity, each in again.items()}
     for identity, why in others.items():
         name = next(job.name for job in plan.jobs if job.identity == identity)
@@ -115,7 +120,8 @@ def run_plan(
         require_seed_checkpoints(jobs, records, store)
         store.require_writable()
         with interruptible() as stop:
-            records = _run(plan, jobs, records, stopped, store, options, observer, stop)
+            earlier = Earlier(records, stopped, elsewhere)
+            records = _run(plan, jobs, earlier, store, options, observer, stop)
     return tuple(replace(records[job.identity], name=job.name) for job in plan.jobs)
 
 
@@ -141,8 +147,7 @@ def finished_runs(jobs: Sequence[Job], store: Store) -> tuple[dict[str, RunRecor
 def _run(
     plan: Plan,
     jobs: tuple[Job, ...],
-    records: Mapping[str, RunRecord],
-    stopped: Mapping[str, RunRecord],
+    earlier: Earlier,
     store: Store,
     options: RunOptions,
     observer: Observer,
@@ -167,9 +172,8 @@ def _run(
         for job in jobs:
             observer(Queued(time.time(), job))
         place = Machine(store, options, servers, inherited, loopback, private)
-        room = waiting_ranks(plan.experiment, jobs)
-        supervisor = Supervisor(plan.experiment, place, slots, room, observer)
-        return supervisor.run(jobs, records, stopped, stop)
+        supervisor = Supervisor(plan.experiment, place, slots, available_bytes(), observer)
+        return supervisor.run(jobs, earlier, stop)
 
 
 def _slots(plan: Plan, jobs: Sequence[Job], options: RunOptions) -> Slots:
@@ -218,6 +222,18 @@ def _loopback() -> str | None:
     return next((name for name in ("lo", "lo0") if name in names), None)
 
 
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What is known of earlier runs of jobs before any starts."""
+
+    finished: Mapping[str, RunRecord]
+    """By identity, those that are used again."""
+    stopped: Mapping[str, RunRecord]
+    """By identity, those that were stopped."""
+    elsewhere: frozenset[str]
+    """Identities of those that another converge process holds."""
+
+
 MAX_ATTEMPTS = 2
 _OVERVIEW_S = 1.0
 
@@ -230,15 +246,21 @@ class Supervisor:
         experiment: Experiment,
         place: Machine,
         slots: Slots,
-        room: int,
+        memory: int,
         observer: Observer,
     ) -> None:
         self._experiment = experiment
         self._place = place
         self._slots = slots
         self._slot_count = len(slots.free)
-        self._room = room
+        self._memory = memory
+        """Bytes that all ranks together may have."""
+        self._rank_bytes = GIB
+        """What a rank needs, as far as is known."""
+        self._room = self._waiting_ranks()
         """For how many ranks there is memory in runs that wait for each other."""
+        self._nobody_waits = False
+        """Ranks need more memory than was thought: those that wait train on, and no other waits."""
         self._waits: dict[str, tuple[int, ...]] = {}
         """By identity of a run that may wait, the steps after which it does."""
         self._groups: tuple[WaitingGroup, ...] = ()
@@ -261,25 +283,23 @@ class Supervisor:
     def run(
         self,
         pending: Sequence[Job],
-        finished: Mapping[str, RunRecord],
-        stopped: Mapping[str, RunRecord],
+        earlier: Earlier,
         stop: Interruption,
     ) -> dict[str, RunRecord]:
         """Records of all jobs, by identity.
 
-        ``finished`` are those of runs that are used again, and ``stopped`` of runs that were
-        stopped earlier.
-
         Raises StoreError if the store cannot be written and Interrupted if a signal came. In all
         cases no process of a job is left.
         """
-        self._records = dict(finished)
+        self._records = dict(earlier.finished)
         self._waiting = list(launch_order(pending, tests_last=self._looks.will_stop_any(pending)))
         self._waits = self._looks.waiting(pending)
         read_by = self._place.options.read_by
         self._groups = groups_of(pending, self._waits.keys(), read_by)
         for job in pending:
-            if job.role is Role.TEST and (record := stopped.get(job.identity)):
+            if job.identity in earlier.elsewhere:
+                self._leave_to_another(job)
+            elif job.role is Role.TEST and (record := earlier.stopped.get(job.identity)):
                 self._remember_earlier(job, record)
         overview_due = 0.0
         try:
@@ -302,6 +322,8 @@ class Supervisor:
     # ------------------------------------------------------------- starting
 
     def _start_what_fits(self) -> None:
+        if self._nobody_waits and any(run.rests for run in self._running):
+            return  # they are in memory, and need these slots first
         for job in list(self._waiting):
             needed = self._records.get(job.needs) if job.needs else None
             if job not in self._waiting or (job.needs and needed is None):
@@ -319,10 +341,40 @@ class Supervisor:
 
     def _may_start(self, job: Job) -> MayStart:
         """Whether there is memory for a job beside those that wait, and whether it waits, too."""
-        begun = {run.job.identity for run in self._running}
+        groups, room = self._groups, self._room
+        return may_start(job.identity, groups, room, begun=self._begun, over=self._over)
+
+    @property
+    def _begun(self) -> set[str]:
+        """Identities of runs that are in memory."""
+        return {run.job.identity for run in self._running}
+
+    @property
+    def _over(self) -> set[str]:
+        """Identities of runs that have ended, or wait no more."""
         past = {run.job.identity for run in self._running if not run.waits}
-        over = self._records.keys() | past
-        return may_start(job.identity, self._groups, self._room, begun=begun, over=over)
+        return self._records.keys() | past
+
+    def _waiting_ranks(self) -> int:
+        chosen = self._experiment.waiting_ranks
+        fit = ranks_that_fit(self._memory, self._slot_count, self._rank_bytes)
+        return fit if chosen is None else chosen
+
+    def _note_memory(self, job: Job, rank_bytes: int) -> None:
+        """Let fewer wait, or none, once a rank turns out to need more memory than was thought."""
+        if rank_bytes <= self._rank_bytes:
+            return
+        groups = [group for group in self._groups if group.least_ranks() <= self._room]
+        self._rank_bytes = rank_bytes
+        self._room = self._waiting_ranks()
+        if still_fit(groups, self._room, begun=self._begun, over=self._over):
+            return
+        self._groups, self._nobody_waits = (), True
+        message = (
+            f"a rank of {job.name} has {rank_bytes / GIB:.1f} GiB in memory, so runs do not wait "
+            "for each other any more (waiting_ranks in [stop])"
+        )
+        self._tell(Notice(time.time(), message))
 
     def _use_again(self, job: Job) -> None:
         """Use a set's earlier run, if it would be stopped again; wait while that is not known."""
@@ -338,9 +390,11 @@ class Supervisor:
         """Use a run that was stopped, unless another process has begun to let it train on."""
         lock = self._place.store.lock(job.identity)
         if not lock.acquire():
+            self._leave_to_another(job)
             return
         try:
             if self._place.store.record(job.identity) != record:
+                self._leave_to_another(job)
                 return
             keep(job, record, self._place.options)
         finally:
@@ -370,9 +424,7 @@ class Supervisor:
         """Start a job, or use the result of another converge process that has run it meanwhile."""
         lock = self._place.store.lock(job.identity)
         if not lock.acquire():
-            if job.identity not in self._elsewhere:
-                self._elsewhere.add(job.identity)
-                self._tell(Waiting(time.time(), job))
+            self._leave_to_another(job)
             self._want(job)
             return
         try:
@@ -392,6 +444,12 @@ class Supervisor:
             self._take_over(job)
         else:
             self._conclude(job, record)
+
+    def _leave_to_another(self, job: Job) -> None:
+        """Wait for the run of another converge process."""
+        if job.identity not in self._elsewhere:
+            self._elsewhere.add(job.identity)
+            self._tell(Waiting(time.time(), job))
 
     def _record_of_another(self, job: Job) -> RunRecord | None:
         """Record by another converge process, made after this one looked for finished runs."""
@@ -440,7 +498,8 @@ class Supervisor:
         for each in jobs:
             if each.identity in again:
                 self._use_stopped(each, again[each.identity])
-        if job in self._waiting and job.role is Role.TEST and job.identity in stopped:
+        is_left = job in self._waiting and job.identity not in self._elsewhere
+        if is_left and job.role is Role.TEST and job.identity in stopped:
             self._remember_earlier(job, stopped[job.identity])
 
     def _remember_earlier(self, job: Job, record: RunRecord) -> None:
@@ -489,7 +548,7 @@ class Supervisor:
                 self._leave(run)
             elif not run.rests and (sentence := run.overdue(self._experiment)):
                 self._leave_hung(run, sentence)
-            elif self._is_saving(run):
+            elif not run.has_begun or self._is_saving(run):
                 continue
             elif reason := self._why_to_stop(run):
                 self._stop(run, reason)
@@ -529,7 +588,8 @@ class Supervisor:
         # What another converge process runs may wait for this run, or not even know that it is
         # waited for.
         return (
-            bool(self._elsewhere)
+            self._nobody_waits
+            or bool(self._elsewhere)
             or self._looks.may_train_on(
                 run.job, step, self._records, training, resumes=run.in_passes
             )
@@ -554,6 +614,7 @@ class Supervisor:
         lines = run.new_steps()
         for line in lines:
             self._tell(Step(time.time(), run.job, line.step, line.loss, run.elapsed_s, run.eta_s))
+            self._note_memory(run.job, line.memory_bytes)
         return {line.step for line in lines}
 
     def _leave(self, run: Run) -> None:
@@ -730,22 +791,13 @@ def cpu_slots(cores: int, jobs: Sequence[Job], wanted: int | None) -> Slots:
     return Slots.of(range(max(wanted or RANKS_PER_CORE * cores, largest)))
 
 
-WAITING_RANKS_PER_SLOT = 4
-"""How many ranks may be in memory in runs that wait for each other, for each that trains: enough
-for a control of two ranks with four repeats and a set, on two cores.
-"""
-_GIB = 1 << 30
-"""Memory for each rank, those that train included: one of a small model needs about half of it."""
-
-
 def waiting_ranks(experiment: Experiment, jobs: Sequence[Job]) -> int:
     """How many ranks may be in memory in runs that wait for each other, on this machine's CPUs."""
     if experiment.waiting_ranks is not None:
         return experiment.waiting_ranks
     slots = cpu_slots(len(os.sched_getaffinity(0)), jobs, experiment.cpu_ranks)
     training = len(slots.free)
-    fit = psutil.virtual_memory().total // _GIB - training
-    return max(min(WAITING_RANKS_PER_SLOT * training, fit), 0)
+    return ranks_that_fit(available_bytes(), training, GIB)
 
 
 def launch_order(jobs: Iterable[Job], *, tests_last: bool = False) -> tuple[Job, ...]:

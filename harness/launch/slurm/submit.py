@@ -125,7 +125,7 @@ def prepare_plan(plan: Plan, site: Site, observer: Observer, stop: Interruption)
         statuses[identity] = _reused(job_status, job_status.record, observer)
     records = PreparedPlan(statuses, tuple(todo)).records
     if not fresh:
-        again, _ = used_again(todo, records, site.store, site.experiment, site.options)
+        again, *_ = used_again(todo, records, site.store, site.experiment, site.options)
         for identity, record in again.items():
             statuses[identity] = _reused(statuses[identity], record, observer)
         todo = [job for job in todo if job.identity not in again]

@@ -77,8 +77,18 @@ KEYS = ConfigKeys(
             lacks=f"{CHECKPOINTING}.memory_budget",
         ),
     ),
-    # ``permute`` in the config of torchtitan 0.3; other repeats change no key.
-    of_repeats=frozenset({"dataloader.order_seed"}),
+    of_repeats=frozenset(
+        {
+            "dataloader.order_seed",  # of ``permute`` in torchtitan 0.3; other repeats change none
+            # One may have written checkpoints because it waited for others, and the other not
+            # (``checkpoint_settings`` of the ranks). When they are written changes no step.
+            "checkpoint.enable",
+            "checkpoint.load_only",
+            "checkpoint.folder",
+            "checkpoint.interval",
+            "checkpoint.keep_latest_k",
+        }
+    ),
 )
 TORCHTITAN = TrainerSpec(
     "torchtitan",
