@@ -42,14 +42,8 @@ def preload() -> None:
     """Import what a rank will need later, so that a forked rank finds it imported."""
     for name in _HEAVY:
         importlib.import_module(name)
-    # torchtitan calls torch.compile in every rank: the first call makes a table that forks share.
-    torch.compile(_nothing)
     if is_installed():
         import_streaming()
-
-
-def _nothing() -> None:
-    """Is never compiled."""
 
 
 def run(job: RankJob) -> None:
