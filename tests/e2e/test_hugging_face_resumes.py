@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cut_down import need, verdicts
+from cut_down import need
 from warm_converge import warm_python
 from warm_toolchains import TOOLCHAINS
 
@@ -85,9 +85,9 @@ def test_it_is_the_same_resized_and_killed(judged):
 def test_what_is_lost_fails_by_its_cause(judged):
     tests = judged("hf_resume_mistakes")
     causes = {name: test["cause"] for name, test in tests.items()}
-    assert {name: test["verdict"] for name, test in tests.items()} == dict.fromkeys(
-        LOST, "FAIL"
-    ), causes
+    assert {name: test["verdict"] for name, test in tests.items()} == dict.fromkeys(LOST, "FAIL"), (
+        causes
+    )
     for name, (step, *words) in LOST.items():
         assert tests[name]["onset_step"] == step, name
         for each in (*words, "pass 2"):  # and where it was lost
