@@ -20,7 +20,7 @@ LOST = {
     "schedule_not_kept": (5, STATE),
     "accumulation_kept": (5, DATA, "global_batch_size 8 is named, 4 is in force (pass 2)"),
     "schedule_by_ranks": (7, "learning-rate schedule: lr is 0.00180952 at step 6"),
-    "dropout_resized": (5, "the random numbers (RNG) are others than the control's from step 5"),
+    "dropout_resized": (5, "the random numbers (RNG) start over at step 5: ", "before step 1"),
     "uneven_epoch": (6, DATA),
     "stream_read_twice": (9, DATA, "those of step 1, so the data started over from the beginning"),
 }
