@@ -37,6 +37,7 @@ FRAMEWORKS = {
     "composer-0.32.1": ("tests/e2e/test_composer.py",),
     "transformers-5.23.0": (
         "tests/e2e/test_hugging_face.py",
+        "tests/e2e/test_hugging_face_resumes.py",
         "tests/rank/test_upstream_scripts.py",
     ),
     "megatron-core-0.16.1": (

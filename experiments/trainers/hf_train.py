@@ -29,8 +29,9 @@ class ProbedTrainer(Trainer):
     probe: Probe | None = None
 
     def training_step(self, model: torch.nn.Module, inputs: Inputs, *rest: Any) -> torch.Tensor:
-        if self.probe is None:  # the first step: the model is wrapped and the optimizer made
+        if self.probe is None:  # the first step: all is wrapped, made, and loaded
             self.probe = Probe.from_env(model, self.optimizer)
+            self.probe.loaded(self.state.global_step)
         self.probe.batch(inputs["input_ids"], shifted(inputs["labels"]))
         return super().training_step(model, inputs, *rest)
 
@@ -45,8 +46,12 @@ class ProbedTrainer(Trainer):
         if "loss" in logs:  # not the summary after the last step
             self.probe.step(loss=logs["loss"], grad_norm=logs["grad_norm"])
 
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        self.probe.saved(self.state.global_step)
 
-def tiny_llama(vocabulary: int, length: int) -> LlamaForCausalLM:
+
+def tiny_llama(vocabulary: int, length: int, dropout: float = 0.0) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=64,
@@ -56,6 +61,7 @@ def tiny_llama(vocabulary: int, length: int) -> LlamaForCausalLM:
         num_key_value_heads=2,
         max_position_embeddings=length,
         initializer_range=0.05,
+        attention_dropout=dropout,
     )
     return LlamaForCausalLM(config)
 

@@ -190,6 +190,29 @@ def test_a_resume_is_named_with_what_its_load_restored():
     assert "the generators of 2 of 2 ranks are not in the states saved" in verdict.cause
 
 
+HALVES = tuple(f"within {step}" for step in range(STEPS))
+
+
+@pytest.mark.parametrize(
+    ("since", "begins"),
+    [
+        (OWN[0:8:2], 1),  # on half the ranks: a step draws what two steps drew
+        (
+            [each for two in zip(OWN, HALVES, strict=True) for each in two][:8],
+            1,
+        ),  # on twice as many
+        ((OWN[0], *OWN[RESUMED:]), None),  # the seed of a loader, and what the control draws
+        ((OWN[0], *HALVES[:6], OWN[0]), None),
+    ],
+)
+def test_a_start_over_on_other_ranks_is_found_though_steps_draw_more_or_less(since, begins):
+    rest = tuple(f"{step:x} later" for step in range(STEPS))
+    states = (*OWN[: RESUMED - 1], *since, *rest)[:STEPS]
+    found = list(repeats(drawn(ELASTIC, states), drawn(run("c"), OWN)))
+    assert found[:1] == ([DrawnAgain(RESUMED, begins)] if begins else [])
+    assert not list(repeats(drawn(run("on the same ranks"), states), drawn(run("c"), OWN)))
+
+
 def test_a_control_that_was_continued_with_its_first_random_numbers_is_no_control():
     first, second, _ = ELASTIC_PASSES
     passes = (first, replace(second, in_force=first.in_force))

@@ -3,7 +3,7 @@
 Equal digests mean equal numbers, so a step that begins as an earlier one did repeats its dropout
 masks. A single step says nothing: where it sets up its loader, a process that starts again draws a
 seed that no model sees, from the state that it had at its first start. So only steps count whose
-next one draws, too.
+next one draws, too, and as what came next, or after a resize as something that came later.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from converge_harness.judge.compare.curves import difference_beyond_print, pair
 from converge_harness.judge.compare.floors import FLOORS, coarser
 from converge_harness.judge.degrees import in_force_over, parallelism_of
-from converge_harness.model import JUDGED_SIGNALS, Evidence, Parallelism, Precision
+from converge_harness.model import JUDGED_SIGNALS, Evidence, Integers, Parallelism, Precision
 
 _JUMP = 3.0
 """How many times as far off as before a step has to be: rounding grows from step to step."""
@@ -63,9 +63,16 @@ def repeats(test: Evidence, control: Evidence) -> Iterator[DrawnAgain]:
     first: dict[str, int] = {}
     for step, state in sorted(ours.items()):
         of = first.setdefault(state, step)
+        if of == step:
+            continue
         # A run that starts over right after that step shows only in its control what came next.
-        following = (all_of_ours.get(of + 1), all_of_theirs.get(of + 1))
-        if of == step or all_of_ours[step + 1] not in following:
+        came_next = {all_of_ours.get(of + 1), all_of_theirs.get(of + 1)}
+        comes_next = {all_of_ours[step + 1]}
+        if len(_degrees(test, np.array((of, step)))) > 1:
+            # Resized: a step draws more often than it did, or less often.
+            came_next |= {all_of_ours.get(each) for each in range(of + 1, step)}
+            comes_next = {each for at, each in all_of_ours.items() if at > step} - {state}
+        if not came_next & comes_next:
             continue
         if step in theirs and theirs[step] != theirs.get(of):
             yield DrawnAgain(step, of)
@@ -79,7 +86,11 @@ def effect(test: Evidence, control: Evidence, found: DrawnAgain) -> bool | None:
     coarser one does. Masks move both signals much further. What was off by more than a third of
     it before, while both drew the same numbers, has another reason. None: neither run shows it.
     """
-    degrees = _degrees(test, found.step) | _degrees(control, found.step)
+    degrees = {
+        each
+        for run in (test, control)
+        for each in _degrees(run, run.steps[run.steps <= found.step])
+    }
     alike = len(degrees) == 1 and test.precision == control.precision
     floors = FLOORS[Precision.FP32 if alike else coarser(test.precision, control.precision)]
     ours, theirs = _drawn(test), _drawn(control)
@@ -97,9 +108,9 @@ def effect(test: Evidence, control: Evidence, found: DrawnAgain) -> bool | None:
     return any(known) if known else None
 
 
-def _degrees(run: Evidence, step: int) -> set[Parallelism | None]:
-    """All degrees under which a run has trained up to a step."""
-    return {parallelism_of(ran) for ran, _ in in_force_over(run, run.steps[run.steps <= step])}
+def _degrees(run: Evidence, steps: Integers) -> set[Parallelism | None]:
+    """All degrees under which a run has trained some steps."""
+    return {parallelism_of(ran) for ran, _ in in_force_over(run, steps)}
 
 
 def repeated(test: Evidence, control: Evidence) -> DrawnAgain | None:
