@@ -214,7 +214,7 @@ def tests(session: nox.Session) -> None:
     runs. Other arguments go to pytest: ``nox -s tests -- tests/judge`` runs a part of the tests
     without torch.
     """
-    install_light(session, "test", "tensorboard", "wandb")
+    install_light(session, "test", "tensorboard", "wandb", "kubernetes")
     pythons = {name: build_toolchain(session, name) for name in TOOLCHAINS}
     env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
     light = ("python", "-m", "pytest", "--ignore=tests/rank")
@@ -242,7 +242,7 @@ def tests_without_programs(session: nox.Session) -> None:
     The programs are taken off the PATH, even if installed. Needs only the environment without
     torch.
     """
-    install_light(session, "test", "tensorboard", "wandb")
+    install_light(session, "test", "tensorboard", "wandb", "kubernetes")
     links = Path(session.create_tmp()).resolve() / "path"
     link_all_but(OPTIONAL_PROGRAMS, os.environ["PATH"], links)
     # Missing programs must lead to skips here, also in CI.
@@ -333,7 +333,7 @@ def toolchains(session: nox.Session) -> None:
 @nox.session
 def fuzz(session: nox.Session) -> None:
     """Damaged files, stores and killed runs: ``nox -s fuzz [-- --seed N --cases KIND=COUNT …]``."""
-    install_light(session, "test", "tensorboard", "wandb")
+    install_light(session, "test", "tensorboard", "wandb", "kubernetes")
     session.run("python", "tests/fuzz/run_fuzz.py", *session.posargs)
 
 

@@ -2,7 +2,7 @@
 
 The models of ``kubeflow-trainer-api`` on PyPI, Kubeflow Trainer's own client (Apache-2.0), are
 generated from the OpenAPI documents of JobSet and of Kubernetes itself. They drop fields that they
-do not know, so a misspelt one is found by what is left of an object.
+do not know, and fill in required ones, so both are found by what becomes of an object.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HINT = (
 
 
 def require_valid(made: Mapping[str, Any]) -> None:
-    """Raise ConfigError, with every unknown field or else the first wrong value of a JobSet.
+    """Raise ConfigError, with the first wrong values of a JobSet, or all fields unknown or missing.
 
     Also where the client that knows the fields is not installed.
     """
@@ -51,28 +51,27 @@ def require_valid(made: Mapping[str, Any]) -> None:
             for each in error.errors()
         ]
         raise ConfigError(problems) from error
+    except (AttributeError, TypeError, ValueError) as error:  # a list where an object belongs
+        why = f"has a value of another type than Kubernetes expects ({error})"
+        raise ConfigError(Problem(name, why, _HINT)) from error
     left = known.to_dict() if known is not None else {}
-    if unknown := list(_lost(made, left)):
-        raise ConfigError(
-            [
-                Problem(f"{name}: {place}", "Kubernetes has no such field", _HINT)
-                for place in unknown
-            ]
-        )
+    if differences := list(_differences(made, left)):
+        raise ConfigError([Problem(f"{name}: {at}", what, _HINT) for at, what in differences])
 
 
-def _lost(made: Any, left: Any, place: str = "") -> Iterator[str]:
-    """The places of fields that are not left, outermost first."""
-    if isinstance(made, Mapping):
-        for key, value in made.items():
+def _differences(made: Any, left: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """The places where the client dropped a field, or filled in a required one, and which."""
+    if isinstance(made, Mapping) and isinstance(left, Mapping):
+        for key in (*made, *(key for key in left if key not in made)):
             here = f"{place}.{key}" if place else str(key)
-            if not isinstance(left, Mapping) or key not in left:
-                yield here
+            if key not in left:
+                yield here, "Kubernetes has no such field"
+            elif key not in made:
+                yield here, "is required, and missing"
             else:
-                yield from _lost(value, left[key], here)
-    elif isinstance(made, list):
-        if not isinstance(left, list) or len(left) != len(made):
-            yield place
-            return
+                yield from _differences(made[key], left[key], here)
+    elif isinstance(made, list) and isinstance(left, list) and len(made) == len(left):
         for index, (value, kept) in enumerate(zip(made, left, strict=True)):
-            yield from _lost(value, kept, f"{place}[{index}]")
+            yield from _differences(value, kept, f"{place}[{index}]")
+    elif made != left:
+        yield place, f"would become {left!r}, not {made!r}"

@@ -71,26 +71,27 @@ def pod_script(
     variables = [variables_of(job, folder, cluster, call, largest, data) for call in calls]
     start = Start(rank_module, devices=devices_of(cluster), data=data)
     steps = [
-        _step(job, folder, call, layout, replace(start, variables=each.own))
+        changed(variables[0].exported, each.exported)
+        + _step(job, folder, call, layout, replace(start, variables=each.own))
         for call, layout, each in zip(calls, layouts, variables, strict=True)
     ]
-    settings = [
-        _settings(job, call, layout, index, changed(variables[0].exported, each.exported))
-        for index, (call, layout, each) in enumerate(zip(calls, layouts, variables, strict=True))
+    places = [
+        _pods(job, call, layout, index)
+        for index, (call, layout) in enumerate(zip(calls, layouts, strict=True))
     ]
     sections = (
         _header(job, largest, experiment),
         "set -euo pipefail",
         f"converge_run_folder={shlex.quote(str(folder))}",
         _place(job),
-        surroundings(cluster, variables[0].exported),
-        _chosen("Which call of the run this is.", settings),
+        _chosen(places),
         _only_once(),
         _ending(calls[-1].number),
         own_folders_line(job),
+        surroundings(cluster, variables[0].exported),
         _meeting_place(job, largest),
         work_folder_line(job, folder),
-        _chosen("", steps),
+        _chosen(steps),
         'converge_step=$!\nwait "$converge_step"',
     )
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -119,29 +120,23 @@ export SLURM_NODEID=${{JOB_COMPLETION_INDEX:?is set by Kubernetes in the pods of
 export SLURM_JOB_ID={number} SLURM_RESTART_COUNT=0"""
 
 
-def _settings(job: Job, call: Call, layout: Layout, index: int, exports: str) -> str:
-    """The number of a call's logs, its pods, and the variables that differ from the first call."""
-    lines = [
-        f"converge_call={call.number}",
-        f"export SLURM_STEP_NUM_NODES={layout.nodes}",
-        *([f"converge_pods={host_names(job, index)}"] if layout.nodes > 1 else []),
-    ]
-    return "\n".join(lines) + (f"\n{exports.rstrip()}" if exports else "")
+def _pods(job: Job, call: Call, layout: Layout, index: int) -> str:
+    """The number of a call's logs, and its pods."""
+    lines = [f"converge_call={call.number}", f"export SLURM_STEP_NUM_NODES={layout.nodes}"]
+    if layout.nodes > 1:
+        lines.append(f"converge_pods={host_names(job, index)}")
+    return "\n".join(lines)
 
 
-def _chosen(comment: str, of_calls: Sequence[str]) -> str:
-    """The lines of the call that the script's argument names, counted from 1."""
-    lines = [f"# {comment}"] if comment else []
+def _chosen(of_calls: Sequence[str]) -> str:
+    """The lines of the call that the script's argument names, counted from 1.
+
+    Not indented, since a quoted text in them may have several lines.
+    """
     if len(of_calls) == 1:
-        return "\n".join((*lines, of_calls[0]))
-    cases = (
-        f"{number})\n{_indented(text)}\n    ;;" for number, text in enumerate(of_calls, start=1)
-    )
-    return "\n".join((*lines, f"case ${{1:?which of {len(of_calls)} calls}} in", *cases, "esac"))
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())
+        return of_calls[0]
+    cases = (f"{number})\n{text}\n;;" for number, text in enumerate(of_calls, start=1))
+    return "\n".join((f"case ${{1:?which of {len(of_calls)} calls}} in", *cases, "esac"))
 
 
 def _only_once() -> str:
@@ -166,8 +161,8 @@ def _ending(last: int) -> str:
 finish() {{
     converge_code=$?
     trap '' TERM
-    if [ "$SLURM_NODEID" -ne 0 ] || [ "$converge_code" -eq 0 ] && [ "$converge_call" -lt {last} ]
-    then
+    if [ "$SLURM_NODEID" -ne 0 ] ||
+        {{ [ "$converge_code" -eq 0 ] && [ "$converge_call" -lt {last} ]; }}; then
         exit "$converge_code"
     fi
     printf '{{"schema": 1, "returncode": %d, "restart": 0, "ran_s": %d}}\\n' \\
