@@ -182,7 +182,7 @@ def _is_not_ours(pod: dict[str, Any]) -> dict[str, Any]:
             raise PydanticCustomError("pod", "must not have {key}: converge sets it", {"key": key})
     try:
         json.dumps(pod, allow_nan=False)
-    except (TypeError, ValueError) as problem:  # dates, infinities
+    except (TypeError, ValueError) as problem:  # infinities
         raise PydanticCustomError("pod", "must have JSON values only") from problem
     return pod
 
