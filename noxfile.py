@@ -48,7 +48,11 @@ FRAMEWORKS = {
     ),
 }
 """Tests of the toolchains of other frameworks than torchtitan: ``nox -s e2e``."""
-UNHURRIED = ("tests/e2e/test_recoverable.py", "tests/e2e/test_slurm_programs.py")
+UNHURRIED = (
+    "tests/e2e/test_pods.py",
+    "tests/e2e/test_recoverable.py",
+    "tests/e2e/test_slurm_programs.py",
+)
 """Tests of real runs in the default toolchain that no gate waits for either: ``nox -s e2e``."""
 OLDER_TORCH_TESTS = (
     "tests/rank/test_titan_0_3_config.py",
