@@ -105,6 +105,9 @@ MINIMAL = """
 
 
 MINIMAL_KUBERNETES = """
+    [cluster]
+    ranks_per_node = 8       # GPUs of a pod
+    hardware = "H100"
     [cluster.kubernetes]
     image = "registry.example/torch:2.15"
     claim = "shared"
@@ -287,7 +290,7 @@ def cluster_of(
             Problem(
                 where("ranks_per_node"),
                 f'is missing: launcher "{launcher}" needs the number of ranks per node; '
-                f"add{there}\n{MINIMAL}",
+                f"add{there}\n{MINIMAL if launcher is Launcher.SLURM else MINIMAL_KUBERNETES}",
             )
         )
         return None

@@ -386,6 +386,13 @@ def test_every_key_of_kubernetes_is_read(folder):
     assert load_pods(folder, ON_KUBERNETES).cluster.kubernetes.gpu == "nvidia.com/gpu"
 
 
+def test_the_table_of_kubernetes_may_be_in_the_users_file(folder, user_file):
+    text = "schema = 1" + ON_KUBERNETES.replace("[cluster.", "[")
+    (folder / "x.toml").write_text(HEAD.replace("slurm", "kubernetes"))
+    experiment = load_experiment(folder / "x.toml", cluster=user_file(text))
+    assert experiment.cluster.kubernetes.claim == "shared"
+
+
 def test_slurm_has_no_use_for_the_table_of_kubernetes(folder):
     assert load_pods(folder, ON_KUBERNETES, Launcher.SLURM).cluster.kubernetes is None
 

@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         left = ", ".join(each.job.name for each in done.ending)
         say(console, f"not ended yet: {left}; see {again('status', arguments)}")
     for each in done.unsure:
-        if each.submission is not None:
+        if each.submission is not None and site is None:
             say(
                 console,
                 f"{each.job.name}: its submission was interrupted; if Slurm has it, this cancels "

@@ -194,6 +194,17 @@ def test_a_pod_that_started_before_does_not_mix_its_evidence(tmp_path):
     assert "call-01: is of an earlier start; let converge submit this job again" in done.stderr
 
 
+def test_a_job_that_continues_has_logs_of_its_own(tmp_path):
+    (tmp_path / "logs" / "call-01").mkdir(parents=True)
+    made, cluster = CASES["one_pod"]
+    text = pod_script(made, tmp_path, cluster, experiment="x", continues_after=1)
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    done, _ = pod(tmp_path, text.replace("/tools/bin/python", str(tmp_path / "python")))
+    assert (done.returncode, ended(tmp_path)) == (0, 0), done.stderr
+    assert "--call\0002" in (tmp_path / "told.argv.0").read_text()
+
+
 def test_a_script_that_kubernetes_did_not_start_says_so(tmp_path):
     text = of_job("one_pod", tmp_path)
     done = subprocess.run(
