@@ -57,7 +57,7 @@ class WrittenObjects:
         for when in (SEEDS, RUNS) if self.objects is not None else ():
             for path in self.objects_in(when):
                 folder = folders.get(_key(path.stem))
-                if folder is None or (folder / RECORD).is_file():
+                if folder is not None and (folder / RECORD).is_file():
                     path.unlink()
 
     def objects_in(self, when: str) -> tuple[Path, ...]:
