@@ -30,7 +30,6 @@ KEYS = {
     "torn": frozenset({FaultKind.CKPT_TORN}),
 }
 """By key of a fault, the kinds of faults that it belongs to."""
-COLLECTIVE_TIMEOUT = "comm.train_timeout_seconds"
 HANG_FLOOR_S = 10.0
 """A hanging rank is detected by its silence, which takes half of the time to recover."""
 
@@ -246,12 +245,21 @@ def _restart_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_W
             "again and again; only the harness sets it aside",
             harness,
         )
-    timeout = spec.setting(COLLECTIVE_TIMEOUT)
-    if at.kind is FaultKind.HANG and not (isinstance(timeout, int) and timeout < recovery.within_s):
+    if at.kind is FaultKind.HANG:
+        yield from _hang_problems(spec, recovery.within_s, harness)
+
+
+def _hang_problems(spec: SetSpec, within_s: float, harness: str) -> Iterator[_Wrong]:
+    deaf = "torchrun does not detect a hanging rank"
+    key = spec.trainer.keys.collective_timeout
+    if not key:
+        yield _Wrong("kind", deaf, harness)
+        return
+    timeout = spec.setting(key)
+    if not (isinstance(timeout, int) and timeout < within_s):
         yield _Wrong(
             "kind",
-            "torchrun does not detect a hanging rank: only the collectives' timeout does, and "
-            f"{COLLECTIVE_TIMEOUT} is {timeout or 'not set'}, recover_within_s "
-            f"{recovery.within_s:g}",
+            f"{deaf}: only the collectives' timeout does, and {key} is {timeout or 'not set'}, "
+            f"recover_within_s {within_s:g}",
             f"set it below recover_within_s, or {harness}",
         )

@@ -96,6 +96,8 @@ class ConfigKeys:
     """Whether torch may use deterministic algorithms only."""
     async_checkpoints: str = ""
     """Whether checkpoints are written in the background: neither null nor ``disabled``."""
+    collective_timeout: str = ""
+    """Seconds that a collective may take before its rank ends with an error."""
     pipeline_microbatch_size: str = ""
     """Samples of a pipeline microbatch."""
     implied: tuple[ImpliedSetting, ...] = ()

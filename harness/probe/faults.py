@@ -1,9 +1,10 @@
 """Makes the faults of a job's script happen in a program's ranks, in the calls of its loop.
 
-``kill`` strikes once the gradients of its step are recorded: after the backward pass, and before a
-parameter is updated. A fault of the harness (``preempt``) comes from outside: the ranks wait for it
-where the next step begins, so that the checkpoint of its own step is complete. It may come earlier,
-too, as soon as the harness reads that the step has ended. What every rank of
+``kill`` and ``hang`` strike one rank once the gradients of its step are recorded: after the
+backward pass, and before a parameter is updated. ``ckpt_torn`` cuts a checkpoint that looks
+complete, and kills every rank. A fault of the harness (``preempt``) comes from outside: the ranks
+wait for it where the next step begins, so that the checkpoint of its own step is complete. It may
+come earlier, too, as soon as the harness reads that the step has ended. What every rank of
 converge's own rank code does, and how a fault is recorded, is the same
 (``converge_harness.run_folder.faults``).
 """
@@ -13,9 +14,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
+from pathlib import Path
 from types import FrameType
 
 from converge_harness.probe.errors import ProbeError
+from converge_harness.rank.recorder import world
+from converge_harness.run_folder.checkpoints import CheckpointForm
 from converge_harness.run_folder.faults import (
     HELD,
     hold_until,
@@ -25,7 +30,8 @@ from converge_harness.run_folder.faults import (
 )
 from converge_harness.run_folder.job import RankJob
 
-_KILL = "kill"
+_KILL, _HANG, _TORN = "kill", "hang", "ckpt_torn"
+_MADE = (_KILL, _HANG, _TORN)
 
 
 class ScriptedFaults:
@@ -33,20 +39,25 @@ class ScriptedFaults:
 
     def __init__(self, job: RankJob, rank: int, pass_number: int) -> None:
         """Raises ProbeError for a fault that the probe cannot make."""
-        unknown = [each.kind for each in job.faults if each.kind not in (_KILL, *HELD)]
+        unknown = [each.kind for each in job.faults if each.kind not in (*_MADE, *HELD)]
         if unknown:
             raise ProbeError(
-                f"{job.name}: a probe cannot make the fault {unknown[0]}, only {_KILL}"
+                f"{job.name}: a probe cannot make the fault {unknown[0]}, only {', '.join(_MADE)}"
             )
         self._job = job
         self._pass_number = pass_number
         happened = {
             index for index in range(len(job.faults)) if struck_file(job.run_folder, index).exists()
         }
-        self._kills = {
+        self._in_step = {
             fault.step: index
             for index, fault in enumerate(job.faults)
-            if fault.kind == _KILL and fault.rank == rank and index not in happened
+            if fault.kind in (_KILL, _HANG) and fault.rank == rank and index not in happened
+        }
+        self._torn = {
+            fault.step: index
+            for index, fault in enumerate(job.faults)
+            if fault.kind == _TORN and index not in happened
         }
         self._held = {
             fault.step: over_file(job.run_folder, index)
@@ -56,12 +67,32 @@ class ScriptedFaults:
         self._notice: _Notice | None = None
 
     def in_step(self, step: int) -> None:
-        """Kill this rank if the script says so; called when its gradients are complete."""
-        index = self._kills.get(step)
-        if index is not None:
-            fault = self._job.faults[index]
-            record_struck(self._job.run_folder, index, fault, self._pass_number)
+        """Kill or hang this rank if the script says so; called when its gradients are complete."""
+        index = self._in_step.get(step)
+        if index is None:
+            return
+        self._record(index)
+        if self._job.faults[index].kind == _KILL:
             os.kill(os.getpid(), signal.SIGKILL)
+        while True:  # only a signal ends it
+            time.sleep(60)
+
+    def saved(self, step: int) -> None:
+        """Tear the checkpoint of a step if the script says so; called once it is complete.
+
+        Collective over the world where it does, and no rank returns then.
+        """
+        index = self._torn.get(step)
+        if index is None:
+            return
+        if world.rank() == 0:
+            self._record(index)
+            _cut(self._job.checkpoints, self._job.run_folder, step)
+        world.everyones(None)  # no rank dies before it is cut
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _record(self, index: int) -> None:
+        record_struck(self._job.run_folder, index, self._job.faults[index], self._pass_number)
 
     def step_ended(self, step: int) -> None:
         """Called before converge learns that a step has ended: from then on a fault may come."""
@@ -82,6 +113,18 @@ class ScriptedFaults:
             hold_until(over, lambda: notice.came)
         finally:
             notice.end()
+
+
+def _cut(form: CheckpointForm, run_folder: Path, step: int) -> None:
+    """Cut a checkpoint to half of its size; of a folder, the largest file of its content."""
+    checkpoint = form.path(run_folder, step)
+    if checkpoint.is_dir():
+        files = (each for each in checkpoint.rglob("*") if each.is_file())
+        content = [each for each in files if each.name != form.last_file]
+        checkpoint = max(content, key=lambda each: each.stat().st_size)
+    with checkpoint.open("r+b") as stream:
+        stream.truncate(checkpoint.stat().st_size // 2)
+        os.fsync(stream.fileno())
 
 
 class _Notice:

@@ -129,6 +129,8 @@ class ProbedLoop:
         self._recorder.on_save(step, self._counters(step))
         if world.rank() == 0:
             self._leave_manifest(step)
+        if self._faults is not None:
+            self._faults.saved(step)
 
     def batch(
         self, inputs: torch.Tensor, labels: torch.Tensor | None, mask: torch.Tensor | None

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -299,11 +299,33 @@ def _build(
             # Python compiles what it imports. Ranks would all do that at once, and may not write
             # there; an installer would compile three times as many modules.
             observer(Doing(name, total, total, "importing it"))
+            _share_compiled(folder)
             _import_first(name, python, (*purpose(name), *_used_by_ranks(recipe)), log)
         finally:
             shutil.rmtree(wheels, ignore_errors=True)
         (folder / STAMP).write_text(json.dumps(asdict(wanted)))
     log.unlink()
+
+
+def _share_compiled(folder: Path) -> None:
+    """Link what other toolchains have compiled of the very same files.
+
+    uv makes one file on the disk of a package that several have, and to compile torch takes
+    longer than all the rest of a build. Python looks at a source's size and time, which are those
+    of that file; it puts the paths right when it loads what is linked (``_fix_co_filename``).
+    """
+    for packages in folder.glob("lib/python*/site-packages"):
+        for other in folder.parent.glob(f"*/{packages.relative_to(folder)}"):
+            if other == packages or unfinished(folder.parent / other.parts[-4]).exists():
+                continue
+            for compiled in other.rglob("__pycache__/*.pyc"):
+                mine = packages / compiled.relative_to(other)
+                source = f"{compiled.name.partition('.')[0]}.py"
+                theirs = compiled.parent.parent / source
+                with suppress(OSError):  # it is compiled here, then
+                    if not mine.exists() and theirs.samefile(mine.parent.parent / source):
+                        mine.parent.mkdir(exist_ok=True)
+                        os.link(compiled, mine)
 
 
 def _steps(name: str, wanted: Stamp, converge: Sequence[str], *, refill: bool) -> tuple[_Step, ...]:

@@ -6,6 +6,8 @@ import pytest
 from real_matrices import ROOT, Matrix
 from warm_toolchains import warm_toolchains
 
+pytestmark = pytest.mark.slow
+
 PAGE = ROOT / "docs" / "own-model.md"
 
 

@@ -6,6 +6,8 @@ import pytest
 from real_matrices import ROOT, run
 from warm_toolchains import warm_toolchains
 
+pytestmark = pytest.mark.slow
+
 FOLDER = ROOT / "experiments" / "own_technique"
 FEATURES = """
 def idle(model): ...

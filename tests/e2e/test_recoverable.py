@@ -58,7 +58,7 @@ def outcomes(test):
 def test_a_script_that_saves_everything_is_the_same_resized_and_interrupted(judged):
     tests = judged("recoverable")
     assert {name: test["verdict"] for name, test in tests.items()} == dict.fromkeys(
-        ("resized", "killed", "killed_in_place", "preempted"), "PASS"
+        ("resized", "killed", "killed_in_place", "hung", "torn", "preempted"), "PASS"
     ), {name: test["cause"] for name, test in tests.items()}
     for name, test in tests.items():
         found = outcomes(test)
@@ -69,12 +69,13 @@ def test_a_script_that_saves_everything_is_the_same_resized_and_interrupted(judg
     loaded = {name: [each["loaded_step"] for each in tests[name]["passes"]] for name in tests}
     assert loaded["killed"] == [0, 0, 4]
     assert loaded["killed_in_place"] == [0, 4]
+    assert loaded["hung"] == loaded["torn"] == [0, 4]
     # It ended by itself, after the step in which SIGTERM came, or after the next.
     assert loaded["preempted"] in ([0, 6], [0, 7])
     for name in ("killed_in_place", "preempted"):  # with dropout
         for check in ("random-numbers-go-on", "ranks-draw-apart"):
             assert outcomes(tests[name])[check] == "PASS", (name, check)
-    for name in ("killed", "killed_in_place"):
+    for name in ("killed", "killed_in_place", "hung", "torn"):
         assert outcomes(tests[name])["replays-agree"] == "PASS"
 
 

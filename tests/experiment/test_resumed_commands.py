@@ -170,8 +170,23 @@ def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place)
             {},
             (
                 "faults[0].kind of 'broken': converge cannot make nan_batch in runs of a command "
-                "trainer (one of kill, preempt)"
+                "trainer (one of kill, hang, ckpt_torn, preempt)"
             ),
+        ),
+        (
+            FAULT.replace('"kill", step = 6, rank = 1', '"ckpt_torn", step = 5'),
+            {},
+            "converge cannot end a program while it writes a checkpoint (ckpt_torn with torn =",
+        ),
+        (
+            FAULT.replace('"kill", step = 6', '"ckpt_torn", torn = "truncated", step = 5'),
+            {},
+            "of a program's checkpoint the largest file is cut (leave rank out)",
+        ),
+        (
+            IN_PLACE.replace("kill", "hang"),
+            {},
+            'torchrun does not detect a hanging rank (restarts = "harness")',
         ),
         (FAULT + "nodes = [1, 2]\n", {}, "nodes of 'broken': a command trainer runs on one node"),
         (

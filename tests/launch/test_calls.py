@@ -24,7 +24,7 @@ from converge_harness.model import (
 )
 from converge_harness.store import Store
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 TORCHRUN = RestartOwner.TORCHRUN
 
 

@@ -66,6 +66,7 @@ def test_bytes_are_those_of_a_real_run_on_every_pipeline_rank(tmp_path):
     assert counts == found["parameters"]["of_model"]
 
 
+@pytest.mark.slow
 def test_a_gpu_job_of_four_dimensions_has_real_float8_layers(tmp_path):
     found = dry_run(
         tmp_path / "job",

@@ -304,6 +304,7 @@ def real_jobs():
     return titan_0_2_jobs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pp", [1, 2])
 def test_every_place_in_real_torchtitan(tmp_path, pp):
     jobs = real_jobs()

@@ -224,18 +224,26 @@ def job_with(folder, *script):
     return path
 
 
-def ran_by(path):
-    """Exit code of a process that trains all steps of a job."""
+def started(path):
+    """A process that trains all steps of a job, and saves a checkpoint after two."""
 
     def run():
         with pytest.MonkeyPatch.context() as patch:
             program = Program(path, patch)
             program.probe.loaded(0)
+            program.train(2)
+            program.save()
             program.train(4)
 
     torch.set_num_threads(1)  # so that it can be forked
     process = get_context("fork").Process(target=run)
     process.start()
+    return process
+
+
+def ran_by(path):
+    """Its exit code."""
+    process = started(path)
     process.join(120)
     return process.exitcode
 
@@ -251,6 +259,49 @@ def test_a_rank_is_killed_once_in_the_middle_of_its_step(tmp_path):
     assert len(lines_of(path.parent / "passes" / "002")) == 4
 
 
+def test_a_rank_hangs_once_until_a_signal_ends_it(tmp_path):
+    path = job_with(tmp_path / "run", {"kind": "hang", "step": 3})
+    process = started(path)
+    struck = path.parent / "faults" / "0.json"
+    deadline = time.monotonic() + 60
+    while not struck.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.join(0.5)
+    assert process.is_alive()
+    assert len(lines_of(path.parent / "passes" / "001", name="metrics.jsonl.part")) == 2
+    process.terminate()
+    process.join(60)
+    assert process.exitcode == -signal.SIGTERM
+    assert ran_by(path) == 0
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_torn_checkpoint_looks_whole_and_is_set_aside(tmp_path, monkeypatch, folder):
+    """Of a folder, its largest file is cut, and not the one that is written last."""
+    form = CheckpointForm("{step}", "done") if folder else FORM
+    path = job_with(tmp_path / "run", {"kind": "ckpt_torn", "step": 2, "torn": "truncated"})
+    document = json.loads(path.read_text())
+    command = {"checkpoints": {"name": form.name, "last_file": form.last_file}}
+    path.write_text(json.dumps({**document, "command": command}))
+    saved = form.path(path.parent, 2)
+    if folder:
+        saved.mkdir(parents=True)
+        for name, size in (("model", 100), ("optimizer", 200), ("done", 400)):
+            (saved / name).write_bytes(bytes(size))
+        monkeypatch.setattr(Program, "save", lambda program: program.probe.saved(2))
+    assert ran_by(path) == -signal.SIGKILL
+    if folder:
+        assert [(saved / name).stat().st_size for name in ("model", "optimizer")] == [100, 100]
+    assert form.is_finished(saved)
+    assert newest_whole(path.parent, form) is None
+    assert set_torn_aside(path.parent, form) == (2,)
+    if not folder:
+        assert ran_by(path) == 0  # it happens once
+    struck = json.loads((path.parent / "faults" / "0.json").read_text())
+    assert (struck["kind"], struck["torn"]) == ("ckpt_torn", True)
+
+
 def job_of(folder, *script) -> RankJob:
     return read_job(job_with(folder, *script))
 
@@ -258,7 +309,9 @@ def job_of(folder, *script) -> RankJob:
 def test_a_fault_that_a_probe_cannot_make_is_refused(tmp_path):
     job = job_of(tmp_path, {"kind": "nan_batch", "step": 2})
     assert job.faults == (RankFault("nan_batch", 2),)
-    with pytest.raises(ProbeError, match="cannot make the fault nan_batch, only kill"):
+    with pytest.raises(
+        ProbeError, match="cannot make the fault nan_batch, only kill, hang, ckpt_torn"
+    ):
         ScriptedFaults(job, 0, 1)
 
 

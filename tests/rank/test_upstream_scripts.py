@@ -60,6 +60,7 @@ def said_by(script, folder):
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_fused_reduce_scatter_scatters_samples_where_there_are_several(tmp_path):
     line = said_by("float8_async_tp_scatter/plain_torch.py", tmp_path)
     said = re.search(r"relative error (\S+) with one sample, (\S+) with two", line)
@@ -68,6 +69,7 @@ def test_a_fused_reduce_scatter_scatters_samples_where_there_are_several(tmp_pat
     assert two > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [each for each in SCRIPTS if each.endswith("reproduce.py")])
 def test_a_script_says_what_its_issue_quotes(script, tmp_path):
     issue = (UPSTREAM / script).with_name("ISSUE.md").read_text()

@@ -1,6 +1,9 @@
 """Building, checking and removing toolchains, by an installer that notes what it is asked."""
 
 import json
+import os
+import py_compile
+import subprocess
 import sys
 import threading
 import zipfile
@@ -105,6 +108,28 @@ def test_more_packages_are_added_and_kept_without_building_it_anew(installer, ro
     assert len(asked()) == 8
     assert not build(NAME, root)
     assert not build(NAME, root, extra=["pytest"])
+
+
+def test_what_another_toolchain_compiled_of_the_same_file_is_shared(root):
+    places = [root / name / "lib" / "python3.11" / "site-packages" for name in (NAME, "a", "b")]
+    for place in places:
+        place.mkdir(parents=True)
+    mine, finished, half = places
+    for name, of in (("same", finished), ("other", finished), ("from_half", half)):
+        (of / f"{name}.py").write_text("def where(): ...\n")
+        py_compile.compile(str(of / f"{name}.py"))
+        if name == "other":  # the same text, but a file of its own
+            (mine / "other.py").write_text("def where(): ...\n")
+        else:
+            os.link(of / f"{name}.py", mine / f"{name}.py")
+    unfinished(root / "b").touch()
+    building._share_compiled(root / NAME)
+    (shared,) = mine.rglob("*.pyc")
+    assert shared.samefile(finished / shared.relative_to(mine))
+    asked = "import same; print(same.__cached__, same.where.__code__.co_filename)"
+    said = subprocess.check_output([sys.executable, "-c", asked], cwd=mine, text=True)
+    assert said.split() == [str(shared), str(mine / "same.py")]
+    assert shared.samefile(finished / shared.relative_to(mine))  # Python took it as it was
 
 
 def test_a_toolchain_with_another_converge_gets_this_one(installer, root):

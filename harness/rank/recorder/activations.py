@@ -96,7 +96,10 @@ class ActivationSamples:
         self.paused = False
         """Set while modules are called that are not part of training."""
         self._left = max(1, min(frozen, BATCHES))
-        self._signs: dict[tuple[int, int], torch.Tensor] = {}
+        self._signs: dict[tuple[int | None, int, int], torch.Tensor] = {}
+        self._halved: torch.Tensor | None = None
+        """The token ids that ``_halves`` is of: most tensors of a batch have the same rows."""
+        self._halves: dict[torch.Size, torch.Tensor | None] = {}
         self._forward: dict[Row, torch.Tensor] = {}
         self._backward: dict[Row, torch.Tensor] = {}
         self._batches: list[tuple[dict[Row, torch.Tensor], dict[Row, torch.Tensor]]] = []
@@ -303,27 +306,32 @@ class ActivationSamples:
         if not local.numel():
             return
         columns = local.shape[-1]
-        half = self._half(local, tokens)
+        half = self._half(local.shape[:-1], tokens)
         sums, some = _sums(local.reshape(-1, columns), half)
-        if start is None:
-            tables = [self._table(0, columns), self._divided(row, columns)]
-        else:
-            tables = [self._table(start, columns)] * 2
-        head = [sums.new_tensor([each]) for each in (local.numel(), sums[2].sum(), some)]
-        found = torch.cat([*head, *(one @ table for one in sums for table in tables)])
+        found = sums.new_empty(_COLUMNS)
+        found[:3] = sums.new_tensor([local.numel(), 0, some])
+        torch.sum(sums[2], 0, out=found[1])
+        torch.mm(sums, self._signs_of(row, start, columns), out=found[3:].view(len(sums), -1))
         into[row] = into[row] + found if row in into else found
 
-    def _half(self, local: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor | None:
+    def _half(self, shape: torch.Size, tokens: torch.Tensor | None) -> torch.Tensor | None:
         """Whether each row of a tensor is of a token in one half of the vocabulary.
 
-        None where it is unknown which row is of which token. Sums over all tokens do not change if
-        tokens are exchanged, these do.
+        ``shape`` is the tensor's without its last dimension. None where it is unknown which row is
+        of which token. Sums over all tokens do not change if tokens are exchanged, these do.
         """
         if tokens is None:
             return None
+        if tokens is not self._halved:
+            self._halved = tokens
+            self._halves = {}
+        if shape not in self._halves:
+            self._halves[shape] = self._find_half(shape, tokens)
+        return self._halves[shape]
+
+    def _find_half(self, shape: torch.Size, tokens: torch.Tensor) -> torch.Tensor | None:
         odd = (mixed(_plain(tokens).long(), _KEY) & 1).bool()
         batch, length = odd.shape
-        shape = local.shape[:-1]
         if len(shape) < _PLACES or shape[0] != batch:
             return None
         if shape[1] != length and self._tp_size > 1 and shape[1] * self._tp_size == length:
@@ -361,21 +369,31 @@ class ActivationSamples:
             tensor = torch.view_as_real(tensor)
         return (tensor if tensor.dim() else tensor[None]), start, width
 
-    def _divided(self, row: Row, columns: int) -> torch.Tensor:
-        """Signs of this rank's columns, if the tensor-parallel ranks have a row's parts."""
+    def _signs_of(self, row: Row, start: int | None, columns: int) -> torch.Tensor:
+        """Signs of this rank's columns in two layouts: shape (columns, 2 * SIGNS), float64.
+
+        Without a ``start``, the second is as if the tensor-parallel ranks had a row's parts.
+        """
         module, tensor = row
         pieces = self._pieces.get(module, 1) if tensor.startswith("out.") else 1
+        key = (start, columns, pieces)
+        if key not in self._signs:
+            first = self._table(start or 0, columns)
+            second = first if start is not None else self._divided(columns, pieces)
+            self._signs[key] = torch.cat([first, second], dim=1)
+        return self._signs[key]
+
+    def _divided(self, columns: int, pieces: int) -> torch.Tensor:
+        """Signs of this rank's columns, if the tensor-parallel ranks have a row's parts."""
         part = columns // pieces
         starts = (part * (piece * self._tp_size + self._tp_rank) for piece in range(pieces))
         return torch.cat([self._table(each, part) for each in starts])
 
     def _table(self, start: int, columns: int) -> torch.Tensor:
         """Signs of the entries of a row from ``start`` on: shape (columns, SIGNS), float64."""
-        if (start, columns) not in self._signs:
-            index = torch.arange(start, start + columns, device=self._device)
-            bits = mixed(index, _KEY)[:, None] >> torch.arange(SIGNS, device=self._device)
-            self._signs[start, columns] = (1 - 2 * bits.bitwise_and(1)).to(torch.float64)
-        return self._signs[start, columns]
+        index = torch.arange(start, start + columns, device=self._device)
+        bits = mixed(index, _KEY)[:, None] >> torch.arange(SIGNS, device=self._device)
+        return (1 - 2 * bits.bitwise_and(1)).to(torch.float64)
 
 
 def _sums(rows: torch.Tensor, half: torch.Tensor | None) -> tuple[torch.Tensor, int]:

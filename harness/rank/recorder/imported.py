@@ -17,9 +17,9 @@ import site
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
+from types import ModuleType
 
 import converge_harness
 from converge_harness.run_folder.documents import write_json
@@ -58,10 +58,10 @@ def leave_imported(run_folder: Path, rank: int) -> None:
     cannot be read as a file (for example in a zip archive), and for a file written since the rank
     started, which may have imported an earlier version.
     """
-    covered = _covered(run_folder)
-    owned, records = _packages()
-    ours = (path for path in _files() if str(path) not in owned and not _is_covered(path, covered))
-    files = {str(path): _digest(path) for path in (*ours, *records)}
+    covered = _generated(run_folder)
+    paths = (path for path in _unidentified().values() if not _is_inside(path, covered))
+    _, records = _packages()
+    files = {str(path): _digest(path) for path in (*paths, *records)}
     folder = run_folder / IMPORTED
     folder.mkdir(exist_ok=True)
     left = {"began": process_began(), "files": dict(sorted(files.items()))}
@@ -73,17 +73,34 @@ def resolve_imported() -> None:
 
     There are thousands, and a path is resolved by reading each part of it from the disk.
     """
-    _packages()
-    for path in _files():
-        str(path)  # which a Path keeps
-
-
-def _files() -> Iterator[Path]:
+    unidentified = _unidentified()
     for module in list(sys.modules.values()):
-        # Some modules have any attribute, and some raise.
-        name = getattr(module, "__dict__", {}).get("__file__")
-        if isinstance(name, str) and name:
-            yield _resolved(name)
+        if id(module) not in unidentified and _file(module) is not None:
+            _IDENTIFIED[id(module)] = module
+
+
+_IDENTIFIED: dict[int, ModuleType] = {}
+"""By ``id``, modules that the job's identity covers; kept, so that no other gets their ``id``."""
+
+
+def _unidentified() -> dict[int, Path]:
+    """The files of imported modules that the job's identity does not cover, by the module's id."""
+    owned, _ = _packages()
+    interpreter = _interpreter()
+    found = {}
+    for module in list(sys.modules.values()):
+        if id(module) in _IDENTIFIED:
+            continue
+        path = _file(module)
+        if path and str(path) not in owned and not _is_inside(path, interpreter):
+            found[id(module)] = path
+    return found
+
+
+def _file(module: ModuleType) -> Path | None:
+    # Some modules have any attribute, and some raise.
+    name = getattr(module, "__dict__", {}).get("__file__")
+    return _resolved(name) if isinstance(name, str) and name else None
 
 
 @functools.cache
@@ -96,18 +113,26 @@ def _resolved(name: str) -> Path:
 _resolved_folder = functools.cache(os.path.realpath)
 
 
-def _covered(run_folder: Path) -> tuple[Path, ...]:
-    """Folders of the interpreter, of our package, and of modules that the run itself generates."""
+@functools.cache
+def _interpreter() -> tuple[Path, ...]:
+    """Folders of the interpreter and of our package."""
     of_python = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
-    caches = (os.environ.get(name) for name in _CACHES)
-    folders = (*of_python, *caches, *converge_harness.__path__, run_folder)
+    return _real(*of_python, *converge_harness.__path__)
+
+
+def _generated(run_folder: Path) -> tuple[Path, ...]:
+    """Folders of modules that the run itself generates."""
+    return _real(*(os.environ.get(name) for name in _CACHES), str(run_folder))
+
+
+def _real(*folders: str | None) -> tuple[Path, ...]:
     return tuple(Path(os.path.realpath(each)) for each in folders if each)
 
 
-def _is_covered(path: Path, covered: tuple[Path, ...]) -> bool:
+def _is_inside(path: Path, folders: tuple[Path, ...]) -> bool:
     # On Debian the packages' folder is inside that of the standard library.
     packages = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
-    return any(path.is_relative_to(each) for each in covered) and not packages
+    return any(path.is_relative_to(each) for each in folders) and not packages
 
 
 @functools.cache

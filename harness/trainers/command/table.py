@@ -32,7 +32,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from converge_harness.errors import Problem, suggest
-from converge_harness.model import Kind, RestartOwner, SetSpec, TrainConfig
+from converge_harness.model import FaultKind, Kind, RestartOwner, SetSpec, Torn, TrainConfig
 from converge_harness.run_folder.checkpoints import STEP, CheckpointForm
 from converge_harness.toml import FilePath, Table, Where, flatten, one_of
 from converge_harness.trainers.command.program import files_of
@@ -340,6 +340,23 @@ def restart_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
             "the program would start over",
             f"restarts = {RestartOwner.HARNESS.value!r}, or let the program look for its newest "
             f"checkpoint in {{{CHECKPOINT_DIR}}} and leave {{{RESUME_FROM}}} out",
+        )
+
+
+def torn_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
+    """Torn checkpoints that nobody can make from outside of a program."""
+    faults = spec.recovery.faults if spec.recovery else ()
+    torn = [each for each in faults if each.kind is FaultKind.CKPT_TORN]
+    if any(each.torn is not Torn.TRUNCATED for each in torn):
+        yield Problem(
+            where("faults"),
+            f"converge cannot end a program while it writes a checkpoint (ckpt_torn with torn = "
+            f"{Torn.DEATH.value!r}, the default)",
+            f"torn = {Torn.TRUNCATED.value!r}: its checkpoint is cut once it is complete",
+        )
+    if any(each.torn is Torn.TRUNCATED and each.rank for each in torn):
+        yield Problem(
+            where("faults"), "of a program's checkpoint the largest file is cut", "leave rank out"
         )
 
 

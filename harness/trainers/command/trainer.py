@@ -60,6 +60,7 @@ from converge_harness.trainers.command.table import (
     read_command,
     restart_problems,
     set_problems,
+    torn_problems,
 )
 from converge_harness.trainers.environment import Resources
 from converge_harness.trainers.table import TrainerOfFile
@@ -75,7 +76,7 @@ ON_ONE_NODE = frozenset({RankLauncher.COMPOSER, RankLauncher.DEEPSPEED, RankLaun
 """Launchers that srun starts on one node only."""
 RESUMED = (Kind.ELASTIC, Kind.FAULT)
 """Kinds of sets that a program can be trained as if it can be stopped and resumed."""
-FAULTS = frozenset({FaultKind.KILL, FaultKind.PREEMPT})
+FAULTS = frozenset({FaultKind.KILL, FaultKind.HANG, FaultKind.PREEMPT, FaultKind.CKPT_TORN})
 """Faults that the probe can make, or wait for."""
 
 
@@ -129,7 +130,7 @@ class CommandTrainer(Trainer):
     def pass_problems(
         self, spec: SetSpec, own: Mapping[str, Any], where: Where, whole: Where
     ) -> Iterable[Problem]:
-        return restart_problems(spec, where)
+        return (*restart_problems(spec, where), *torn_problems(spec, where))
 
     def why_not(self, kind: Kind, trainer: TrainerSpec) -> tuple[str, str]:
         if kind not in RESUMED:

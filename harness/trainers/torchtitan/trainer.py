@@ -61,6 +61,7 @@ KEYS = ConfigKeys(
     float8_converters="model.converters",  # of torchtitan 0.2
     deterministic="debug.deterministic",
     async_checkpoints=ASYNC_MODE,
+    collective_timeout="comm.train_timeout_seconds",
     pipeline_microbatch_size="parallelism.pipeline_parallel_microbatch_size",
     # torchtitan 0.3 has a class for each mode of activation checkpointing, and no key.
     implied=(
