@@ -49,7 +49,11 @@ FRAMEWORKS = {
     ),
 }
 """Tests of the toolchains of other frameworks than torchtitan: ``nox -s e2e``."""
-UNHURRIED = ("tests/e2e/test_recoverable.py", "tests/e2e/test_slurm_programs.py")
+UNHURRIED = (
+    "tests/e2e/test_pods.py",
+    "tests/e2e/test_recoverable.py",
+    "tests/e2e/test_slurm_programs.py",
+)
 """Tests of real runs in the default toolchain that no gate waits for either: ``nox -s e2e``."""
 OLDER_TORCH_TESTS = (
     "tests/rank/test_titan_0_3_config.py",
@@ -215,7 +219,7 @@ def tests(session: nox.Session) -> None:
     runs. Other arguments go to pytest: ``nox -s tests -- tests/judge`` runs a part of the tests
     without torch.
     """
-    install_light(session, "test", "tensorboard", "wandb")
+    install_light(session, "test", "tensorboard", "wandb", "kubernetes")
     pythons = {name: build_toolchain(session, name) for name in TOOLCHAINS}
     env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
     light = ("python", "-m", "pytest", "--ignore=tests/rank")
@@ -243,7 +247,7 @@ def tests_without_programs(session: nox.Session) -> None:
     The programs are taken off the PATH, even if installed. Needs only the environment without
     torch.
     """
-    install_light(session, "test", "tensorboard", "wandb")
+    install_light(session, "test", "tensorboard", "wandb", "kubernetes")
     links = Path(session.create_tmp()).resolve() / "path"
     link_all_but(OPTIONAL_PROGRAMS, os.environ["PATH"], links)
     # Missing programs must lead to skips here, also in CI.
@@ -334,7 +338,7 @@ def toolchains(session: nox.Session) -> None:
 @nox.session
 def fuzz(session: nox.Session) -> None:
     """Damaged files, stores and killed runs: ``nox -s fuzz [-- --seed N --cases KIND=COUNT …]``."""
-    install_light(session, "test", "tensorboard", "wandb")
+    install_light(session, "test", "tensorboard", "wandb", "kubernetes")
     session.run("python", "tests/fuzz/run_fuzz.py", *session.posargs)
 
 

@@ -109,6 +109,7 @@ def cluster_software(cluster: Cluster) -> dict[str, Any]:
         "modules": list(cluster.modules),
         "prologue": list(cluster.prologue),
         "srun": list(cluster.srun),
+        "image": cluster.kubernetes.image if cluster.kubernetes else None,
     }
     return {key: value for key, value in given.items() if value}
 

@@ -133,7 +133,8 @@ def test_what_it_imports_is_a_dependency():
     """Outside of toolchains. Tests of the wheel leave out to install them, for their time."""
     ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = ours["optional-dependencies"]
-    declared = names_of([*ours["dependencies"], *extras["tensorboard"], *extras["wandb"], "pytest"])
+    optional = [*extras["tensorboard"], *extras["wandb"], *extras["kubernetes"]]
+    declared = names_of([*ours["dependencies"], *optional, "pytest"])
     providers = metadata.packages_distributions()
     own = [path for path in PACKAGE.rglob("*.py") if layer_of(path) not in ("rank", "probe")]
     imported = {name.split(".")[0] for path in own for name in imports_of(path)}

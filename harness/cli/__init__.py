@@ -14,7 +14,7 @@
     plan_table.py, dry_run.py, cover.py    what `converge plan` shows, and with --dry-run, --cover
     quiet.py       what a user sees of a search, which runs many matrices in a row
     shrinking.py   the search for the smallest set-up that fails
-    scheduled.py   what the commands for Slurm jobs share
+    scheduled.py   what the commands for jobs of a scheduler share
     leaving.py     Ctrl-C while modules are imported
 
 The work itself is done by ``converge_harness.matrix``.

@@ -98,9 +98,9 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--launcher",
         type=_launcher,
-        metavar="{local,slurm}",
-        help="what starts the jobs: torchrun on this machine, or Slurm (default: the experiment's "
-        "`launcher`)",
+        metavar="{local,slurm,kubernetes}",
+        help="what starts the jobs: torchrun on this machine, Slurm, or Kubernetes, for which "
+        "`submit` writes objects (default: the experiment's `launcher`)",
     )
     parser.add_argument(
         "--cluster",

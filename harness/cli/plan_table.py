@@ -91,6 +91,11 @@ def print_besides(console: Console, made: Plan) -> None:
             "the scripts are written and submitted by `converge submit` (or `run`); see one: "
             "--script NAME",
         )
+    if made.experiment.launcher is Launcher.KUBERNETES:
+        say(
+            console,
+            "the scripts and JobSets are written by `converge submit`; see a script: --script NAME",
+        )
     if made.experiment.calibration is not None:
         if not made.experiment.calibration.is_file():
             again = f"make it with: converge calibrate {made.experiment.path}"

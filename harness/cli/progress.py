@@ -19,6 +19,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from converge_harness.launch.batch_step import JOB_SCRIPT
 from converge_harness.launch.events import (
     Ended,
     Event,
@@ -35,7 +36,6 @@ from converge_harness.launch.events import (
     Step,
     Waiting,
 )
-from converge_harness.launch.slurm.batch_script import JOB_SCRIPT
 from converge_harness.matrix.run import Ran, run_jobs
 from converge_harness.model import Job, Plan, RunRecord, RunStatus
 from converge_harness.run_folder.layout import LOGS
@@ -113,9 +113,10 @@ class Display:
         match event:
             case Preparing() | Notice() | Reused() | Waiting() | GoingOn() | Resting():
                 self._print(*line(event), notable=isinstance(event, Notice))
-            case Queued(job=job, job_id=job_id):
+            case Queued(job=job, job_id=job_id, to_create=to_create):
                 if job_id:
-                    self._print(f"{job.name}: submitted as job {job_id}")
+                    how = "written as JobSet" if to_create else "submitted as job"
+                    self._print(f"{job.name}: {how} {job_id}")
             case Started(job=job, attempt=attempt, nodes=nodes):
                 self._start(job, attempt, nodes)
             case Step(job=job, step=step, loss=loss, eta_s=eta_s):

@@ -1,4 +1,4 @@
-"""What the commands for Slurm jobs share: their plan, and texts on jobs.
+"""What the commands for jobs of a scheduler share: their plan, and texts on jobs.
 
 They find an experiment's jobs from any shell, by the arguments that identify the plan: experiment,
 store and cluster.
@@ -32,7 +32,8 @@ examples:
   converge submit experiments/llama3_8b.toml --launcher slurm
   converge status experiments/llama3_8b.toml --launcher slurm
   converge collect experiments/llama3_8b.toml --launcher slurm --out reports/llama3_8b
-  converge cancel experiments/llama3_8b.toml --launcher slurm --only fsdp8_tp2_pp2"""
+  converge cancel experiments/llama3_8b.toml --launcher slurm --only fsdp8_tp2_pp2
+  converge submit experiments/llama3_8b.toml --launcher kubernetes --objects objects"""
 
 
 def add_plan(parser: argparse.ArgumentParser, only: str = ONLY_SETS) -> None:
@@ -43,16 +44,18 @@ def add_plan(parser: argparse.ArgumentParser, only: str = ONLY_SETS) -> None:
 
 
 def scheduled_plan(arguments: argparse.Namespace, *, whole: bool = False) -> Plan:
-    """The plan of the arguments, for Slurm jobs; ``whole``: without ``--only``.
+    """The plan of the arguments, for jobs of a scheduler; ``whole``: without ``--only``.
 
-    Raises ConfigError also where its launcher is not Slurm, or its trainer cannot run there.
+    Raises ConfigError also where its launcher is none, or cannot start what its trainer needs.
     """
     plan = plan_of(arguments, whole=whole)
     from converge_harness.trainers import trainer_of
 
     here = f"on this machine: converge run {shlex.quote(str(arguments.experiment))}"
     for spec in (job.spec for job in plan.jobs):
-        why, hint = trainer_of(spec).why_not_under(Launcher.SLURM, spec.trainer)
+        scheduler = plan.experiment.launcher
+        scheduler = Launcher.SLURM if scheduler is Launcher.LOCAL else scheduler
+        why, hint = trainer_of(spec).why_not_under(scheduler, spec.trainer)
         if why:
             raise ConfigError(
                 Problem(

@@ -28,6 +28,15 @@ As TOML::
     checkpoint_every = 100          # steps; a requeued job continues from the last one
     poll_s = 10
 
+    [cluster.kubernetes]            # for launcher = "kubernetes"
+    image = "registry.example/torch:2.15"
+    claim = "shared"                # PersistentVolumeClaim with the store and the toolchain
+    mount = "/shared"               # its path in pods and on this machine
+    namespace = "default"
+    gpu = "nvidia.com/gpu"          # resource of which a rank gets one
+    queue = "lab"                   # of Kueue
+    pod = { nodeSelector = { "cloud.google.com/gke-accelerator" = "nvidia-h100-80gb" } }
+
 A user's own file has ``schema = 1`` and the same keys at its top level. Each key of the experiment
 replaces the user's.
 
@@ -38,6 +47,7 @@ options with ``getopt_long``, which accepts any prefix of a long option: ``--out
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,7 +57,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from converge_harness.errors import ConfigError, Problem
-from converge_harness.model import Cluster
+from converge_harness.model import Cluster, Kubernetes, Launcher
 from converge_harness.toml import (
     Name,
     SchemaVersion,
@@ -68,6 +78,10 @@ TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED", re.ASCII)
 TIMES = "such as 90 (minutes), 04:00:00, 1-12 (days-hours) or 1-12:30:00"
 MEMORY = re.compile(r"\d+[KMGT]?", re.ASCII)
 MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+:@=-]*")
+DNS_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+DNS_NAMES = "of small letters, digits, dots and dashes, at most 63"
+RESOURCE = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9._-]+")
+ABSOLUTE = re.compile(r"/[^:\n]*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OF_TORCHRUN = frozenset(
     {
@@ -88,6 +102,33 @@ MINIMAL = """
     partition = "gpu"
     time = "04:00:00"
 """
+
+
+MINIMAL_KUBERNETES = """
+    [cluster]
+    ranks_per_node = 8       # GPUs of a pod
+    hardware = "H100"
+    [cluster.kubernetes]
+    image = "registry.example/torch:2.15"
+    claim = "shared"
+    mount = "/shared"
+"""
+OF_SLURM = (
+    *("partition", "account", "qos", "gres", "constraint", "sbatch", "srun", "container"),
+    *("modules", "max_jobs", "requeue"),
+)
+"""Keys that Kubernetes has no use for."""
+ONLY_SLURM: Mapping[str, str] = {
+    "container": "use kubernetes.image",
+    "gres": "use kubernetes.gpu",
+    "max_jobs": "use kubernetes.queue, and the quota of that queue",
+    "modules": "put what they load into the image, or load them in prologue",
+    "partition": "use kubernetes.pod = { nodeSelector = { … } }",
+    "constraint": "use kubernetes.pod = { nodeSelector = { … } }",
+}
+"""What to use instead."""
+OF_CONVERGE = ("containers", "volumes", "restartPolicy", "terminationGracePeriodSeconds")
+"""Fields of a pod that converge sets."""
 
 
 def _shaped(shape: re.Pattern[str], message: str) -> AfterValidator:
@@ -138,6 +179,35 @@ Word = Annotated[
 ]
 
 
+def _is_not_ours(pod: dict[str, Any]) -> dict[str, Any]:
+    for key in pod:
+        if key in OF_CONVERGE:
+            raise PydanticCustomError("pod", "must not have {key}: converge sets it", {"key": key})
+    try:
+        json.dumps(pod, allow_nan=False)
+    except (TypeError, ValueError) as problem:  # infinities
+        raise PydanticCustomError("pod", "must have JSON values only") from problem
+    return pod
+
+
+class KubernetesTable(Table):
+    """``[cluster.kubernetes]``; see ``model.Kubernetes`` for what the keys mean."""
+
+    image: Text
+    claim: Annotated[str, _shaped(DNS_NAME, f"must be a name of Kubernetes, {DNS_NAMES}")]
+    mount: Annotated[str, _shaped(ABSOLUTE, "must be an absolute path without a colon")]
+    namespace: Annotated[str, _shaped(DNS_NAME, f"must be a name of Kubernetes, {DNS_NAMES}")] = (
+        "default"
+    )
+    gpu: Annotated[str, _shaped(RESOURCE, "must be a resource, such as nvidia.com/gpu")] = (
+        "nvidia.com/gpu"
+    )
+    queue: (
+        Annotated[str, _shaped(DNS_NAME, f"must be a name of Kubernetes, {DNS_NAMES}")] | None
+    ) = None
+    pod: Annotated[dict[str, Any], AfterValidator(_is_not_ours)] = Field(default_factory=dict)
+
+
 class ClusterTable(Table):
     """``[cluster]``. None: not written; see ``model.Cluster`` for what the keys mean."""
 
@@ -176,6 +246,7 @@ class ClusterTable(Table):
     requeue: bool | None = None
     checkpoint_every: Annotated[int, Field(ge=1)] | None = None
     poll_s: Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)] | None = None
+    kubernetes: KubernetesTable | None = None
 
 
 class UserClusterTable(ClusterTable):
@@ -192,7 +263,11 @@ class PlacedCluster(NamedTuple):
 
 
 def cluster_of(
-    own: dict[str, Any], where: Where, user_file: Path | None, problems: list[Problem]
+    own: dict[str, Any],
+    where: Where,
+    user_file: Path | None,
+    launcher: Launcher,
+    problems: list[Problem],
 ) -> PlacedCluster | None:
     """The cluster of an experiment; None if anything is wrong with it.
 
@@ -200,6 +275,7 @@ def cluster_of(
         own: ``[cluster]`` of the experiment, empty if there is none.
         where: maps a key of it to its place.
         user_file: the user's own file; keys of the experiment take precedence.
+        launcher: Slurm or Kubernetes.
         problems: list to which problems are added, including those of the user's file.
     """
     table = validate(ClusterTable, own, where, problems)
@@ -213,8 +289,8 @@ def cluster_of(
         problems.append(
             Problem(
                 where("ranks_per_node"),
-                f'is missing: launcher "slurm" needs the number of ranks per node; add{there}\n'
-                f"{MINIMAL}",
+                f'is missing: launcher "{launcher}" needs the number of ranks per node; '
+                f"add{there}\n{MINIMAL if launcher is Launcher.SLURM else MINIMAL_KUBERNETES}",
             )
         )
         return None
@@ -222,7 +298,12 @@ def cluster_of(
     def placed(key: str) -> str:
         return where(key) if key in own or user_file is None else f"{user_file}: {key}"
 
-    return PlacedCluster(_cluster(values), placed)
+    kubernetes = None
+    if launcher is Launcher.KUBERNETES:
+        kubernetes = _without_slurm(values, placed, problems)
+        if len(problems) > before:
+            return None
+    return PlacedCluster(_cluster({**values, "kubernetes": kubernetes}), placed)
 
 
 def check_cluster(own: dict[str, Any], where: Where, problems: list[Problem]) -> None:
@@ -257,6 +338,36 @@ def _cluster(values: dict[str, Any]) -> Cluster:
     gpus = "gres" not in values and values.get("device") != "cpu"
     lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
     return Cluster(**{"gpus_per_node": gpus, **values, **lists})
+
+
+def _without_slurm(
+    values: Mapping[str, Any], where: Where, problems: list[Problem]
+) -> Kubernetes | None:
+    """The table of Kubernetes, if nothing is missing, and nothing is only for Slurm."""
+    table = values.get("kubernetes")
+    if table is None:
+        problems.append(
+            Problem(
+                where("kubernetes"),
+                'is missing: launcher "kubernetes" needs an image, and a claim of which pods and '
+                f"this machine have the same files at the same path; add\n{MINIMAL_KUBERNETES}",
+            )
+        )
+    for key in OF_SLURM:
+        if key in values:
+            hint = ONLY_SLURM.get(key, "leave it out, or use another file with --cluster")
+            problems.append(
+                Problem(where(key), 'is of Slurm, and the launcher is "kubernetes"', hint)
+            )
+    if "hardware" not in values:
+        problems.append(
+            Problem(
+                where("hardware"),
+                "is missing: on Kubernetes nothing else says on which hardware a run was made",
+                'add its name, such as hardware = "H100"',
+            )
+        )
+    return None if table is None else Kubernetes(**{**table, "mount": Path(table["mount"])})
 
 
 OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?=[= ]|\Z)")

@@ -249,7 +249,7 @@ def _cluster(
         return None
     if isinstance(given, Cluster):
         return PlacedCluster(given, where)
-    return cluster_of(table, where, given, problems)
+    return cluster_of(table, where, given, launcher, problems)
 
 
 def _control_tables(data: dict[str, Any]) -> dict[str, Any]:

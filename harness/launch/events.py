@@ -52,6 +52,8 @@ class Queued:
     job: Job
     job_id: str = ""
     """The scheduler's job id."""
+    to_create: bool = False
+    """Whether it is only written, as an object of that name that somebody has to create."""
 
 
 @dataclass(frozen=True, slots=True)

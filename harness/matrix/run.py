@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from converge_harness import corpus
-from converge_harness.errors import ClusterError, ConvergeError
+from converge_harness.errors import ClusterError, ConfigError, ConvergeError, Problem
 from converge_harness.launch import RunOptions, run_plan
 from converge_harness.launch.events import Observer, Preparing
+from converge_harness.launch.kubernetes.written import WrittenObjects
 from converge_harness.launch.slurm.commands import Slurm
 from converge_harness.launch.slurm.follow import follow_plan
 from converge_harness.launch.slurm.job_status import Site
@@ -56,6 +59,16 @@ def run_jobs(
         StoreError: the store cannot be read or written.
         Interrupted: a signal came.
     """
+    if plan.experiment.launcher is Launcher.KUBERNETES:
+        path = shlex.quote(str(plan.experiment.path))
+        raise ConfigError(
+            Problem(
+                f"{path}: launcher",
+                "is 'kubernetes', for which converge only writes objects: it cannot wait for jobs",
+                f"write them with `converge submit {path}`, judge later with `converge collect "
+                f"{path}`; or add --launcher local",
+            )
+        )
     data = prepare(plan, store, observer)
     options = options_of(plan, data, fresh=fresh, warm=warm)
     to_run = plan.without_baseline
@@ -131,10 +144,17 @@ def _gpus_of(plan: Plan) -> tuple[int, ...]:
     return tuple(itertools.islice(itertools.cycle(ids), max(ranks, len(ids))))
 
 
-def site_of(plan: Plan, store: Store, options: RunOptions, observer: Observer) -> Site:
+def site_of(
+    plan: Plan,
+    store: Store,
+    options: RunOptions,
+    observer: Observer,
+    objects: Path | None = None,
+) -> Site:
     """The scheduler to which a plan's jobs are submitted.
 
-    ``observer`` gets an event when the scheduler is slow to answer.
+    ``observer`` gets an event when the scheduler is slow to answer. ``objects`` is the folder into
+    which objects of Kubernetes are written.
 
     Raises ClusterError when the scheduler's commands are missing: now, not after minutes of
     preparation.
@@ -142,6 +162,9 @@ def site_of(plan: Plan, store: Store, options: RunOptions, observer: Observer) -
     cluster = plan.experiment.cluster
     if cluster is None:
         raise ValueError("the launcher of the plan needs no cluster")
+    if cluster.kubernetes is not None:
+        written = WrittenObjects(store, objects)
+        return Site(store, written, cluster, plan.experiment, options)
     if shutil.which("sbatch") is None:
         raise ClusterError(
             "sbatch is not on the PATH: run converge on a login node of the cluster (perhaps after "

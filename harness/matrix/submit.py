@@ -1,13 +1,15 @@
-"""Slurm jobs without a converge process that waits for them: submit, status, collect, cancel."""
+"""Jobs of a scheduler that nobody waits for: submit, status, collect, cancel."""
 
 from __future__ import annotations
 
 import getpass
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from converge_harness.errors import ConfigError, Problem, suggest
 from converge_harness.launch.events import Observer
+from converge_harness.launch.kubernetes.written import WrittenObjects
 from converge_harness.launch.slurm import detached
 from converge_harness.launch.slurm.detached import (
     BROKEN_OFF,
@@ -31,14 +33,26 @@ from converge_harness.plan import select
 from converge_harness.store import Store
 
 
-def submit_jobs(plan: Plan, store: Store, observer: Observer, *, fresh: bool = False) -> Submitted:
+def submit_jobs(
+    plan: Plan,
+    store: Store,
+    observer: Observer,
+    *,
+    fresh: bool = False,
+    objects: Path | None = None,
+) -> Submitted:
     """Submit every job that has not finished and is not in the queue.
+
+    Jobs of Kubernetes are written into the folder ``objects``, for somebody to create.
 
     Raises what ``converge_harness.launch.slurm.detached.submit_plan`` raises.
     """
     data = prepare(plan, store, observer)
-    site = site_of(plan, store, options_of(plan, data, fresh=fresh), observer)
-    return detached.submit_plan(plan.without_baseline, site, observer)
+    site = site_of(plan, store, options_of(plan, data, fresh=fresh), observer, objects)
+    submitted = detached.submit_plan(plan.without_baseline, site, observer)
+    if isinstance(site.backend, WrittenObjects):
+        site.backend.tidy()
+    return submitted
 
 
 def jobs_status(plan: Plan, store: Store, observer: Observer) -> tuple[StatusRow, ...]:

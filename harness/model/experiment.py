@@ -20,6 +20,27 @@ class Launcher(StrEnum):
     """converge itself, with torchrun on this machine."""
     SLURM = "slurm"
     """Slurm, with one batch script per job."""
+    KUBERNETES = "kubernetes"
+    """Whoever creates in Kubernetes the JobSets that converge writes, one per job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kubernetes:
+    """``[cluster.kubernetes]``: what the pods of a job need besides what their ranks request."""
+
+    image: str
+    """The container image of the ranks; it needs bash, and on several nodes getent."""
+    claim: str
+    """The PersistentVolumeClaim of the file system that pods share with the machine of converge."""
+    mount: Path
+    """Where both have it."""
+    namespace: str = "default"
+    gpu: str = "nvidia.com/gpu"
+    """The resource of which a pod requests one per rank, if ranks run on GPUs."""
+    queue: str | None = None
+    """Kueue's LocalQueue of the JobSets; None: they do not wait for each other."""
+    pod: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of pods' specs, as JSON values: ``nodeSelector``, ``tolerations`` …"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +96,8 @@ class Cluster:
     """
     poll_s: float = 10.0
     """How often the scheduler is queried, in seconds; one query for all jobs."""
+    kubernetes: Kubernetes | None = None
+    """None: jobs are Slurm's."""
 
 
 Setting: TypeAlias = bool | int | float | str | list[Any] | None

@@ -59,7 +59,9 @@ def test_an_experiment_file_is_no_base(capsys):
 def test_a_launcher_that_is_not_known_is_told_with_those_that_are(capsys):
     with pytest.raises(SystemExit):
         main(["run", "e.toml", "--launcher", "lsf"])
-    assert "--launcher: 'lsf' is not known; valid: local, slurm" in capsys.readouterr().err
+    assert (
+        "--launcher: 'lsf' is not known; valid: local, slurm, kubernetes" in capsys.readouterr().err
+    )
 
 
 def test_a_file_that_is_there_is_kept_unless_forced(capsys):

@@ -1,10 +1,12 @@
 """``launcher``, ``[cluster]`` and a user's own cluster file."""
 
+from pathlib import Path
+
 import pytest
 
 from converge_harness.errors import ConfigError
 from converge_harness.experiment import load_experiment
-from converge_harness.model import Cluster, Launcher, Recovery, RestartOwner
+from converge_harness.model import Cluster, Kubernetes, Launcher, Recovery, RestartOwner
 
 HEAD = """
 schema = 1
@@ -349,3 +351,73 @@ def test_checkpoints_that_are_never_written_are_refused(problems):
         ": checkpoint_every: is set, but a command trainer decides itself when it writes a "
         "checkpoint (leave it out: an interrupted run starts over)"
     )
+
+
+# ------------------------------------------------------------------ Kubernetes
+
+ON_KUBERNETES = """
+hardware = "H100"
+ranks_per_node = 8
+[cluster.kubernetes]
+image = "registry.example/torch:2.15"
+claim = "shared"
+mount = "/shared"
+"""
+
+
+def load_pods(folder, table, launcher=Launcher.KUBERNETES):
+    (folder / "x.toml").write_text(HEAD + table)
+    return load_experiment(folder / "x.toml", launcher=launcher)
+
+
+def test_every_key_of_kubernetes_is_read(folder):
+    further = (
+        'namespace = "lab"\ngpu = "amd.com/gpu"\nqueue = "q"\npod.nodeSelector = { a = "b" }\n'
+    )
+    assert load_pods(folder, ON_KUBERNETES + further).cluster.kubernetes == Kubernetes(
+        image="registry.example/torch:2.15",
+        claim="shared",
+        mount=Path("/shared"),
+        namespace="lab",
+        gpu="amd.com/gpu",
+        queue="q",
+        pod={"nodeSelector": {"a": "b"}},
+    )
+    assert load_pods(folder, ON_KUBERNETES).cluster.kubernetes.gpu == "nvidia.com/gpu"
+
+
+def test_the_table_of_kubernetes_may_be_in_the_users_file(folder, user_file):
+    text = "schema = 1" + ON_KUBERNETES.replace("[cluster.", "[")
+    (folder / "x.toml").write_text(HEAD.replace("slurm", "kubernetes"))
+    experiment = load_experiment(folder / "x.toml", cluster=user_file(text))
+    assert experiment.cluster.kubernetes.claim == "shared"
+
+
+def test_slurm_has_no_use_for_the_table_of_kubernetes(folder):
+    assert load_pods(folder, ON_KUBERNETES, Launcher.SLURM).cluster.kubernetes is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('image = "registry.example/torch:2.15"', "", "cluster.kubernetes.image: is missing"),
+        ('claim = "shared"', "", "cluster.kubernetes.claim: is missing"),
+        ('claim = "shared"', 'claim = "My Claim"', "claim: must be a name of Kubernetes"),
+        ('mount = "/shared"', "", "cluster.kubernetes.mount: is missing"),
+        ('mount = "/shared"', 'mount = "shared"', "mount: must be an absolute path"),
+        ("ranks_per_node = 8", "", 'launcher "kubernetes" needs the number of ranks per node'),
+        ('hardware = "H100"', "", "cluster.hardware: is missing: on Kubernetes nothing else says"),
+        ("ranks_per_node", 'partition = "p"\nranks_per_node', "partition: is of Slurm"),
+        ("ranks_per_node", "max_jobs = 2\nranks_per_node", "use kubernetes.queue"),
+        ("ranks_per_node", "requeue = true\nranks_per_node", "requeue: is of Slurm"),
+        ("[cluster.kubernetes]", "[probe]", 'launcher "kubernetes" needs an image, and a claim'),
+        ("[cluster.kubernetes]", "[cluster.kubernetes]\nqueues = 1", "cluster.kubernetes.queues"),
+        ("[cluster.kubernetes]", "[cluster.kubernetes]\npod.volumes = []", "converge sets it"),
+        ("[cluster.kubernetes]", "[cluster.kubernetes]\npod.a = inf", "JSON values only"),
+    ],
+)
+def test_what_kubernetes_needs_is_said_by_key(folder, old, new, problem):
+    assert old in ON_KUBERNETES
+    with pytest.raises(ConfigError) as caught:
+        load_pods(folder, ON_KUBERNETES.replace(old, new, 1))
+    assert problem in str(caught.value)

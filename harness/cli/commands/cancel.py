@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from typing import TYPE_CHECKING
 
 from converge_harness.cli.exit_codes import ExitCode
 from converge_harness.cli.leaving import leaving_when_interrupted
 from converge_harness.cli.options import names, store_of
 from converge_harness.cli.scheduled import EXAMPLES, add_plan, again, counted, scheduled_plan
+from converge_harness.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from converge_harness.model import Plan
 
 HELP = "take an experiment's jobs out of the queue"
 DESCRIPTION = """\
 Cancel the Slurm jobs of an experiment, running or pending. What they have done so far stays in
-their run folders; `converge submit` runs them again."""
+their run folders; `converge submit` runs them again.
+
+With `--launcher kubernetes` it prints the command that deletes their JobSets: converge itself never
+asks Kubernetes. With `--deleted` it takes your word that they are gone."""
 EPILOG = EXAMPLES
 UNDONE = ", nothing was cancelled"
 
@@ -24,6 +34,11 @@ only the jobs of these sets: test sets, or jobs by the names that `converge stat
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     add_plan(parser, ONLY_JOBS)
+    parser.add_argument(
+        "--deleted",
+        action="store_true",
+        help="the JobSets are deleted, or ended without saying so: their jobs are over",
+    )
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
@@ -34,6 +49,14 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         from converge_harness.matrix.submit import cancel_jobs
     console = make_console()
     plan = scheduled_plan(arguments, whole=True)
+    cluster = plan.experiment.cluster
+    site = cluster.kubernetes if cluster else None
+    if arguments.deleted and site is None:
+        raise ConfigError(
+            Problem("--deleted", "has no effect: Slurm is asked", "add --launcher kubernetes")
+        )
+    if site is not None and not arguments.deleted:
+        return _say_how_to_delete(console, plan, site.namespace, arguments)
     with Display(console) as display:
         done = cancel_jobs(plan, store_of(arguments), display, names(arguments.only))
     count = len(done.cancelled) + len(done.ending)
@@ -42,10 +65,32 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         left = ", ".join(each.job.name for each in done.ending)
         say(console, f"not ended yet: {left}; see {again('status', arguments)}")
     for each in done.unsure:
-        if each.submission is not None:
+        if each.submission is not None and site is None:
             say(
                 console,
                 f"{each.job.name}: its submission was interrupted; if Slurm has it, this cancels "
                 f"it: scancel --name={shlex.quote(each.submission.name)}",
             )
     return ExitCode.UNDECIDED if done.ending or done.unsure else ExitCode.PASS
+
+
+def _say_how_to_delete(
+    console: Console, plan: Plan, namespace: str, arguments: argparse.Namespace
+) -> ExitCode:
+    """Print the commands that cancel jobs of Kubernetes, those that the arguments name."""
+    from converge_harness.cli.console import say
+    from converge_harness.cli.progress import Display
+    from converge_harness.launch.slurm.backend import Phase
+    from converge_harness.matrix.submit import jobs_named, jobs_status
+
+    wanted = {job.name for job in filter(jobs_named(plan, names(arguments.only)), plan.jobs)}
+    in_queue = (str(Phase.PENDING), str(Phase.RUNNING))
+    rows = jobs_status(plan, store_of(arguments), Display(console))
+    ids = [row.job_id for row in rows if row.name in wanted and row.state in in_queue]
+    if not ids:
+        say(console, "none of its jobs is in the queue")
+        return ExitCode.PASS
+    delete = ["kubectl", "delete", "jobset", f"--namespace={namespace}", "--ignore-not-found"]
+    say(console, f"next: {shlex.join([*delete, *ids])}")
+    say(console, f"then: {again('cancel', arguments)} --deleted")
+    return ExitCode.UNDECIDED

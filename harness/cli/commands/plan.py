@@ -24,7 +24,6 @@ from converge_harness.cli.options import (
     store_of,
 )
 from converge_harness.errors import ConfigError, Problem, suggest
-from converge_harness.model import Launcher
 
 if TYPE_CHECKING:
     from converge_harness.model import Experiment, Job, Plan
@@ -224,10 +223,10 @@ def _require_dry_run(arguments: argparse.Namespace) -> None:
 
 def _command(job: Job, folder: Path, experiment: Experiment, per_node: int | None) -> str:
     """How a job is started: by torchrun, or by its batch script."""
-    if experiment.launcher is Launcher.SLURM:
-        from converge_harness.launch.slurm.batch_script import submit_argv
+    if experiment.cluster is not None:
+        from converge_harness.launch.scripts import submit_argv
 
-        return shlex.join(submit_argv(folder.absolute()))
+        return shlex.join(submit_argv(folder.absolute(), experiment.cluster))
     from converge_harness.trainers import printable_command
 
     return printable_command(job, folder, per_node)
@@ -236,7 +235,8 @@ def _command(job: Job, folder: Path, experiment: Experiment, per_node: int | Non
 def _script(made: Plan, store: Store, name: str) -> str:
     """The batch script of the job of that name."""
     from converge_harness.cli.console import error_console
-    from converge_harness.launch.slurm.batch_script import JOB_SCRIPT, batch_script
+    from converge_harness.launch.batch_step import JOB_SCRIPT
+    from converge_harness.launch.scripts import scripts_of
 
     cluster = made.experiment.cluster
     if cluster is None:
@@ -251,7 +251,7 @@ def _script(made: Plan, store: Store, name: str) -> str:
     job = made.job(name)
     folder = store.run_folder(job.name, job.identity).absolute()
     error_console().print(f"`converge submit` writes it as {folder / JOB_SCRIPT}", markup=False)
-    return batch_script(job, folder, cluster, experiment=made.experiment.name)
+    return scripts_of(job, folder, cluster, experiment=made.experiment.name)[JOB_SCRIPT]
 
 
 def _ranks_per_node(made: Plan, asked: int | None) -> int | None:

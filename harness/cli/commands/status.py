@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 HELP = "show the state of an experiment's jobs"
 DESCRIPTION = """\
-Show the state of every job of an experiment: its Slurm state and why it is pending, how many steps
-it has finished, and its loss. Nothing is written. It works from any shell, whoever submitted the
-jobs, and whether or not a `converge run` is waiting for them."""
+Show the state of every job of an experiment: its state in Slurm and why it is pending (on
+Kubernetes, by what its first pod has written), how many steps it has finished, and its loss.
+Nothing is written. It works from any shell, whoever submitted the jobs, and whether or not a
+`converge run` is waiting for them."""
 EPILOG = EXAMPLES
 UNDONE = ""
 

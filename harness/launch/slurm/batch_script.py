@@ -5,77 +5,54 @@ The script's own variables begin with ``converge_``, as none of a user or a site
 
 from __future__ import annotations
 
-import os
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from converge_harness.errors import ConfigError, Problem
+from converge_harness.launch.batch_step import (
+    HEAD_VARIABLE,
+    JOB_SCRIPT,
+    OF_EVERY_START,
+    OF_MEETING,
+    Layout,
+    changed,
+    devices_of,
+    files_of_ranks,
+    layout_of,
+    one_line,
+    own_folders_line,
+    segment_comment,
+    step_lines,
+    surroundings,
+    variables_of,
+    work_folder_line,
+)
 from converge_harness.launch.next_call import calls_again
 from converge_harness.model import Cluster, Job
-from converge_harness.run_folder.layout import COMPILED, ENDED, OF_THE_PASSES, OF_THE_RANKS
+from converge_harness.run_folder.layout import ENDED, OF_THE_PASSES
 from converge_harness.store import folder_key, slug
 from converge_harness.trainers import (
     MEETING_PLACE,
     MEETING_PORT,
-    PATH_VARIABLE,
     RANK_MODULE,
     Call,
-    Rendezvous,
-    Resources,
     Start,
     calls_of_segments,
     comes_in_passes,
-    environment,
     needs_port,
-    node_command,
     part_of,
     trainer_of,
-    work_folder,
 )
 
-JOB_SCRIPT = "job.sh"
 SLURM_LOG = "slurm.log"
-HEAD_VARIABLE = "CONVERGE_HEAD_NODE"
-"""Environment variable that overrides the name of a job's first node for the others."""
-_SEARCHED = ("PATH", PATH_VARIABLE)
-"""Variables in front of whose values converge puts folders."""
-_OF_SHELL = "\0"
-"""Stands for the value that such a variable has in the shell of the script."""
-_OF_MEETING = ("MASTER_ADDR", "MASTER_PORT")
-"""Variables whose values only the script knows."""
 _FIRST_PORT, _PORTS = 10_000, 20_000
 """Ports of the rendezvous, below those that Linux uses for outgoing connections."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """How the ranks of a job, or of one of its segments, are placed on nodes."""
-
-    nodes: int
-    ranks: int
-    """Ranks on each node."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Variables:
-    """The variables of a call."""
-
-    exported: Mapping[str, str]
-    """For everything that the script starts; ``_OF_SHELL`` stands for what the shell has there."""
-    own: Mapping[str, str]
-    """Only for the program."""
 
 
 def job_name(job: Job) -> str:
     """The job's name in Slurm, by which it is found again."""
     return f"cv-{slug(job.name)}-{folder_key(job.identity)}"
-
-
-def submit_argv(folder: Path) -> tuple[str, ...]:
-    """The sbatch command for the job of a run folder, without its dependencies."""
-    return ("sbatch", str(folder / JOB_SCRIPT))
 
 
 def batch_script(
@@ -101,11 +78,11 @@ def batch_script(
     calls = calls_of_segments(job)
     if continues_after is not None:  # with log folders of its own
         calls = tuple(replace(each, number=each.number + continues_after) for each in calls)
-    layouts = [_layout(job, part_of(job, call).world_size, cluster) for call in calls]
+    layouts = [layout_of(job, part_of(job, call).world_size, cluster) for call in calls]
     largest = max(layouts, key=lambda layout: layout.nodes * layout.ranks)
-    variables = [_variables(job, folder, cluster, call, largest, data) for call in calls]
+    variables = [variables_of(job, folder, cluster, call, largest, data) for call in calls]
     exported = [each.exported for each in variables]
-    start = Start(rank_module, devices=_devices(cluster), data=data)
+    start = Start(rank_module, devices=devices_of(cluster), data=data)
     starts = [replace(start, variables=each.own) for each in variables]
     sections = (
         _header(job, largest, experiment, folder),
@@ -113,12 +90,12 @@ def batch_script(
         _ending(folder),
         _start(job, continues=continues_after is not None),
         _restart(job) if _may_be_requeued(job, cluster) else "",
-        _own_folders(job),
-        _surroundings(cluster, exported[0]),
+        own_folders_line(job),
+        surroundings(cluster, exported[0]),
         _meeting_place(job, largest),
-        _work_folder(job, folder),
+        work_folder_line(job, folder),
         *(
-            _changed(before, after) + _call(job, folder, cluster, call, layout, largest, start)
+            changed(before, after) + _call(job, folder, cluster, call, layout, largest, start)
             for call, layout, before, after, start in zip(
                 calls, layouts, (exported[0], *exported), exported, starts, strict=False
             )
@@ -127,25 +104,10 @@ def batch_script(
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _layout(job: Job, ranks: int, cluster: Cluster) -> _Layout:
-    if ranks <= cluster.ranks_per_node:
-        return _Layout(1, ranks)
-    nodes, rest = divmod(ranks, cluster.ranks_per_node)
-    if rest:
-        raise ConfigError(
-            Problem(
-                "cluster.ranks_per_node",
-                f"the {ranks} ranks of {job.name} do not fill nodes of {cluster.ranks_per_node}",
-                "choose degrees whose product is a multiple of it, or at most it",
-            )
-        )
-    return _Layout(nodes, cluster.ranks_per_node)
-
-
 # ------------------------------------------------------------------ sections
 
 
-def _header(job: Job, largest: _Layout, experiment: str, folder: Path) -> str:
+def _header(job: Job, largest: Layout, experiment: str, folder: Path) -> str:
     nodes = "1 node" if largest.nodes == 1 else f"{largest.nodes} nodes of {largest.ranks}"
     ranks = "1 rank" if job.world_size == 1 else f"{job.world_size} ranks"
     lines = (
@@ -154,10 +116,10 @@ def _header(job: Job, largest: _Layout, experiment: str, folder: Path) -> str:
         "Written by converge. To submit it by hand:",
         f"  sbatch {shlex.quote(str(folder / JOB_SCRIPT))}",
     )
-    return "\n".join(("#!/bin/bash", *(f"# {_one_line(line)}" for line in lines)))
+    return "\n".join(("#!/bin/bash", *(f"# {one_line(line)}" for line in lines)))
 
 
-def _requests(job: Job, folder: Path, cluster: Cluster, largest: _Layout) -> str:
+def _requests(job: Job, folder: Path, cluster: Cluster, largest: Layout) -> str:
     asked = {
         "partition": cluster.partition,
         "account": cluster.account,
@@ -183,7 +145,7 @@ def _requests(job: Job, folder: Path, cluster: Cluster, largest: _Layout) -> str
     return "\n".join(f"#SBATCH {option}" for option in options)
 
 
-def _gpus(cluster: Cluster, largest: _Layout) -> dict[str, str | int]:
+def _gpus(cluster: Cluster, largest: Layout) -> dict[str, str | int]:
     if cluster.gres is not None:
         return {"gres": cluster.gres}
     if cluster.device == "cuda" and cluster.gpus_per_node:
@@ -196,66 +158,18 @@ def _may_be_requeued(job: Job, cluster: Cluster) -> bool:
     return cluster.requeue and not calls_again(job)
 
 
-def _tasks(job: Job, layout: _Layout) -> int:
+def _tasks(job: Job, layout: Layout) -> int:
     """Tasks of srun on each node: its ranks, or one that starts them."""
     return layout.ranks if trainer_of(job.spec).one_task_per_rank(job.spec) else 1
 
 
-def _cpus_per_task(job: Job, cluster: Cluster, largest: _Layout) -> int | None:
+def _cpus_per_task(job: Job, cluster: Cluster, largest: Layout) -> int | None:
     if cluster.cpus_per_rank is None:
         return None
     return cluster.cpus_per_rank * largest.ranks // _tasks(job, largest)
 
 
-def _devices(cluster: Cluster) -> tuple[int, ...] | None:
-    return () if cluster.device == "cpu" else None
-
-
-def _variables(
-    job: Job, folder: Path, cluster: Cluster, call: Call, largest: _Layout, data: Path | None
-) -> _Variables:
-    resources = Resources(
-        cluster.device, _devices(cluster), loopback=None, one_node=largest.nodes == 1
-    )
-    base = {name: cluster.environment.get(name, _OF_SHELL) for name in _SEARCHED}
-    pinned = environment(base, resources, folder, job, data=data, call=call)
-    # Those of the experiment's trainer count to the identity of its runs, so its program gets them,
-    # whatever the site says. Nothing else does: they could change what bash and srun do.
-    own = {name: pinned[name] for name in trainer_of(job.spec).variables(job, folder, call, data)}
-    others = {
-        name: text for name, text in cluster.environment.items() if name in own or name not in base
-    }
-    exported = {name: text for name, text in pinned.items() if name not in own}
-    exported = {name: text for name, text in (exported | others).items() if text != _OF_SHELL}
-    if needs_port(job):
-        exported = {name: text for name, text in exported.items() if name not in _OF_MEETING}
-    return _Variables(exported, own)
-
-
-def _export(name: str, text: str) -> str:
-    own, inherited, _ = text.partition(f"{os.pathsep}{_OF_SHELL}")
-    # What the shell that submits has there is kept, behind.
-    return f"export {name}={shlex.quote(own)}{f'${{{name}:+:${name}}}' if inherited else ''}"
-
-
-def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """Lines that export what differs from the call before."""
-    names = sorted(name for name in after if after[name] != before.get(name))
-    return "".join(f"{_export(name, after[name])}\n" for name in names)
-
-
-def _surroundings(cluster: Cluster, exported: Mapping[str, str]) -> str:
-    exports = [_export(name, exported[name]) for name in sorted(exported)]
-    modules = [f"module load {shlex.quote(name)}" for name in cluster.modules]
-    if not modules and not cluster.prologue:
-        return "\n".join(exports)
-    if modules:
-        modules.insert(0, "type module > /dev/null 2>&1 || source /etc/profile")
-    strict_not = "set +u  # modules and the like read variables that are not set"
-    return "\n".join((strict_not, *modules, *exports, *cluster.prologue, "set -u"))
-
-
-def _meeting_place(job: Job, largest: _Layout) -> str:
+def _meeting_place(job: Job, largest: Layout) -> str:
     """Where ranks meet, if they are on several nodes or nobody else finds a port for them."""
     if largest.nodes == 1 and not needs_port(job):
         return ""
@@ -267,16 +181,11 @@ def _meeting_place(job: Job, largest: _Layout) -> str:
         f"{port}=$(({_FIRST_PORT} + SLURM_JOB_ID % {_PORTS}))",
     ]
     if needs_port(job):
-        address, at = _OF_MEETING
+        address, at = OF_MEETING
         lines.append(f"export {address}=$converge_head_node {at}={MEETING_PORT}")
     else:
         lines.append(f"{place}=$converge_head_node:{MEETING_PORT}")
     return "\n".join(lines)
-
-
-def _work_folder(job: Job, folder: Path) -> str:
-    work = work_folder(job, folder)
-    return "" if work == folder else f"cd {shlex.quote(str(work))}"
 
 
 def _call(
@@ -284,8 +193,8 @@ def _call(
     folder: Path,
     cluster: Cluster,
     call: Call,
-    layout: _Layout,
-    largest: _Layout,
+    layout: Layout,
+    largest: Layout,
     start: Start,
 ) -> str:
     """One srun call, on the first nodes of the allocation."""
@@ -304,42 +213,18 @@ def _call(
         *([] if cpus is None else [f"--cpus-per-task={cpus}"]),
         *("--cpu-bind=none", "--export=ALL", "--kill-on-bad-exit=1"),
     ]
-    meeting = Rendezvous()
-    if layout.nodes > 1:
-        meeting = Rendezvous(layout.nodes, layout.nodes, MEETING_PLACE, here=False)
-    command = node_command(job, folder, replace(start, call=call, meeting=meeting))
     lines = (
         shlex.join(where),
         shlex.join(how),
         shlex.join(cluster.srun),
         shlex.join(cluster.container),
-        shlex.join(command.starter),
-        " ".join(map(_quoted_but_meeting, command.launcher)),
-        shlex.join(command.program),
+        *step_lines(job, folder, call, layout, start),
     )
-    segment = "" if call.segment is None else _segment_comment(job, call.segment)
+    segment = "" if call.segment is None else segment_comment(job, call.segment)
     return segment + " \\\n    ".join(line for line in lines if line)
 
 
-def _segment_comment(job: Job, index: int) -> str:
-    segments = job.spec.segments
-    first = segments[index - 1].until + 1 if index else 1
-    return (
-        f"# Segment {index + 1} of {len(segments)}: steps {first} to {segments[index].until}, "
-        f"{segments[index].parallelism.world_size} ranks.\n"
-    )
-
-
 # ------------------------------------------------------------------- quoting
-
-
-def _quoted_but_meeting(word: str) -> str:
-    """An argument of a launcher in which bash inserts the meeting place or its port."""
-    for variable in (MEETING_PLACE, MEETING_PORT):
-        before, found, after = word.partition(variable)
-        if found:
-            return f'{shlex.quote(before)}"{variable}"{shlex.quote(after) if after else ""}'
-    return shlex.quote(word)
 
 
 def _path(folder: Path) -> str:
@@ -356,14 +241,7 @@ def _path(folder: Path) -> str:
     return f'"{text}"'
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.splitlines())
-
-
 # ----------------------------------------------------- start, restart and end
-
-_OF_EVERY_START = (ENDED, COMPILED)
-"""Files that every start of the script writes again."""
 
 
 def _ending(folder: Path) -> str:
@@ -391,8 +269,8 @@ def _start(job: Job, *, continues: bool) -> str:
     if continues:
         return f"""\
 # This job continues from the newest checkpoint of an earlier one.
-(cd "$converge_run_folder" && rm -rf {" ".join(_OF_EVERY_START)})"""
-    files = (*_OF_EVERY_START, *_of_the_ranks(job), *OF_THE_PASSES)
+(cd "$converge_run_folder" && rm -rf {" ".join(OF_EVERY_START)})"""
+    files = (*OF_EVERY_START, *files_of_ranks(job), *OF_THE_PASSES)
     return f"""\
 # A job that starts must not use files of an earlier one.
 if [ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ]; then
@@ -400,20 +278,10 @@ if [ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ]; then
 fi"""
 
 
-def _of_the_ranks(job: Job) -> tuple[str, ...]:
-    own = trainer_of(job.spec).own_folders(job)
-    return tuple(dict.fromkeys((*OF_THE_RANKS, *own)))
-
-
-def _own_folders(job: Job) -> str:
-    own = trainer_of(job.spec).own_folders(job)
-    return f'(cd "$converge_run_folder" && mkdir -p {" ".join(own)})' if own else ""
-
-
 def _restart(job: Job) -> str:
     """Removes files from before Slurm requeued the job that it might not overwrite."""
-    of_ranks = () if comes_in_passes(job) else _of_the_ranks(job)
-    files = " ".join((*_OF_EVERY_START, *of_ranks))
+    of_ranks = () if comes_in_passes(job) else files_of_ranks(job)
+    files = " ".join((*OF_EVERY_START, *of_ranks))
     how = "continues from its newest checkpoint" if comes_in_passes(job) else "starts over"
     return f"""\
 # A job that Slurm has requeued {how}.

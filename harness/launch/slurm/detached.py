@@ -226,13 +226,15 @@ def status(plan: Plan, site: Site) -> tuple[StatusRow, ...]:
     """
     statuses = read_statuses(site, plan.jobs)
     orphans = _orphans(site.store)
+    namespace = site.cluster.kubernetes.namespace if site.cluster.kubernetes else None
+    by_hand = f"kubectl delete jobset --namespace={namespace}" if namespace else "scancel"
     foreseen: dict[str, JobStatus] = {}
     rows = {}
     for identity, job_status in statuses.items():
         known = known_of(site, job_status, record_of_needed(job_status.job, foreseen))
         over = settle(known) if known is not None else never_submitted(job_status, foreseen)
         foreseen[identity] = replace(job_status, record=job_status.record or over)
-        rows[identity] = _row(job_status, over, orphans)
+        rows[identity] = _row(job_status, over, orphans, by_hand)
     return tuple(replace(rows[job.identity], name=job.name) for job in plan.jobs)
 
 
@@ -252,7 +254,10 @@ def _orphans(store: Store) -> dict[str, str]:
     return found
 
 
-def _row(job_status: JobStatus, over: RunRecord | None, orphans: Mapping[str, str]) -> StatusRow:
+def _row(
+    job_status: JobStatus, over: RunRecord | None, orphans: Mapping[str, str], by_hand: str
+) -> StatusRow:
+    """``by_hand`` is the command that cancels a job, without its id."""
     job, state, submission = job_status.job, job_status.state, job_status.submission
     record = job_status.record or over
     last = last_line(job_status.folder, in_passes=comes_in_passes(job))
@@ -267,7 +272,7 @@ def _row(job_status: JobStatus, over: RunRecord | None, orphans: Mapping[str, st
             reason = (
                 f"job {before} of this name belongs to another experiment, or to this one before a "
                 "change (of the file, converge, or installed packages); if it is not "
-                f"needed any more: scancel {before}"
+                f"needed any more: {by_hand} {before}"
             )
     else:
         word = str(state.phase) if state.phase is not Phase.ENDED else state.word.lower()

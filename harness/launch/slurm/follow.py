@@ -18,8 +18,8 @@ from converge_harness.launch.events import Ended, GoingOn, Notice, Observer, Ove
 from converge_harness.launch.interruption import Interruption, interruptible
 from converge_harness.launch.options import Training
 from converge_harness.launch.progress import Growth, MetricsTail, remaining_s
+from converge_harness.launch.scripts import submit_argv
 from converge_harness.launch.slurm.backend import JobState, Phase
-from converge_harness.launch.slurm.batch_script import submit_argv
 from converge_harness.launch.slurm.job_status import UNKNOWN_LOOKS, Site, conclude, state_of
 from converge_harness.launch.slurm.settle import Known, has_ended, script_end, skipped
 from converge_harness.launch.slurm.submission import Submission, read_submission
@@ -167,7 +167,7 @@ class _Follower:
         restarts = _unreported_start(followed, state)
         if restarts is not None:
             followed.note_start(state, restarts)
-            argv = submit_argv(followed.folder)
+            argv = submit_argv(followed.folder, self._site.cluster)
             if followed.starts == 1:
                 attempt = restarts + 1
                 self._tell(Started(time.time(), followed.job, (), argv, attempt, state.nodes))

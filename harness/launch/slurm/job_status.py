@@ -10,8 +10,8 @@ from pathlib import Path
 
 from converge_harness.errors import ClusterError
 from converge_harness.launch.options import RunOptions
+from converge_harness.launch.scripts import scripts_of
 from converge_harness.launch.slurm.backend import Backend, JobState, Phase
-from converge_harness.launch.slurm.batch_script import batch_script
 from converge_harness.launch.slurm.settle import Known, facts, has_ended, settle, skipped
 from converge_harness.launch.slurm.submission import Submission, read_submission
 from converge_harness.launch.stopping import keep
@@ -74,9 +74,14 @@ class JobStatus:
         return self.in_queue and self.submission is not None and bool(self.submission.cancelled)
 
 
-def script_of(job: Job, folder: Path, site: Site, *, continues_after: int | None = None) -> str:
-    """The batch script of a job. Raises ConfigError as ``batch_script`` does."""
-    return batch_script(
+def files_of(
+    job: Job, folder: Path, site: Site, *, continues_after: int | None = None
+) -> dict[str, str]:
+    """What is written into the run folder of a job before it is submitted, by file name.
+
+    Raises ConfigError as ``scripts_of`` does.
+    """
+    return scripts_of(
         job,
         folder,
         site.cluster,

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from converge_harness.errors import StoreError
+from converge_harness.launch.batch_step import JOB_SCRIPT
 from converge_harness.launch.next_call import CallOutcome, after
 from converge_harness.launch.progress import last_line
+from converge_harness.launch.scripts import submit_argv
 from converge_harness.launch.slurm.backend import JobState, Phase
-from converge_harness.launch.slurm.batch_script import JOB_SCRIPT, SLURM_LOG, submit_argv
+from converge_harness.launch.slurm.batch_script import SLURM_LOG
 from converge_harness.launch.slurm.commands import with_keys
 from converge_harness.launch.slurm.submission import Submission
 from converge_harness.launch.stopping import stopped_error
@@ -56,9 +58,14 @@ class Known:
     """
 
     @property
+    def scheduler(self) -> str:
+        """Its name."""
+        return "Slurm" if self.cluster.kubernetes is None else "Kubernetes"
+
+    @property
     def argv(self) -> tuple[str, ...]:
-        """The sbatch command of the job, without its dependencies."""
-        return submit_argv(self.folder)
+        """The command that submits the job, without its dependencies."""
+        return submit_argv(self.folder, self.cluster)
 
 
 def settle(known: Known) -> RunRecord | None:
@@ -261,7 +268,8 @@ def _failed(known: Known, returncode: int | None) -> RankError:
     job, logs = known.job, call_logs(known.folder)
     if returncode is None and known.state.phase is Phase.UNKNOWN:
         message = (
-            f"Slurm no longer knows job {known.submission.job_id}, and its end was not recorded"
+            f"{known.scheduler} no longer knows job {known.submission.job_id}, and its end was "
+            "not recorded"
         )
         return _with_log(known, f"{message} ({_where(known)})")
     if returncode == _TERMINATED and known.state.phase is Phase.UNKNOWN:
@@ -269,6 +277,11 @@ def _failed(known: Known, returncode: int | None) -> RankError:
         return _with_log(known, f"{message}, {_where(known)}")
     script = known.folder / SLURM_LOG
     error = trainer_of(job.spec).error(logs, logs, returncode, script)
+    if returncode == _TERMINATED and error.rank is None and known.cluster.kubernetes is not None:
+        message = (
+            "its pods were ended by SIGTERM (deleted, evicted, time limit): see kubectl events"
+        )
+        return _with_log(known, f"{message}, {_where(known)}")
     number = _number(logs[0]) if logs else 0
     if not comes_in_passes(job) or not 0 < number <= len(job.spec.segments):
         return error

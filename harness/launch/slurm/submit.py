@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from converge_harness.errors import ClusterError, StoreError
+from converge_harness.launch.batch_step import JOB_SCRIPT
 from converge_harness.launch.check import check_jobs, count_of, require_seed_checkpoints, unchecked
 from converge_harness.launch.continuing import continues_from
 from converge_harness.launch.events import (
@@ -28,6 +29,7 @@ from converge_harness.launch.events import (
     Waiting,
 )
 from converge_harness.launch.interruption import Interruption
+from converge_harness.launch.scripts import submit_argv
 from converge_harness.launch.slurm.backend import (
     Backend,
     JobState,
@@ -35,16 +37,16 @@ from converge_harness.launch.slurm.backend import (
     Refused,
     SubmitRequest,
 )
-from converge_harness.launch.slurm.batch_script import JOB_SCRIPT, job_name, submit_argv
+from converge_harness.launch.slurm.batch_script import job_name
 from converge_harness.launch.slurm.commands import with_keys
 from converge_harness.launch.slurm.job_status import (
     JobStatus,
     Site,
+    files_of,
     names_of,
     poll_lost,
     poll_statuses,
     read_statuses,
-    script_of,
     settle_all,
 )
 from converge_harness.launch.slurm.settle import Known, facts, has_ended, skipped
@@ -134,9 +136,8 @@ def prepare_plan(plan: Plan, site: Site, observer: Observer, stop: Interruption)
     queued = [each.job for each in prepared.queued.values()]
     require_seed_checkpoints((*queued, *todo), prepared.records, site.store)
     for job in todo:
-        script_of(
-            job, statuses[job.identity].folder, site
-        )  # reports problems now, before anything is submitted
+        # Reports problems now, before anything is submitted.
+        files_of(job, statuses[job.identity].folder, site)
     _check(todo, site, observer, stop)
     return prepared
 
@@ -284,8 +285,8 @@ class Submitter:
             after = before.submission.continues_after
         else:
             after = self._make_ready(job, folder, needed)
-        script = script_of(job, folder, self._site, continues_after=after)
-        atomic_write(folder / JOB_SCRIPT, script.encode())
+        for name, text in files_of(job, folder, self._site, continues_after=after).items():
+            atomic_write(folder / name, text.encode())
         wanted = job.needs if job.needs is not None and needed is None else None
         request = SubmitRequest(
             script=folder / JOB_SCRIPT,
@@ -321,7 +322,8 @@ class Submitter:
             raise
         self.ours.add(job.identity)
         self._note(job, job_id)
-        self._tell(Queued(time.time(), job, job_id))
+        to_create = self._site.cluster.kubernetes is not None
+        self._tell(Queued(time.time(), job, job_id, to_create=to_create))
         return submission
 
     def _note(self, job: Job, job_id: str) -> None:
@@ -350,7 +352,7 @@ class Submitter:
             return None
         store.continue_run(folder)
         reason = f"from its checkpoint of step {step}"
-        self._tell(GoingOn(time.time(), job, reason, submit_argv(folder)))
+        self._tell(GoingOn(time.time(), job, reason, submit_argv(folder, self._site.cluster)))
         return calls_so_far(folder / LOGS)
 
     def _refused(self, job: Job, folder: Path, submission: Submission, words: str) -> RunRecord:

@@ -142,6 +142,11 @@ class CommandTrainer(Trainer):
         by: RankLauncher = trainer.settings.launcher
         if launcher is Launcher.LOCAL and by is RankLauncher.SRUN:
             return "but trainer.launcher = 'srun' is Slurm's", "trainer.launcher = 'mpirun'"
+        if launcher is Launcher.KUBERNETES and by in (RankLauncher.SRUN, RankLauncher.MPIRUN):
+            return (
+                f"where each pod starts its own ranks, not {by.value}",
+                "trainer.launcher = 'torchrun'",
+            )
         if launcher is not Launcher.LOCAL and by is RankLauncher.MPIRUN:
             return "where srun starts the ranks, not mpirun", "trainer.launcher = 'srun'"
         return "", ""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launch_jobs import tiny_job
+from batch_jobs import HOSTILE, SEGMENTS, job, program
 
 from converge_harness.errors import ConfigError
 from converge_harness.launch.slurm.batch_script import batch_script, job_name
@@ -17,40 +17,21 @@ from converge_harness.model import (
     Fault,
     FaultKind,
     Kind,
-    Parallelism,
     Recovery,
     RestartOwner,
     Role,
-    Segment,
     SyntheticData,
-    Toolchain,
 )
 from converge_harness.rank.start import loopback
 from converge_harness.rank.start.node import node_arguments
 from converge_harness.run_folder.checkpoints import CheckpointForm
 from converge_harness.trainers.command import trained_by
 from converge_harness.trainers.command.failure import program_error
-from converge_harness.trainers.command.settings import Command, RankLauncher
+from converge_harness.trainers.command.settings import RankLauncher
 from converge_harness.trainers.command.trainer import ON_ONE_NODE
 
 GOLDEN = Path(__file__).parent / "golden"
 FOLDER = Path("/store/runs/run-0123456789ab")
-
-
-def job(name, *, ranks, **changes):
-    made = tiny_job(
-        name,
-        ranks=ranks,
-        toolchain=Toolchain("torchtitan-0.3.0", Path("/tools/bin/python"), "titan_0_3", {}),
-    )
-    spec = {
-        field: changes.pop(field)
-        for field in ("note", "kind", "segments", "recovery")
-        if field in changes
-    }
-    return replace(
-        made, identity="0123456789abcdef" * 4, spec=replace(made.spec, **spec), **changes
-    )
 
 
 EVERYTHING = Cluster(
@@ -73,7 +54,6 @@ EVERYTHING = Cluster(
     max_jobs=4,
     checkpoint_every=50,
 )
-HOSTILE = "$(touch pwned)`touch pwned`'\"; touch pwned #\n#SBATCH --array=0-9\ntouch pwned"
 ATTACKED = Cluster(
     ranks_per_node=8,
     device="cpu",
@@ -82,31 +62,6 @@ ATTACKED = Cluster(
     modules=(HOSTILE,),
     environment={"TEXT": HOSTILE},
 )
-
-
-SEGMENTS = (
-    Segment(10, Parallelism(dp_shard=16), 1),
-    Segment(20, Parallelism(dp_shard=4), 4),
-    Segment(30, Parallelism(dp_shard=4, pp=4), 4, "1F1B"),
-)
-
-
-def program(launcher, *, ranks=16, probed=True, **changes):
-    """A job of a person's own program, called with what a shell would spoil."""
-    argv = ("train.py", "--text", HOSTILE, "--steps={steps}", "--out={output}")
-    command = Command(
-        argv=("{python}", *argv) if launcher in (RankLauncher.SRUN, RankLauncher.NONE) else argv,
-        folder=Path("/home/me/it's $HOME"),
-        launcher=launcher,
-        probed=probed,
-        curves=None if probed else "{output}/loss.csv",
-        environment={"TEXT": HOSTILE, "STEPS": "{steps}"},
-    )
-    made = job("mine", ranks=ranks, **changes)
-    mine = Toolchain("mine", Path("/env s/bin/python"), "command", {})
-    return replace(
-        made, toolchain=mine, spec=replace(made.spec, trainer=trained_by(command), recovery=None)
-    )
 
 
 def resized_program():

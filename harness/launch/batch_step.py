@@ -1,0 +1,186 @@
+"""What scripts for all schedulers share: places, variables and commands of ranks. Pure."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.model import Cluster, Job
+from converge_harness.run_folder.layout import COMPILED, ENDED, OF_THE_RANKS
+from converge_harness.trainers import (
+    MEETING_PLACE,
+    MEETING_PORT,
+    PATH_VARIABLE,
+    Call,
+    Rendezvous,
+    Resources,
+    Start,
+    environment,
+    needs_port,
+    node_command,
+    trainer_of,
+    work_folder,
+)
+
+JOB_SCRIPT = "job.sh"
+HEAD_VARIABLE = "CONVERGE_HEAD_NODE"
+"""Environment variable that overrides the name of a job's first node for the others."""
+OF_MEETING = ("MASTER_ADDR", "MASTER_PORT")
+"""Variables whose values only the script knows."""
+OF_EVERY_START = (ENDED, COMPILED)
+"""Files that every start of the script writes again."""
+_SEARCHED = ("PATH", PATH_VARIABLE)
+"""Variables in front of whose values converge puts folders."""
+_OF_SHELL = "\0"
+"""Stands for the value that such a variable has in the shell of the script."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How the ranks of a job, or of one of its segments, are placed on nodes."""
+
+    nodes: int
+    ranks: int
+    """Ranks on each node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """The variables of a call."""
+
+    exported: Mapping[str, str]
+    """For everything that the script starts; ``_OF_SHELL`` stands for what the shell has there."""
+    own: Mapping[str, str]
+    """Only for the program."""
+
+
+def layout_of(job: Job, ranks: int, cluster: Cluster) -> Layout:
+    """The nodes for this many ranks. Raises ConfigError when they do not fill nodes."""
+    if ranks <= cluster.ranks_per_node:
+        return Layout(1, ranks)
+    nodes, rest = divmod(ranks, cluster.ranks_per_node)
+    if rest:
+        raise ConfigError(
+            Problem(
+                "cluster.ranks_per_node",
+                f"the {ranks} ranks of {job.name} do not fill nodes of {cluster.ranks_per_node}",
+                "choose degrees whose product is a multiple of it, or at most it",
+            )
+        )
+    return Layout(nodes, cluster.ranks_per_node)
+
+
+def devices_of(cluster: Cluster) -> tuple[int, ...] | None:
+    """Ids of the GPUs of a job: none on CPUs, and None where the scheduler assigns them."""
+    return () if cluster.device == "cpu" else None
+
+
+def variables_of(
+    job: Job, folder: Path, cluster: Cluster, call: Call, largest: Layout, data: Path | None
+) -> Variables:
+    """The variables of a call, for all that its script starts and for the program alone."""
+    resources = Resources(
+        cluster.device, devices_of(cluster), loopback=None, one_node=largest.nodes == 1
+    )
+    base = {name: cluster.environment.get(name, _OF_SHELL) for name in _SEARCHED}
+    pinned = environment(base, resources, folder, job, data=data, call=call)
+    # Those of the experiment's trainer count to the identity of its runs, so its program gets them,
+    # whatever the site says. Nothing else does: they could change what bash and srun do.
+    own = {name: pinned[name] for name in trainer_of(job.spec).variables(job, folder, call, data)}
+    others = {
+        name: text for name, text in cluster.environment.items() if name in own or name not in base
+    }
+    exported = {name: text for name, text in pinned.items() if name not in own}
+    exported = {name: text for name, text in (exported | others).items() if text != _OF_SHELL}
+    if needs_port(job):
+        exported = {name: text for name, text in exported.items() if name not in OF_MEETING}
+    return Variables(exported, own)
+
+
+def _export(name: str, text: str) -> str:
+    own, inherited, _ = text.partition(f"{os.pathsep}{_OF_SHELL}")
+    # What the shell that submits has there is kept, behind.
+    return f"export {name}={shlex.quote(own)}{f'${{{name}:+:${name}}}' if inherited else ''}"
+
+
+def changed(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    """Lines that export what differs from the call before."""
+    names = sorted(name for name in after if after[name] != before.get(name))
+    return "".join(f"{_export(name, after[name])}\n" for name in names)
+
+
+def surroundings(cluster: Cluster, exported: Mapping[str, str]) -> str:
+    """Lines that prepare a node: modules, variables, and what the site adds."""
+    exports = [_export(name, exported[name]) for name in sorted(exported)]
+    modules = [f"module load {shlex.quote(name)}" for name in cluster.modules]
+    if not modules and not cluster.prologue:
+        return "\n".join(exports)
+    if modules:
+        modules.insert(0, "type module > /dev/null 2>&1 || source /etc/profile")
+    strict_not = "set +u  # modules and the like read variables that are not set"
+    return "\n".join((strict_not, *modules, *exports, *cluster.prologue, "set -u"))
+
+
+def work_folder_line(job: Job, folder: Path) -> str:
+    """A line that enters the working directory of the ranks; empty for the run folder itself."""
+    work = work_folder(job, folder)
+    return "" if work == folder else f"cd {shlex.quote(str(work))}"
+
+
+def files_of_ranks(job: Job) -> tuple[str, ...]:
+    """Files and folders in the run folder that ranks make."""
+    own = trainer_of(job.spec).own_folders(job)
+    return tuple(dict.fromkeys((*OF_THE_RANKS, *own)))
+
+
+def own_folders_line(job: Job) -> str:
+    """A line that makes the folders that a program expects; empty if there are none."""
+    own = trainer_of(job.spec).own_folders(job)
+    return f'(cd "$converge_run_folder" && mkdir -p {" ".join(own)})' if own else ""
+
+
+def step_lines(
+    job: Job, folder: Path, call: Call, layout: Layout, start: Start
+) -> tuple[str, str, str]:
+    """What every node starts for a call, as words of bash.
+
+    What keeps its output, the launcher with its options, and the program. On several nodes the
+    launcher meets at ``MEETING_PLACE``.
+    """
+    meeting = Rendezvous()
+    if layout.nodes > 1:
+        meeting = Rendezvous(layout.nodes, layout.nodes, MEETING_PLACE, here=False)
+    command = node_command(job, folder, replace(start, call=call, meeting=meeting))
+    return (
+        shlex.join(command.starter),
+        " ".join(map(_quoted_but_meeting, command.launcher)),
+        shlex.join(command.program),
+    )
+
+
+def segment_comment(job: Job, index: int) -> str:
+    """A line of a script that says which steps a segment trains."""
+    segments = job.spec.segments
+    first = segments[index - 1].until + 1 if index else 1
+    return (
+        f"# Segment {index + 1} of {len(segments)}: steps {first} to {segments[index].until}, "
+        f"{segments[index].parallelism.world_size} ranks.\n"
+    )
+
+
+def _quoted_but_meeting(word: str) -> str:
+    """An argument of a launcher in which bash inserts the meeting place or its port."""
+    for variable in (MEETING_PLACE, MEETING_PORT):
+        before, found, after = word.partition(variable)
+        if found:
+            return f'{shlex.quote(before)}"{variable}"{shlex.quote(after) if after else ""}'
+    return shlex.quote(word)
+
+
+def one_line(text: str) -> str:
+    """A text for a comment of a script."""
+    return " ".join(text.splitlines())

@@ -1,0 +1,217 @@
+"""What every pod of a job runs: the batch step of a Slurm job, without srun. Pure.
+
+A pod is a node of its job. The step reads from variables of Slurm which node it is on, so the
+script sets these from what Kubernetes says. A batch script runs once per job, but this one runs in
+all pods at the same time, so it removes nothing: converge has emptied the run folder before, and no
+pod starts a second time in it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from converge_harness.launch.batch_step import (
+    HEAD_VARIABLE,
+    OF_MEETING,
+    Layout,
+    changed,
+    devices_of,
+    layout_of,
+    one_line,
+    own_folders_line,
+    segment_comment,
+    step_lines,
+    surroundings,
+    variables_of,
+    work_folder_line,
+)
+from converge_harness.launch.kubernetes.objects import OBJECT, host_names, object_name
+from converge_harness.model import Cluster, Job
+from converge_harness.run_folder.layout import ENDED, LOGS
+from converge_harness.trainers import (
+    MEETING_PLACE,
+    MEETING_PORT,
+    RANK_MODULE,
+    Call,
+    Start,
+    calls_of_segments,
+    needs_port,
+    part_of,
+)
+
+PORT = 29_500
+"""Port of the rendezvous: each pod has an address of its own."""
+PATIENCE_S = 1800
+"""How long a pod waits for the addresses of the others, which may start later."""
+
+
+def pod_script(
+    job: Job,
+    folder: Path,
+    cluster: Cluster,
+    *,
+    experiment: str,
+    rank_module: str = RANK_MODULE,
+    continues_after: int | None = None,
+    data: Path | None = None,
+) -> str:
+    """The script of all pods of a job; its argument says which call, if there are several.
+
+    Arguments as for ``batch_script``. Raises ConfigError when the ranks do not fill nodes.
+    """
+    folder = folder.absolute()
+    calls = calls_of_segments(job)
+    if continues_after is not None:  # with log folders of its own
+        calls = tuple(replace(each, number=each.number + continues_after) for each in calls)
+    layouts = [layout_of(job, part_of(job, call).world_size, cluster) for call in calls]
+    largest = max(layouts, key=lambda layout: layout.nodes * layout.ranks)
+    variables = [variables_of(job, folder, cluster, call, largest, data) for call in calls]
+    start = Start(rank_module, devices=devices_of(cluster), data=data)
+    steps = [
+        changed(variables[0].exported, each.exported)
+        + _step(job, folder, call, layout, replace(start, variables=each.own))
+        for call, layout, each in zip(calls, layouts, variables, strict=True)
+    ]
+    places = [
+        _pods(job, call, layout, index)
+        for index, (call, layout) in enumerate(zip(calls, layouts, strict=True))
+    ]
+    sections = (
+        _header(job, largest, experiment),
+        "set -euo pipefail",
+        f"converge_run_folder={shlex.quote(str(folder))}",
+        _place(job),
+        _chosen(places),
+        _only_once(),
+        _ending(calls[-1].number),
+        own_folders_line(job),
+        surroundings(cluster, variables[0].exported),
+        _meeting_place(job, largest),
+        work_folder_line(job, folder),
+        _chosen(steps),
+        'converge_step=$!\nwait "$converge_step"',
+    )
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+# ------------------------------------------------------------------ sections
+
+
+def _header(job: Job, largest: Layout, experiment: str) -> str:
+    pods = "1 pod" if largest.nodes == 1 else f"{largest.nodes} pods of {largest.ranks}"
+    ranks = "1 rank" if job.world_size == 1 else f"{job.world_size} ranks"
+    lines = (
+        f"{job.name} ({job.role}) of the experiment {experiment}: {ranks} in {pods}.",
+        *([job.spec.note] if job.spec.note else []),
+        f"Written by converge, for the pods of {OBJECT} beside it.",
+    )
+    return "\n".join(("#!/bin/bash", *(f"# {one_line(line)}" for line in lines)))
+
+
+def _place(job: Job) -> str:
+    """What Slurm would say of the node. The number is only to tell jobs apart."""
+    number = int(job.identity[:7], 16)
+    return f"""\
+# The step reads its place from these variables, as on a node of Slurm.
+export SLURM_NODEID=${{JOB_COMPLETION_INDEX:?is set by Kubernetes in the pods of an Indexed Job}}
+export SLURM_JOB_ID={number} SLURM_RESTART_COUNT=0"""
+
+
+def _pods(job: Job, call: Call, layout: Layout, index: int) -> str:
+    """The number of a call's logs, and its pods."""
+    lines = [f"converge_call={call.number}", f"export SLURM_STEP_NUM_NODES={layout.nodes}"]
+    if layout.nodes > 1:
+        lines.append(f"converge_pods={host_names(job, index)}")
+    return "\n".join(lines)
+
+
+def _chosen(of_calls: Sequence[str]) -> str:
+    """The lines of the call that the script's argument names, counted from 1.
+
+    Not indented, since a quoted text in them may have several lines.
+    """
+    if len(of_calls) == 1:
+        return of_calls[0]
+    cases = (f"{number})\n{text}\n;;" for number, text in enumerate(of_calls, start=1))
+    return "\n".join((f"case ${{1:?which of {len(of_calls)} calls}} in", *cases, "esac"))
+
+
+def _only_once() -> str:
+    return f"""\
+# A pod must not mix its evidence with that of an earlier one.
+converge_logs=$converge_run_folder/{LOGS}/call-$(printf %02d "$converge_call")
+[ "$SLURM_NODEID" -eq 0 ] || converge_logs=$converge_logs.node-$SLURM_NODEID
+if [ -e "$converge_logs" ]; then
+    echo "$converge_logs: is of an earlier start; let converge submit this job again" >&2
+    exit 1
+fi"""
+
+
+def _ending(last: int) -> str:
+    """Bash traps that write ``ended.json`` when the job is over.
+
+    The agents of several pods end together, so the first pod can speak for all. Kubernetes sends
+    SIGTERM to the script alone.
+    """
+    return f"""\
+# The first pod writes how the job ended. A call before the last is only an end if it fails.
+finish() {{
+    converge_code=$?
+    trap '' TERM
+    if [ "$SLURM_NODEID" -ne 0 ] ||
+        {{ [ "$converge_code" -eq 0 ] && [ "$converge_call" -lt {last} ]; }}; then
+        exit "$converge_code"
+    fi
+    printf '{{"schema": 1, "returncode": %d, "restart": 0, "ran_s": %d}}\\n' \\
+        "$converge_code" "$SECONDS" > "$converge_run_folder/{ENDED}.part"
+    mv "$converge_run_folder/{ENDED}.part" "$converge_run_folder/{ENDED}"
+    exit "$converge_code"
+}}
+stop() {{
+    trap '' TERM
+    if [ -n "${{converge_step:-}}" ]; then
+        kill -TERM "$converge_step" 2> /dev/null || true
+        wait "$converge_step" || true
+    fi
+    exit 143
+}}
+trap finish EXIT
+trap stop TERM"""
+
+
+def _meeting_place(job: Job, largest: Layout) -> str:
+    """Where ranks meet, if they are in several pods or nobody else finds a port for them."""
+    place, port = MEETING_PLACE.removeprefix("$"), MEETING_PORT.removeprefix("$")
+    if needs_port(job):  # its launcher starts ranks on one node
+        address, at = OF_MEETING
+        return f"{port}={PORT}\nexport {address}=127.0.0.1 {at}={MEETING_PORT}"
+    if largest.nodes == 1:
+        return ""
+    service = object_name(job)
+    return f"""\
+# Where ranks meet. Pods have names in the JobSet's service once they have addresses.
+{port}={PORT}
+if [ "$SLURM_STEP_NUM_NODES" -gt 1 ] && [ -z "${{{HEAD_VARIABLE}:-}}" ]; then
+    for ((converge_pod = 0; converge_pod < SLURM_STEP_NUM_NODES; converge_pod++)); do
+        until getent hosts "$converge_pods-$converge_pod.{service}" > /dev/null; do
+            if [ "$SECONDS" -gt {PATIENCE_S} ]; then
+                echo "pod $converge_pod of $converge_pods: no address after {PATIENCE_S} s" >&2
+                exit 1
+            fi
+            sleep 2
+        done
+    done
+    {HEAD_VARIABLE}=$converge_pods-0.{service}
+    export SLURMD_NODENAME=$converge_pods-$SLURM_NODEID.{service}
+fi
+{place}=${{{HEAD_VARIABLE}:-}}:{MEETING_PORT}"""
+
+
+def _step(job: Job, folder: Path, call: Call, layout: Layout, start: Start) -> str:
+    """The command of a call, in the background: bash notices SIGTERM only while it waits."""
+    comment = "" if call.segment is None else segment_comment(job, call.segment)
+    lines = step_lines(job, folder, call, layout, start)
+    return comment + " \\\n    ".join(line for line in lines if line) + " &"

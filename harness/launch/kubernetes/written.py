@@ -1,0 +1,112 @@
+"""Objects in files as a scheduler: whoever has kubectl creates and deletes them.
+
+What converge knows of a job is what its first pod has written into the run folder. A job whose pods
+never started, or were killed, is therefore waited for until somebody says that it is over.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from converge_harness.errors import StoreError
+from converge_harness.launch.batch_step import JOB_SCRIPT
+from converge_harness.launch.kubernetes.objects import OBJECT, ROLE
+from converge_harness.launch.slurm.backend import JobState, Phase, SubmitRequest
+from converge_harness.launch.slurm.submission import read_submission
+from converge_harness.model import Role
+from converge_harness.run_folder.layout import COMPILED, ENDED, LOGS, RECORD, calls_so_far
+from converge_harness.store import Store, atomic_write, read_json
+
+SEEDS, RUNS = "1-seed-checkpoints", "2-runs"
+"""Folders of objects: those of the first have to be complete before others are created."""
+_TERMINATED = 143
+"""Exit code of the script after SIGTERM: deleted, evicted, over its time limit, or because another
+pod of the job failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenObjects:
+    """The JobSets of a store."""
+
+    store: Store
+    objects: Path | None = None
+    """The folder into which they are written; None where nothing is submitted."""
+
+    def submit(self, request: SubmitRequest) -> str:
+        """Write an object into the folder that says when to create it; return its name."""
+        if self.objects is None:
+            raise ValueError("there is no folder for objects")
+        # A job that continues compiles anew, as under Slurm.
+        shutil.rmtree(request.script.parent / COMPILED, ignore_errors=True)
+        content = request.script.with_name(OBJECT).read_bytes()
+        metadata = json.loads(content)["metadata"]
+        when = SEEDS if metadata["annotations"][ROLE] == Role.SEED else RUNS
+        atomic_write(self.objects / when / f"{metadata['name']}.json", content)
+        return str(metadata["name"])
+
+    def tidy(self) -> None:
+        """Remove the objects of jobs that are over, or were cancelled: they must not start again.
+
+        Raises StoreError.
+        """
+        folders = self.store.run_folders()
+        for when in (SEEDS, RUNS) if self.objects is not None else ():
+            for path in self.objects_in(when):
+                folder = folders.get(_key(path.stem))
+                if folder is not None and (folder / RECORD).is_file():
+                    path.unlink()
+
+    def objects_in(self, when: str) -> tuple[Path, ...]:
+        """The objects in one of the two folders."""
+        return (
+            () if self.objects is None else tuple(sorted((self.objects / when).glob("cv-*.json")))
+        )
+
+    def poll(self, ids: Collection[str]) -> Mapping[str, JobState]:
+        """The states of jobs, from the files in their run folders."""
+        folders = self.store.run_folders()
+        return {name: _state(folders.get(_key(name))) for name in ids}
+
+    def cancel(self, ids: Collection[str]) -> None:
+        """Keep jobs whose JobSets were deleted from starting again."""
+        folders = self.store.run_folders()
+        for name in ids:
+            if folder := folders.get(_key(name)):
+                (folder / JOB_SCRIPT).unlink(missing_ok=True)
+
+
+def _key(name: str) -> str:
+    """The key of a job's run folder, in which the name of its object ends."""
+    return name.rpartition("-")[2]
+
+
+def _state(folder: Path | None) -> JobState:
+    if folder is None:
+        return JobState(Phase.UNKNOWN)
+    try:
+        ended = read_json(folder / ENDED) if (folder / ENDED).is_file() else None
+        code = None if ended is None else int(ended["returncode"])
+    except (KeyError, TypeError, ValueError) as problem:
+        raise StoreError(f"{folder / ENDED}: is damaged ({problem!r})") from problem
+    submission = read_submission(folder)
+    if ended is None:
+        if not (folder / JOB_SCRIPT).is_file():
+            return JobState(Phase.UNKNOWN)
+        before = submission.continues_after if submission else None
+        started = calls_so_far(folder / LOGS) > (before or 0)
+        return JobState(Phase.RUNNING if started else Phase.PENDING)
+    cancelled = code == _TERMINATED and submission is not None and bool(submission.cancelled)
+    return JobState(
+        Phase.ENDED,
+        word="CANCELLED" if cancelled else "",
+        exit_code=code,
+        ran_s=_seconds(ended.get("ran_s")),
+    )
+
+
+def _seconds(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

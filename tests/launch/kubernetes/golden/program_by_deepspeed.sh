@@ -1,0 +1,88 @@
+#!/bin/bash
+# mine (test) of the experiment experiments/llama3_8b.toml: 8 ranks in 1 pod.
+# Written by converge, for the pods of jobset.json beside it.
+
+set -euo pipefail
+
+converge_run_folder=/store/runs/run-0123456789ab
+
+# The step reads its place from these variables, as on a node of Slurm.
+export SLURM_NODEID=${JOB_COMPLETION_INDEX:?is set by Kubernetes in the pods of an Indexed Job}
+export SLURM_JOB_ID=1193046 SLURM_RESTART_COUNT=0
+
+converge_call=1
+export SLURM_STEP_NUM_NODES=1
+
+# A pod must not mix its evidence with that of an earlier one.
+converge_logs=$converge_run_folder/logs/call-$(printf %02d "$converge_call")
+[ "$SLURM_NODEID" -eq 0 ] || converge_logs=$converge_logs.node-$SLURM_NODEID
+if [ -e "$converge_logs" ]; then
+    echo "$converge_logs: is of an earlier start; let converge submit this job again" >&2
+    exit 1
+fi
+
+# The first pod writes how the job ended. A call before the last is only an end if it fails.
+finish() {
+    converge_code=$?
+    trap '' TERM
+    if [ "$SLURM_NODEID" -ne 0 ] ||
+        { [ "$converge_code" -eq 0 ] && [ "$converge_call" -lt 1 ]; }; then
+        exit "$converge_code"
+    fi
+    printf '{"schema": 1, "returncode": %d, "restart": 0, "ran_s": %d}\n' \
+        "$converge_code" "$SECONDS" > "$converge_run_folder/ended.json.part"
+    mv "$converge_run_folder/ended.json.part" "$converge_run_folder/ended.json"
+    exit "$converge_code"
+}
+stop() {
+    trap '' TERM
+    if [ -n "${converge_step:-}" ]; then
+        kill -TERM "$converge_step" 2> /dev/null || true
+        wait "$converge_step" || true
+    fi
+    exit 143
+}
+trap finish EXIT
+trap stop TERM
+
+(cd "$converge_run_folder" && mkdir -p output)
+
+export CONVERGE_JOB=/store/runs/run-0123456789ab/job.json
+export CUDA_VISIBLE_DEVICES=''
+export DS_ACCELERATOR=cpu
+export LOCAL_SIZE=8
+export MKL_NUM_THREADS=1
+export OMP_NUM_THREADS=1
+export OPENBLAS_NUM_THREADS=1
+export PATH='/env s/bin'${PATH:+:$PATH}
+export PYTHONHASHSEED=0
+export PYTHONPATH=/converge/on_loopback${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONUNBUFFERED=1
+export TOKENIZERS_PARALLELISM=false
+export TORCHINDUCTOR_AUTOGRAD_CACHE=0
+export TORCHINDUCTOR_CACHE_DIR=/store/runs/run-0123456789ab/inductor
+export TORCHINDUCTOR_COMPILE_THREADS=1
+export TORCHINDUCTOR_FX_GRAPH_CACHE=0
+
+converge_meeting_port=29500
+export MASTER_ADDR=127.0.0.1 MASTER_PORT=$converge_meeting_port
+
+cd '/home/me/it'"'"'s $HOME'
+
+bash -c '
+set -eu
+converge_call=$(($2 + ${SLURM_RESTART_COUNT:-0}))
+converge_logs=$1/call-$(printf %02d "$converge_call")
+mkdir -p "$converge_logs"
+shift 2
+exec "$@" > "$converge_logs/program.log" 2>&1
+' converge /store/runs/run-0123456789ab/logs 1 env STEPS=3 'TEXT=$(touch pwned)`touch pwned`'"'"'"; touch pwned #
+#SBATCH --array=0-9
+touch pwned' \
+    '/env s/bin/python' -m deepspeed.launcher.runner --master_port="$converge_meeting_port" --num_gpus=8 \
+    train.py --text '$(touch pwned)`touch pwned`'"'"'"; touch pwned #
+#SBATCH --array=0-9
+touch pwned' --steps=3 --out=/store/runs/run-0123456789ab/output &
+
+converge_step=$!
+wait "$converge_step"

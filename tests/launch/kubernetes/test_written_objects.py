@@ -1,0 +1,117 @@
+"""Objects in files as a scheduler: what is written where, and what is known of jobs from files."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from batch_jobs import job
+from test_pod_script import ON_CPUS, PLAIN
+
+from converge_harness.errors import StoreError
+from converge_harness.launch.kubernetes.objects import job_set, object_name, object_text
+from converge_harness.launch.kubernetes.written import RUNS, SEEDS, WrittenObjects
+from converge_harness.launch.slurm.backend import JobState, Phase, SubmitRequest
+from converge_harness.launch.slurm.settle import Known, settle
+from converge_harness.launch.slurm.submission import Submission, write_submission
+from converge_harness.model import Role, RunStatus
+from converge_harness.store import Store
+
+SEED = job("seed", ranks=1, role=Role.SEED)
+RUN = replace(job("fsdp2", ranks=2), identity="f" * 64)
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Two jobs with their objects, in the folder ``o``."""
+    store = Store(tmp_path / "store")
+    backend = WrittenObjects(store, tmp_path / "o")
+    cluster = replace(ON_CPUS, kubernetes=replace(PLAIN, mount=tmp_path))
+    for each in (SEED, RUN):
+        folder = store.run_folder(each.name, each.identity)
+        folder.mkdir(parents=True)
+        made = job_set(each, folder, cluster, experiment="x")
+        (folder / "jobset.json").write_text(object_text(made))
+        (folder / "job.sh").touch()
+        (folder / "inductor").mkdir()
+        name = backend.submit(SubmitRequest(folder / "job.sh", "its name in Slurm"))
+        assert name == object_name(each)
+        assert not (folder / "inductor").exists()
+    return backend
+
+
+def folder_of(backend):
+    return backend.store.run_folder(RUN.name, RUN.identity)
+
+
+def state(backend):
+    return backend.poll([object_name(RUN)])[object_name(RUN)]
+
+
+def end(backend, code, **more):
+    said = {"schema": 1, "returncode": code, "restart": 0, **more}
+    (folder_of(backend) / "ended.json").write_text(json.dumps(said))
+
+
+def test_seed_checkpoints_are_in_a_folder_before_the_others(written):
+    found = {when: [path.stem for path in written.objects_in(when)] for when in (SEEDS, RUNS)}
+    assert found == {SEEDS: [object_name(SEED)], RUNS: [object_name(RUN)]}
+    assert SEEDS < RUNS
+
+
+def test_a_job_is_known_by_what_its_first_pod_wrote(written):
+    assert state(written) == JobState(Phase.PENDING)
+    (folder_of(written) / "logs" / "call-01").mkdir(parents=True)
+    assert state(written) == JobState(Phase.RUNNING)
+    end(written, 3, ran_s=7)
+    assert state(written) == JobState(Phase.ENDED, exit_code=3, ran_s=7.0)
+
+
+def test_a_job_that_continues_waits_until_it_has_logs_of_its_own(written):
+    name = object_name(RUN)
+    write_submission(folder_of(written), Submission(RUN.identity, name, "", continues_after=1))
+    (folder_of(written) / "logs" / "call-01").mkdir(parents=True)
+    assert state(written).phase is Phase.PENDING
+    (folder_of(written) / "logs" / "call-02").mkdir()
+    assert state(written).phase is Phase.RUNNING
+
+
+def test_a_job_that_may_not_start_any_more_is_unknown(written):
+    written.cancel([object_name(RUN)])
+    assert state(written) == JobState(Phase.UNKNOWN)
+    assert written.poll(["cv-gone-0123"]) == {"cv-gone-0123": JobState(Phase.UNKNOWN)}
+
+
+@pytest.mark.parametrize(
+    ("cancelled", "status", "message"),
+    [
+        ("by me", RunStatus.CANCELLED, "by me, before its first step was finished"),
+        ("", RunStatus.CRASHED, "ended by SIGTERM (deleted, evicted, time limit)"),
+    ],
+)
+def test_pods_that_were_ended_are_no_crash_of_ranks(written, cancelled, status, message):
+    name = object_name(RUN)
+    submission = Submission(RUN.identity, name, "", job_id=name, cancelled=cancelled)
+    write_submission(folder_of(written), submission)
+    end(written, 143)
+    known = Known(RUN, folder_of(written), submission, state(written), ON_CPUS)
+    record = settle(known)
+    assert record.status is status
+    assert message in record.error.message
+
+
+@pytest.mark.parametrize("content", ["{}", '{"schema": 1, "returncode": "x"}', "no JSON"])
+def test_a_damaged_end_is_an_error_and_no_end(written, content):
+    (folder_of(written) / "ended.json").write_text(content)
+    with pytest.raises(StoreError, match="ended"):
+        state(written)
+
+
+def test_only_objects_of_jobs_that_are_not_over_stay(written):
+    other = written.objects / RUNS / "mine.json"
+    other.touch()
+    written.tidy()
+    assert len(written.objects_in(RUNS)) == 1
+    (folder_of(written) / "record.json").touch()
+    written.tidy()
+    assert (written.objects_in(RUNS), len(written.objects_in(SEEDS))) == ((), 1)
+    assert other.exists()
