@@ -7,9 +7,9 @@ It asks ``torch.cuda`` for devices, streams and random states without asking whe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -34,14 +34,32 @@ def prepare_torch() -> None:
     _make_on_the_cpu()
 
 
+class _Stream:
+    """The one order in which a CPU computes; it is also any event in it."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def wait_stream(self, _: Any) -> None:
+        """What was to come first has been computed."""
+
+    def synchronize(self) -> None:
+        """The same."""
+
+    def record_event(self, *_: Any) -> _Stream:
+        return self
+
+
 def _answer_for_cuda() -> None:
-    stream = types.SimpleNamespace(wait_stream=lambda _: None, synchronize=lambda: None)
+    stream = _Stream()
     answers: dict[str, Any] = {
         "current_device": lambda: CPU,
         "set_device": lambda _: None,
         "device_count": lambda: 0,
         "synchronize": lambda *_: None,
         "current_stream": lambda *_: stream,
+        "Stream": _Stream,
+        "stream": lambda _: contextlib.nullcontext(),
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
         "manual_seed": torch.manual_seed,
