@@ -106,8 +106,11 @@ def _name_types_as_on_a_gpu() -> None:
 def prepare_megatron() -> None:
     """Replace functions of Megatron-Core that need a GPU or its libraries, once per process."""
     from megatron.core.tensor_parallel import random
+    from megatron.core.transformer.moe import moe_utils
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
+    if not moe_utils.HAVE_TE:
+        moe_utils.te_general_gemm = None  # routers ask whether it is None, and it is not defined
     random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
     WrappedTorchNorm.__new__ = _norm
