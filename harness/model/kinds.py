@@ -8,7 +8,7 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """Parallelism degrees. ``ep`` uses ranks of the data-parallel degrees, cp and tp: it adds none."""
+    """Parallelism degrees. ``ep`` uses ranks of data parallelism, cp and tp, so it adds none."""
 
     dp_replicate: int = 1
     dp_shard: int = 1

@@ -30,6 +30,20 @@ def test_layouts_are_the_control_by_all_evidence(folder):
             assert outcomes[check] == "PASS", (name, check)
 
 
+def test_experts_on_other_ranks_are_the_control_by_all_evidence(folder):
+    names = ("ep2", "ep2_distributed_optimizer", "ep2_tp2_sp")
+    tests = run_some(folder, "megatron", *names)
+    assert verdicts(tests) == dict.fromkeys(names, "PASS")
+    for name in names:
+        outcomes = {check["name"]: check["outcome"] for check in tests[name]["checks"]}
+        for check in (
+            *("same-initial-parameters", "gradients-first-steps", "updates-first-steps"),
+            *("reported-grad-norm-is-recomputed", "optimizer-state-first-steps", "replicas-agree"),
+            "named-in-force",
+        ):
+            assert outcomes[check] == "PASS", (name, check)
+
+
 def test_errors_in_it_fail_at_the_first_step_with_their_causes(folder):
     says = {
         "sp_norms_not_summed": "a reduction of these gradients over tp is missing",
