@@ -116,6 +116,15 @@ def test_repeats_that_its_rank_code_cannot_make_are_refused(tmp_path):
     found = problems(tmp_path, "parallelism = { tp = 2 }", head=head)
     assert "'rounding' is not possible: this megatron trainer cannot round results" in found
     assert "permute" not in found
+    balanced = (
+        "set = { transformer.num_moe_experts = 4, transformer.moe_aux_loss_coeff = 0.1 }\n[[test]]"
+    )
+    found = problems(
+        tmp_path,
+        "parallelism = { tp = 2 }",
+        head=head.replace(', "rounding"', "").replace("[[test]]", balanced),
+    )
+    assert "'permute' is not possible for 'dp2': its auxiliary loss is of a microbatch" in found
 
 
 def test_what_is_switched_off_is_not_refused(tmp_path):

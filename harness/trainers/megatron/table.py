@@ -153,6 +153,15 @@ def refused(settings: Mapping[str, Any], where: Where) -> Iterator[Problem]:
             yield Problem(where(key), REFUSED[key], "leave it out")
 
 
+def has_auxiliary_loss(spec: SetSpec) -> bool:
+    """Whether experts are balanced by a loss of the microbatch (``aux_loss``, the default)."""
+    kind = spec.setting("transformer.moe_router_load_balancing_type")
+    balanced = spec.setting("transformer.moe_aux_loss_coeff")
+    return bool(
+        spec.setting("transformer.num_moe_experts") and balanced and kind in (None, "aux_loss")
+    )
+
+
 def set_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
     """What of a set Megatron-Core's adapter cannot do."""
     degrees = spec.parallelism
