@@ -100,6 +100,35 @@ def parameters_not_gathered(trainer: Any) -> None:
         part.start_param_sync = lambda *_, **__: None
 
 
+def expert_gradients_scaled(trainer: Any) -> None:
+    """Gradients of experts are multiplied by the expert-parallel degree (ML 5956)."""
+    config = trainer.parts[0].config
+    finalize = config.finalize_model_grads_func
+
+    def scaled(parts: Any, *args: Any, **kwargs: Any) -> None:
+        finalize(parts, *args, **kwargs)
+        for part in parts:
+            for buffer in part.expert_parallel_buffers:
+                buffer.scale_gradients(config.expert_model_parallel_size)
+
+    config.finalize_model_grads_func = scaled
+
+
+def probabilities_of_other_experts(trainer: Any) -> None:
+    """The second rank of experts weights tokens by the probabilities of the first one's experts."""
+    if parallel_state.get_expert_model_parallel_rank() == 0:
+        return
+    for part in trainer.parts:
+        for layer in part.module.decoder.layers:
+            dispatcher = layer.mlp.token_dispatcher
+            weighted = dispatcher.dispatch_postprocess
+
+            def others(hidden: Any, probs: Any, weighted: Any = weighted) -> Any:
+                return weighted(hidden, probs.roll(probs.shape[-1] // 2, -1))
+
+            dispatcher.dispatch_postprocess = others
+
+
 def loss_divided_by_microbatches(trainer: Any) -> None:
     """The schedule divides the tensor that was logged, in place, by the number of microbatches."""
     loss_function = trainer.loss_function

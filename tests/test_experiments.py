@@ -191,6 +191,13 @@ def test_an_upgrade_has_its_sets_in_the_newer_toolchain(name, control, before, a
     assert {job.toolchain.name for job in tests} == {after}
 
 
+def test_an_auxiliary_loss_of_microbatches_is_not_repeated_with_other_samples_in_them():
+    names = {job.name for job in plan_of("megatron").jobs}
+    assert "experts_dp2.permute" in names
+    assert {"balanced_dp2.rerun", "balanced_dp2.ulp"} <= names
+    assert not any(name.startswith("balanced_dp2.permute") for name in names)
+
+
 def test_known_bugs_inject_nothing():
     jobs = jobs_of("known_bugs")
     assert len(jobs) == 13

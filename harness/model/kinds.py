@@ -8,7 +8,7 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """Parallelism degrees. ``ep`` uses the ranks of dp_shard, cp and tp, so it adds none."""
+    """Parallelism degrees. ``ep`` uses ranks of data parallelism, cp and tp, so it adds none."""
 
     dp_replicate: int = 1
     dp_shard: int = 1

@@ -146,15 +146,17 @@ def _beside(experiment: Experiment, job: Job) -> str:
 def _repeats_of(experiment: Experiment, control: Job) -> tuple[Repeat, ...]:
     """The repeats of a control that are possible.
 
-    Only converge's own loader can distribute a batch to the ranks in another order. A file that
-    explicitly asks for an impossible repeat was refused on loading.
+    Only converge's own loader can distribute a batch to the ranks in another order, and that must
+    not change the objective. A file that explicitly asks for an impossible repeat was refused on
+    loading.
     """
     if experiment.calibration is not None or experiment.baseline is not None:
         return ()
     wanted = experiment.repeats
     if control.precision is not Precision.FP32 and control.spec.trainer.can.rounds_otherwise:
         wanted = tuple(dict.fromkeys(repeat.in_low_precision for repeat in wanted))
-    deals = control.spec.train_config.own_loader
+    spec = control.spec
+    deals = spec.train_config.own_loader and not trainer_of(spec).is_by_microbatch(spec)
     return tuple(repeat for repeat in wanted if deals or repeat.kind is not RepeatKind.PERMUTE)
 
 

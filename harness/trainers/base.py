@@ -306,6 +306,13 @@ class Trainer(ABC):
             return why, "use rerun and ulp repeats" if trainer.can.probed else "use rerun"
         return "", ""
 
+    def is_by_microbatch(self, spec: SetSpec) -> bool:
+        """Whether the objective depends on which samples are together in a microbatch.
+
+        Then a repeat that distributes the samples of a batch in another order is none.
+        """
+        return False
+
     def takes_seed(self, trainer: TrainerSpec) -> bool:
         """Whether a run gets its seed; otherwise all seeds would give the same run."""
         return True

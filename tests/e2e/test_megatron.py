@@ -30,12 +30,28 @@ def test_layouts_are_the_control_by_all_evidence(folder):
             assert outcomes[check] == "PASS", (name, check)
 
 
+def test_experts_on_other_ranks_are_the_control_by_all_evidence(folder):
+    names = ("ep2", "ep2_distributed_optimizer", "ep2_tp2_sp")
+    tests = run_some(folder, "megatron", *names)
+    assert verdicts(tests) == dict.fromkeys(names, "PASS")
+    for name in names:
+        outcomes = {check["name"]: check["outcome"] for check in tests[name]["checks"]}
+        for check in (
+            *("same-initial-parameters", "gradients-first-steps", "updates-first-steps"),
+            *("reported-grad-norm-is-recomputed", "optimizer-state-first-steps", "replicas-agree"),
+            "named-in-force",
+        ):
+            assert outcomes[check] == "PASS", (name, check)
+
+
 def test_errors_in_it_fail_at_the_first_step_with_their_causes(folder):
     says = {
         "sp_norms_not_summed": "a reduction of these gradients over tp is missing",
         "averaged_twice": "gradients are scaled by 0.25",
         "vocabulary_shifted": "the output of embedding.word_embeddings is off",
         "loss_divided": "only the metric is wrong",
+        "experts_scaled": "by 2, which equals the EP degree (2)",
+        "wrong_experts": "what layers.0.mlp.experts.2.linear_fc2 gets (in.0) is off",
         "interleaved_batched": "what layers.1 gets (in.hidden_states) is off",
     }
     tests = run_some(folder, "megatron_injected", *says)
@@ -49,6 +65,7 @@ def test_bugs_of_the_release_are_named_where_they_begin(folder):
     says = {
         "gathered_logits_tp2": "the objective differs",
         "means_of_microbatches": "gradients are wrong in direction",
+        "balanced_tp2_sp": "the backward pass differs",
     }
     tests = run_some(folder, "megatron_bugs", *says, "norms_tp2_sp")
     assert verdicts(tests) == {**dict.fromkeys(says, "FAIL"), "norms_tp2_sp": "PASS"}
@@ -56,3 +73,4 @@ def test_bugs_of_the_release_are_named_where_they_begin(folder):
         assert words in tests[name]["cause"], name
         # No module is blamed: gated layers are in another order on tensor-parallel ranks.
         assert "all outputs are right" in tests[name]["first_wrong"], name
+    assert "what layers.3.mlp.router gets is off" in tests["balanced_tp2_sp"]["first_wrong"]

@@ -16,6 +16,14 @@ from converge_harness.rank.start.entry import config_problems
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+def with_experts(**transformer):
+    settings = {"num_moe_experts": 4, "moe_ffn_hidden_size": 8, **transformer}
+    return {"overrides": {f"transformer.{key}": value for key, value in settings.items()}}
+
+
+EXPERTS = with_experts()
+
+
 def problem_of(folder, degrees=None, **more):
     (problem,) = config_problems(megatron, job_of(folder, degrees, **more))
     return problem
@@ -116,6 +124,23 @@ def test_a_key_that_no_class_has_is_refused_with_the_nearest(tmp_path):
         ({}, {"device": "cuda"}, "trainer.kind", "trains on CPUs only so far: hide the GPUs"),
         ({}, {"overrides": {"optimizer.optimizer": "sgd"}}, "optimizer.optimizer", "not tested"),
         ({}, {"overrides": {"transformer.sequence_parallel": True}}, "", "refuses the config"),
+        ({"dp_replicate": 2, "ep": 2}, {}, "parallelism.ep", "2 needs a model with experts: set"),
+        ({"dp_replicate": 3, "ep": 3}, EXPERTS, "transformer.num_moe_experts", "multiple of ep 3"),
+        ({"ep": 2}, EXPERTS, "parallelism.ep", "does not divide the 1 ranks"),
+        ({"tp": 2}, EXPERTS, "transformer.sequence_parallel", "needed by experts under tensor"),
+        ({}, with_experts(moe_grouped_gemm=True), "transformer.moe_grouped_gemm", "needs a GPU"),
+        (
+            {},
+            with_experts(moe_token_dispatcher_type="flex"),
+            "transformer.moe_token_dispatcher_type",
+            "'flex' needs DeepEP, whose kernels need a GPU",
+        ),
+        (
+            {},
+            with_experts(moe_router_load_balancing_type="sinkhorn"),
+            "transformer.moe_router_load_balancing_type",
+            "'sinkhorn' is not tested",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_by_its_key(tmp_path, degrees, more, key, says):

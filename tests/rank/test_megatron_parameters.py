@@ -1,5 +1,7 @@
 """Names and entries of Megatron-Core's parameters, whatever the layout: by real ranks over gloo."""
 
+import math
+
 import pytest
 from gloo_ranks import run_on_ranks
 from megatron_models import NEEDED, job_of, prepared_megatron
@@ -37,6 +39,8 @@ def started(job):
         transformer.tensor_model_parallel_size,
         transformer.pipeline_model_parallel_size,
         transformer.virtual_pipeline_model_parallel_size,
+        expert_model_parallel_size=transformer.expert_model_parallel_size,
+        expert_tensor_parallel_size=transformer.expert_tensor_parallel_size,
     )
     torch.manual_seed(job.seed + dist.get_rank())  # nothing may depend on it
     chunks = build_model(config, CPU)
@@ -79,6 +83,11 @@ def load_seed(folder, degrees, more):
 
 TIED = {"gpt.share_embeddings_and_output_weights": True}
 SINKS = {"transformer.softmax_type": "learnable"}
+EXPERTS = {"transformer.num_moe_experts": 4, "transformer.moe_ffn_hidden_size": 8}
+SHARED = {**EXPERTS, "transformer.moe_shared_expert_intermediate_size": 12}
+SOME_LAYERS = {**EXPERTS, "transformer.moe_layer_freq": [0, 1, 1, 0]}
+SEQUENCE = {"transformer.sequence_parallel": True}
+UNDIVIDED = {**SEQUENCE, "transformer.expert_tensor_parallel_size": 1}
 INTERLEAVED = {"pipeline_schedule": "Interleaved1F1B"}
 
 
@@ -91,12 +100,28 @@ INTERLEAVED = {"pipeline_schedule": "Interleaved1F1B"}
         ({"pp": 2}, INTERLEAVED),
         ({"pp": 2}, {"pipeline_schedule": "1F1B", "overrides": TIED}),
         ({"tp": 2, "pp": 2}, {"pipeline_schedule": "1F1B"}),
+        ({"dp_replicate": 2, "ep": 2}, {"overrides": EXPERTS}),
+        ({"tp": 2, "ep": 2}, {"overrides": {**EXPERTS, **UNDIVIDED}}),
+        ({"dp_shard": 2, "tp": 2, "ep": 2}, {"overrides": {**SHARED, **SEQUENCE}}),
+        (
+            {"dp_shard": 2, "pp": 2, "ep": 2},
+            {"pipeline_schedule": "1F1B", "overrides": SOME_LAYERS},
+        ),
     ],
-    ids=["tp2", "sinks_tp2", "pp2", "interleaved", "tied_pp2", "tp2_pp2"],
+    ids=[
+        *("tp2", "sinks_tp2", "pp2", "interleaved", "tied_pp2", "tp2_pp2"),
+        *("ep2", "undivided_ep2_tp2", "ep2_tp2", "ep2_pp2"),
+    ],
 )
 def test_every_layout_gets_the_weights_that_one_rank_drew(tmp_path, degrees, more):
-    run_on_ranks(save_seed, 1, tmp_path, more.get("overrides", {}))
-    run_on_ranks(load_seed, degrees.get("tp", 1) * degrees.get("pp", 1), tmp_path, degrees, more)
+    overrides = more.get("overrides", {})
+    of_model = {key: value for key, value in overrides.items() if key not in UNDIVIDED}
+    run_on_ranks(save_seed, 1, tmp_path, of_model)
+    run_on_ranks(load_seed, ranks_of(degrees), tmp_path, degrees, more)
+
+
+def ranks_of(degrees):
+    return math.prod(degree for name, degree in degrees.items() if name != "ep")
 
 
 def matrices_of_seed(folder):
@@ -133,8 +158,8 @@ def test_weights_of_another_model_are_refused(tmp_path):
     run_on_ranks(load_of_another_model, 1, tmp_path)
 
 
-def distributed_optimizer(folder, degrees):
-    config, chunks, parts = started(job_of(folder, degrees))
+def updated(folder, degrees, overrides):
+    config, chunks, parts = started(job_of(folder, degrees, overrides=overrides))
     pieces = pieces_of(parts)
     load_weights(folder / "seed", pieces, fused_of(parts))
     weights = whole(weights_of(pieces))
@@ -146,7 +171,8 @@ def distributed_optimizer(folder, degrees):
     assert runs.keys() == weights.keys()
     assert all(torch.equal(runs[name], weights[name]) for name in weights)
     held = sum(piece.parameter.numel() for piece in pieces)
-    assert 0 < sum(shard.entries for _, shard in trained.shards) < held
+    entries = sum(shard.entries for _, shard in trained.shards)
+    assert 0 < entries < held if "dp_shard" in degrees else entries == held
     # Gradients are those that the optimizer reads, and states are of the same entries.
     for _, shard in trained.shards:
         shard.grad.local().copy_(shard.local())
@@ -158,8 +184,16 @@ def distributed_optimizer(folder, degrees):
         torch.testing.assert_close(moment, 0.1 * clipped, msg=name)
 
 
-@pytest.mark.parametrize("degrees", [{"dp_shard": 2}, {"dp_shard": 2, "tp": 2}])
-def test_the_runs_of_the_distributed_optimizer_are_the_whole(tmp_path, degrees):
-    run_on_ranks(save_seed, 1, tmp_path, {})
-    ranks = degrees["dp_shard"] * degrees.get("tp", 1)
-    run_on_ranks(distributed_optimizer, ranks, tmp_path, degrees)
+@pytest.mark.parametrize(
+    ("degrees", "overrides"),
+    [
+        ({"dp_shard": 2}, {}),
+        ({"dp_shard": 2, "tp": 2}, {}),
+        ({"dp_shard": 2, "ep": 2}, EXPERTS),
+        ({"dp_replicate": 2, "ep": 2}, EXPERTS),
+    ],
+    ids=["dp2", "dp2_tp2", "dp2_ep2", "ep2_without_shards"],
+)
+def test_what_the_optimizers_of_all_ranks_update_is_the_whole(tmp_path, degrees, overrides):
+    run_on_ranks(save_seed, 1, tmp_path, overrides)
+    run_on_ranks(updated, ranks_of(degrees), tmp_path, degrees, overrides)

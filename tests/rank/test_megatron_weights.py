@@ -296,10 +296,13 @@ def test_the_harness_knows_the_names_of_all_parameters(tmp_path, transformer, gp
     run_on_ranks(all_names, 1, tmp_path, transformer, gpt)
 
 
-def test_norms_of_queries_and_keys_cannot_be_mapped(tmp_path):
-    overrides = {"transformer.qk_layernorm": True}
+@pytest.mark.parametrize(
+    ("key", "value"), [("transformer.qk_layernorm", True), ("transformer.num_moe_experts", 4)]
+)
+def test_norms_of_queries_and_keys_and_experts_cannot_be_mapped(tmp_path, key, value):
+    overrides = {key: value}
     (problem,) = config_problems(megatron, job_of(tmp_path, weights=NAMES, overrides=overrides))
-    assert problem.key == "transformer.qk_layernorm"
+    assert problem.key == key
     assert config_problems(megatron, job_of(tmp_path, overrides=overrides)) == []
 
 

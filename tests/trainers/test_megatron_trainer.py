@@ -75,7 +75,6 @@ def test_a_set_has_its_degrees_settings_and_techniques(tmp_path):
     ("test", "says"),
     [
         ("parallelism = { cp = 2 }", "context parallelism needs Transformer Engine"),
-        ("parallelism = { ep = 2, dp_shard = 2 }", "parallelism.ep of 'changed': needs a model"),
         ("parallelism = { dp_replicate = 2, dp_shard = 2 }", "several instances of the"),
         ('parallelism = { tp = 2 }\ntechniques = ["float8"]', "has no technique 'float8'"),
         (
@@ -83,8 +82,12 @@ def test_a_set_has_its_degrees_settings_and_techniques(tmp_path):
             "set.transformer.fp8 of 'changed': needs Transformer Engine",
         ),
         (
-            "parallelism = { tp = 2 }\nset = { transformer.num_moe_experts = 4 }",
-            "is another model than the dense GPT",
+            "parallelism = { tp = 2 }\nset = { transformer.moe_router_fusion = true }",
+            "set.transformer.moe_router_fusion of 'changed': needs Transformer Engine",
+        ),
+        (
+            "parallelism = { tp = 2 }\nset = { transformer.moe_input_jitter_eps = 0.1 }",
+            "draws random numbers, which differ in every layout",
         ),
         (
             "parallelism = { tp = 2 }\nset = { ddp.use_distributed_optimizer = true }",
@@ -101,7 +104,7 @@ def test_what_it_cannot_do_is_refused_by_name(tmp_path, test, says):
     [
         (CONFIG.replace("[converge.data]", ""), "converge.data: is missing"),
         (CONFIG + "tensor_model_parallel_size = 2", "say it there: parallelism.tp"),
-        (CONFIG + "multi_latent_attention = true", "is another model than the dense GPT"),
+        (CONFIG + "multi_latent_attention = true", "is another model than the GPT"),
     ],
 )
 def test_a_train_config_is_refused_with_the_key(tmp_path, config, says):
@@ -113,6 +116,15 @@ def test_repeats_that_its_rank_code_cannot_make_are_refused(tmp_path):
     found = problems(tmp_path, "parallelism = { tp = 2 }", head=head)
     assert "'rounding' is not possible: this megatron trainer cannot round results" in found
     assert "permute" not in found
+    balanced = (
+        "set = { transformer.num_moe_experts = 4, transformer.moe_aux_loss_coeff = 0.1 }\n[[test]]"
+    )
+    found = problems(
+        tmp_path,
+        "parallelism = { tp = 2 }",
+        head=head.replace(', "rounding"', "").replace("[[test]]", balanced),
+    )
+    assert "'permute' is not possible for 'dp2': its auxiliary loss is of a microbatch" in found
 
 
 def test_what_is_switched_off_is_not_refused(tmp_path):
@@ -134,6 +146,8 @@ def test_only_what_makes_the_model_makes_other_initial_weights(tmp_path):
     assert seed('transformer.softmax_type = "learnable"') != same
     assert seed("gpt.share_embeddings_and_output_weights = true") != same
     assert seed("transformer.embedding_init_method_std = 1.0") != same
+    assert seed("transformer.num_moe_experts = 4") != same
+    assert seed('transformer.moe_token_dispatcher_type = "alltoall"') == same
 
 
 def test_a_toolchain_without_a_fitting_megatron_is_refused(tmp_path):

@@ -1,9 +1,10 @@
 """What is really in force after the first step: ``in_force.json``, read from the live objects.
 
-The tensor-parallel degree is how many times the whole feed-forward width is that of a rank's
-weight; the pipeline stages follow from the layers that ranks hold; the data-parallel degree is the
-size of the group over which DDP reduces, and it shards if the optimizer is the distributed one.
-Sequence parallelism is seen in the length of the sequence that a layer's norm gets.
+The tensor-parallel degree is how many times the width of all heads is that of a rank's weight, the
+expert-parallel degree how many times all experts are those of a rank; the pipeline stages follow
+from the layers that ranks hold; the data-parallel degree is the size of the group over which DDP
+reduces, and it shards if the optimizer is the distributed one. Sequence parallelism is seen in the
+length of the sequence that a layer's norm gets.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ from typing import Any
 import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.moe.moe_layer import MoELayer
+from megatron.core.transformer.moe.token_dispatcher import (
+    MoEAllGatherTokenDispatcher,
+    MoEAlltoAllTokenDispatcher,
+)
 
 from converge_harness.rank.megatron.config import INTERLEAVED
 from converge_harness.rank.megatron.parameters import CanonicalPart, Piece
@@ -25,6 +31,11 @@ from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.run_folder import in_force
 
 _SEQUENCE_PARALLEL = "transformer.sequence_parallel"
+_DISPATCHER = "transformer.moe_token_dispatcher_type"
+_DISPATCHERS = {
+    MoEAllGatherTokenDispatcher: "allgather",
+    MoEAlltoAllTokenDispatcher: "alltoall",
+}
 _SCHEDULES = {
     "forward_backward_pipelining_without_interleaving": "1F1B",
     "forward_backward_pipelining_with_interleaving": INTERLEAVED,
@@ -89,6 +100,7 @@ def _seen(
     seq_len = recorder.positions // recorder.samples
     return {
         "tp": _tp_degree(parts),
+        **_experts(parts),
         "layers": sorted(int(number) for part in parts for number in part.layers),
         "dp": trainer.parts[0].dp_group.size(),
         "shards": any(isinstance(each, DistributedOptimizer) for each in optimizers),
@@ -108,9 +120,21 @@ def _seen(
 def _tp_degree(parts: Sequence[CanonicalPart]) -> int:
     for part in parts:
         for layer in part.layers.values():
-            width = layer.config.ffn_hidden_size
-            return int(width // layer.mlp.linear_fc2.weight.shape[1])
+            width = layer.config.num_attention_heads * layer.config.kv_channels
+            return int(width // layer.self_attention.linear_proj.weight.shape[1])
     return 1
+
+
+def _experts(parts: Sequence[CanonicalPart]) -> dict[str, Any]:
+    """By how many ranks experts are divided, and what sends tokens to them."""
+    for part in parts:
+        for layer in part.layers.values():
+            if isinstance(layer.mlp, MoELayer):
+                return {
+                    "ep": layer.config.num_moe_experts // len(layer.mlp.experts.local_experts),
+                    "dispatcher": _DISPATCHERS.get(type(layer.mlp.token_dispatcher)),
+                }
+    return {"ep": 1, "dispatcher": None}
 
 
 def _merged(trainer: MegatronTrainer, everyone: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -120,8 +144,10 @@ def _merged(trainer: MegatronTrainer, everyone: Sequence[dict[str, Any]]) -> dic
     shards = any(seen["shards"] for seen in everyone)
     stages = len({tuple(seen["layers"]) for seen in everyone})
     schedule = next((seen["schedule"] for seen in everyone if seen["schedule"]), None)
+    dispatcher = next((seen["dispatcher"] for seen in everyone if seen["dispatcher"]), None)
     config = {
         **trainer.config.flat,
+        **({_DISPATCHER: dispatcher} if dispatcher else {}),
         _SEQUENCE_PARALLEL: any(seen["sequence_parallel"] for seen in everyone),
     }
     return {
@@ -132,7 +158,7 @@ def _merged(trainer: MegatronTrainer, everyone: Sequence[dict[str, Any]]) -> dic
             "tp": largest("tp"),
             "cp": 1,
             "pp": stages,
-            "ep": 1,
+            "ep": largest("ep"),
         },
         "seq_len": largest("seq_len"),
         "local_batch_size": largest("local_batch_size"),

@@ -52,11 +52,20 @@ _NEED_A_GPU = (
     *("transformer.masked_softmax_fusion", "transformer.persist_layer_norm"),
     *("transformer.gradient_accumulation_fusion", "transformer.apply_rope_fusion"),
     *("transformer.enable_cuda_graph", "transformer.external_cuda_graph"),
+    *("transformer.moe_grouped_gemm", "transformer.moe_use_legacy_grouped_gemm"),
+    *("transformer.moe_enable_deepep", "transformer.moe_shared_expert_overlap"),
+    "transformer.overlap_moe_expert_parallel_comm",
     *("transformer.layernorm_zero_centered_gamma", "transformer.memory_efficient_layer_norm"),
     "transformer.cpu_offloading",
     *("optimizer.optimizer_cpu_offload", "ddp.average_in_collective", "ddp.nccl_ub"),
 )
 """Switches of kernels, norms, graphs and collectives that a CPU with gloo does not have."""
+
+
+_DISPATCHERS = ("allgather", "alltoall")
+"""Megatron-Core's dispatchers of tokens that a CPU has; ``flex`` calls DeepEP or HybridEP."""
+_BALANCINGS = ("none", "aux_loss", "seq_aux_loss")
+"""What may keep experts equally busy. Others work on counts of several steps or passes."""
 
 
 @dataclass
@@ -182,6 +191,7 @@ def _implied(job: RankJob, degrees: Degrees, chunks: int | None) -> dict[str, An
     low = dtype is torch.bfloat16
     interleaved = job.pipeline_schedule == INTERLEAVED and degrees.pp > 1
     return {
+        "transformer.expert_model_parallel_size": degrees.ep,
         "transformer.tensor_model_parallel_size": degrees.tp,
         "transformer.pipeline_model_parallel_size": degrees.pp,
         _CHUNKS_KEY: (chunks or CHUNKS) if interleaved else None,
@@ -196,10 +206,14 @@ def _implied(job: RankJob, degrees: Degrees, chunks: int | None) -> dict[str, An
         "ddp.use_distributed_optimizer": degrees.dp_shard > 1,
         "training.dtype": _plain(dtype),
         "training.mixed_precision_param": _plain(dtype),
-        **({"transformer.sequence_parallel": False} if job.makes_seed_checkpoint else {}),
+        **(_OF_ONE_RANK if job.makes_seed_checkpoint else {}),
     }
 
 
+_OF_ONE_RANK = {
+    "transformer.sequence_parallel": False,
+    "transformer.expert_tensor_parallel_size": None,
+}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _DTYPE_KEYS = ("training.dtype", "training.mixed_precision_param")
 
@@ -286,6 +300,7 @@ def _sizes_problems(
     for key, size, name, divisor in divisions:
         if size % divisor:
             yield KeyProblem(key, f"{size} is not a multiple of {name} {divisor}")
+    yield from _expert_problems(transformer, degrees)
     if job.makes_seed_checkpoint or degrees.pp == 1:
         return
     if job.pipeline_schedule not in SCHEDULES:
@@ -294,6 +309,38 @@ def _sizes_problems(
     if chunks > 1 and microbatches % degrees.pp:
         message = f"{microbatches} microbatches are not a multiple of pp {degrees.pp}, as "
         yield KeyProblem("training.local_batch_size", f"{message}{INTERLEAVED} needs")
+
+
+def _expert_problems(transformer: TransformerConfig, degrees: Degrees) -> Iterator[KeyProblem]:
+    """What a model with experts needs of its layout, and a layout with experts of its model."""
+    experts = transformer.num_moe_experts
+    if experts is None:
+        if degrees.ep > 1:
+            message = f"{degrees.ep} needs a model with experts: set transformer.num_moe_experts"
+            yield KeyProblem("parallelism.ep", message)
+        return
+    if experts % degrees.ep:
+        message = f"{experts} is not a multiple of ep {degrees.ep}"
+        yield KeyProblem("transformer.num_moe_experts", message)
+    parts = transformer.expert_tensor_parallel_size or degrees.tp
+    ranks = degrees.dp_replicate * degrees.dp_shard * degrees.tp
+    if ranks % (degrees.ep * parts):
+        message = (
+            f"{degrees.ep}, times {parts} ranks for the tensors of an expert, does not divide the "
+            f"{ranks} ranks of a pipeline stage"
+        )
+        yield KeyProblem("parallelism.ep", message)
+    if degrees.tp > 1 and not transformer.sequence_parallel:
+        message = "is needed by experts under tensor parallelism: set it to true"
+        yield KeyProblem("transformer.sequence_parallel", message)
+    for key, known in (
+        ("moe_token_dispatcher_type", _DISPATCHERS),
+        ("moe_router_load_balancing_type", _BALANCINGS),
+    ):
+        value = getattr(transformer, key)
+        if value not in known:
+            why = "needs DeepEP, whose kernels need a GPU" if value == "flex" else "is not tested"
+            yield KeyProblem(f"transformer.{key}", f"{value!r} {why}", tuple(map(repr, known)))
 
 
 def _value_problems(tables: MegatronTables, job: RankJob) -> Iterator[KeyProblem]:
@@ -315,6 +362,9 @@ def _value_problems(tables: MegatronTables, job: RankJob) -> Iterator[KeyProblem
     if job.weights is not None and tables.transformer.qk_layernorm:
         message = "has weights in the order of a head's rows, which weights does not map"
         yield KeyProblem("transformer.qk_layernorm", message)
+    if job.weights is not None and tables.transformer.num_moe_experts is not None:
+        message = "has experts, which weights does not map yet: train without them"
+        yield KeyProblem("transformer.num_moe_experts", message)
     kind = tables.optimizer.optimizer
     if kind != "adam":
         yield KeyProblem("optimizer.optimizer", f"{kind!r} is not tested", ("'adam'",))

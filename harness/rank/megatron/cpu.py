@@ -7,13 +7,14 @@ It asks ``torch.cuda`` for devices, streams and random states without asking whe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from converge_harness.rank.cpu import stay_forkable
 
@@ -34,14 +35,32 @@ def prepare_torch() -> None:
     _make_on_the_cpu()
 
 
+class _Stream:
+    """The one order in which a CPU computes; it is also any event in it."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def wait_stream(self, _: Any) -> None:
+        """What was to come first has been computed."""
+
+    def synchronize(self) -> None:
+        """The same."""
+
+    def record_event(self, *_: Any) -> _Stream:
+        return self
+
+
 def _answer_for_cuda() -> None:
-    stream = types.SimpleNamespace(wait_stream=lambda _: None, synchronize=lambda: None)
+    stream = _Stream()
     answers: dict[str, Any] = {
         "current_device": lambda: CPU,
         "set_device": lambda _: None,
         "device_count": lambda: 0,
         "synchronize": lambda *_: None,
         "current_stream": lambda *_: stream,
+        "Stream": _Stream,
+        "stream": lambda _: contextlib.nullcontext(),
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
         "manual_seed": torch.manual_seed,
@@ -88,11 +107,47 @@ def _name_types_as_on_a_gpu() -> None:
 def prepare_megatron() -> None:
     """Replace functions of Megatron-Core that need a GPU or its libraries, once per process."""
     from megatron.core.tensor_parallel import random
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
+    if not moe_utils.HAVE_TE:
+        moe_utils.te_general_gemm = None  # routers ask whether it is None, and it is not defined
+    token_dispatcher.maybe_move_tensor_to_cpu = _counts
+    _exchange_uneven_parts()
     random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
     WrappedTorchNorm.__new__ = _norm
+
+
+def _counts(tensor: Any, *, as_numpy: bool = False, **_: Any) -> Any:
+    """How many tokens go where, as the host needs it: torch's all-to-all takes no tensor."""
+    return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
+
+
+def _exchange_uneven_parts() -> None:
+    """Tensor-parallel ranks get other numbers of tokens for their experts, which gloo refuses."""
+    from megatron.core.tensor_parallel import mappings
+
+    gather, scatter = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
+
+    def gathered(part: torch.Tensor, group: Any, sizes: Any = None, *more: Any) -> torch.Tensor:
+        if sizes is None or group.size() == 1:
+            return gather(part, group, sizes, *more)
+        longest = part.new_zeros(max(sizes), *part.shape[1:])
+        longest[: len(part)] = part
+        parts = [torch.empty_like(longest) for _ in sizes]
+        dist.all_gather(parts, longest, group=group)
+        return torch.cat([each[:size] for each, size in zip(parts, sizes, strict=True)])
+
+    def scattered(whole: torch.Tensor, group: Any, sizes: Any = None, *more: Any) -> torch.Tensor:
+        if sizes is None or group.size() == 1:
+            return scatter(whole, group, sizes, *more)
+        summed = whole.clone()
+        dist.all_reduce(summed, group=group)
+        return summed.split(sizes)[group.rank()].clone()
+
+    mappings._gather_along_first_dim = gathered
+    mappings._reduce_scatter_along_first_dim = scattered
 
 
 def _norm(_cls: type, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> Any:

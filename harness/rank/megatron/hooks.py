@@ -17,6 +17,7 @@ from converge_harness.rank.data_order import Sample
 from converge_harness.rank.megatron.parameters import (
     CanonicalPart,
     Trained,
+    feed_forwards,
     fused_of,
     module_names,
 )
@@ -82,10 +83,11 @@ def _pieces_of(parts: tuple[CanonicalPart, ...]) -> dict[str, int]:
     No other trainer has such a module, so they have their own names.
     """
     return {
-        f"layers.{number}.mlp.linear_fc1": 2
+        f"{name}.linear_fc1": 2
         for part in parts
         for number, layer in part.layers.items()
         if layer.config.gated_linear_unit
+        for name, _ in feed_forwards(number, layer)
     }
 
 

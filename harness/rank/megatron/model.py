@@ -11,7 +11,10 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_decoder_block_spec,
+    get_gpt_layer_local_spec,
+)
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
@@ -29,6 +32,8 @@ def start_ranks(job: RankJob, config: MegatronConfig) -> torch.device:
         transformer.tensor_model_parallel_size,
         transformer.pipeline_model_parallel_size,
         transformer.virtual_pipeline_model_parallel_size,
+        expert_model_parallel_size=transformer.expert_model_parallel_size,
+        expert_tensor_parallel_size=transformer.expert_tensor_parallel_size,
     )
     torch.manual_seed(job.seed)
     model_parallel_cuda_manual_seed(job.seed)
@@ -49,9 +54,7 @@ def _chunk(config: MegatronConfig, stage: int | None) -> GPTModel:
     transformer, gpt = config.tables.transformer, config.tables.gpt
     model = GPTModel(
         transformer,
-        get_gpt_layer_local_spec(
-            qk_layernorm=transformer.qk_layernorm, normalization=transformer.normalization
-        ),
+        _layers(config, stage),
         vocab_size=gpt.vocab_size,
         max_sequence_length=config.tables.training.seq_len,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
@@ -66,6 +69,21 @@ def _chunk(config: MegatronConfig, stage: int | None) -> GPTModel:
         vp_stage=stage,
     )
     return model.to(config.dtype)
+
+
+def _layers(config: MegatronConfig, stage: int | None) -> Any:
+    """Which modules layers have; with experts ``moe_layer_freq`` says which layers have some."""
+    transformer = config.tables.transformer
+    if transformer.num_moe_experts is None:
+        return get_gpt_layer_local_spec(
+            qk_layernorm=transformer.qk_layernorm, normalization=transformer.normalization
+        )
+    return get_gpt_decoder_block_spec(
+        transformer,
+        use_transformer_engine=False,
+        normalization=transformer.normalization,
+        vp_stage=stage,
+    )
 
 
 def wrap_model(config: MegatronConfig, chunks: Sequence[GPTModel]) -> list[DistributedDataParallel]:

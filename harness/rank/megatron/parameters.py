@@ -10,6 +10,10 @@ in ``partition_stride`` pieces (a gated ``linear_fc1`` has two: each rank has ro
 matrices). All others are held whole, but one: an attention's ``softmax_offset`` has an entry for
 each head of the rank and no attribute that says so (Megatron-LM issue 7452, finding 8).
 
+A rank holds some of the experts, which Megatron-Core numbers from 0 on every rank, and which here
+have their numbers in the whole model. Their weights are divided by a group of their own
+(``expert_tensor_parallel_size``).
+
 Two weights are several matrices in one: ``linear_qkv`` has for each query group its queries, keys
 and values (``Attention.get_query_key_value_tensors``), a gated ``linear_fc1`` the gate before the
 other matrix (``MLP.forward``). They have a row for each matrix, and are stored so.
@@ -21,6 +25,7 @@ other's order, too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +33,7 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.transformer.moe.moe_layer import MoELayer
 
 from converge_harness.rank.recorder.block_shard import BlockShard
 from converge_harness.rank.recorder.placement import Held, HeldRun, Runs
@@ -38,6 +44,9 @@ _EMBEDDING = "embedding.word_embeddings.weight"
 _OUTPUT = "output_layer.weight"
 _OF_HEADS = ".softmax_offset"
 """The end of the name of parameters with an entry for each head, divided without being marked."""
+_OF_EXPERTS = ".mlp.experts."
+"""In the names of parameters of experts, shared ones excepted."""
+_LOCAL_EXPERT = re.compile(r"(?<=\.mlp\.experts\.)local_experts\.(\d+)")
 
 
 class CanonicalPart(torch.nn.Module):
@@ -49,6 +58,11 @@ class CanonicalPart(torch.nn.Module):
         is_rotary = gpt.position_embedding_type == "rope"
         self.rotated = int(gpt.config.kv_channels * gpt.rotary_percent) if is_rotary else 0
         """Rows of queries and keys that are rotated, of each head: the first ones."""
+        self.first_expert = min(
+            (layer.mlp.local_expert_indices[0] for layer in gpt.decoder.layers if _routes(layer)),
+            default=0,
+        )
+        """The number in the whole model of this rank's first expert."""
         if gpt.pre_process:
             self.embedding = gpt.embedding
         layers = {str(layer.layer_number - 1): layer for layer in gpt.decoder.layers}
@@ -57,6 +71,17 @@ class CanonicalPart(torch.nn.Module):
             self.final_layernorm = gpt.decoder.final_layernorm
         if gpt.post_process:
             self.output_layer = gpt.output_layer
+
+    def named_modules(self, *arguments: Any, **named: Any) -> Iterator[tuple[str, torch.nn.Module]]:
+        """As always, with the numbers that experts have in the whole model.
+
+        The names of parameters and buffers follow from these.
+        """
+        for name, module in super().named_modules(*arguments, **named):
+            yield _LOCAL_EXPERT.sub(self._number_of_expert, name), module
+
+    def _number_of_expert(self, local: re.Match[str]) -> str:
+        return str(self.first_expert + int(local[1]))
 
     def parameters_by_name(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         for name, parameter in self.named_parameters():
@@ -89,7 +114,12 @@ def pieces_of(parts: Sequence[CanonicalPart]) -> tuple[Piece, ...]:
 
 def _held(name: str, parameter: torch.nn.Parameter) -> Held:
     local = tuple(parameter.shape)
-    ranks = parallel_state.get_tensor_model_parallel_world_size()
+    group = (
+        parallel_state.get_expert_tensor_parallel_group()
+        if _OF_EXPERTS in name
+        else parallel_state.get_tensor_model_parallel_group()
+    )
+    ranks = group.size()
     whole = list(local)
     runs: list[Runs] = [(range(size),) for size in local]
     marked = getattr(parameter, "tensor_model_parallel", False)
@@ -97,9 +127,7 @@ def _held(name: str, parameter: torch.nn.Parameter) -> Held:
         dim = parameter.partition_dim if marked else 0  # type: ignore[attr-defined]
         pieces = parameter.partition_stride if marked else 1  # type: ignore[attr-defined]
         whole[dim] *= ranks
-        runs[dim] = _divided(
-            whole[dim], pieces, ranks, parallel_state.get_tensor_model_parallel_rank()
-        )
+        runs[dim] = _divided(whole[dim], pieces, ranks, group.rank())
     return Held(tuple(whole), tuple(runs))
 
 
@@ -118,8 +146,26 @@ def fused_of(parts: Sequence[CanonicalPart]) -> dict[str, Fused]:
         for number, layer in part.layers.items():
             found |= _fused_attention(part, f"layers.{number}.self_attention", layer.self_attention)
             if layer.config.gated_linear_unit:
-                found |= _fused_gate(part, f"layers.{number}.mlp", layer.mlp)
+                for name, mlp in feed_forwards(number, layer):
+                    found |= _fused_gate(part, name, mlp)
     return found
+
+
+def feed_forwards(number: str, layer: Any) -> Iterator[tuple[str, Any]]:
+    """The feed-forward modules of a layer by canonical name: one, or this rank's experts."""
+    name, mlp = f"layers.{number}.mlp", layer.mlp
+    if not _routes(layer):
+        yield name, mlp
+        return
+    experts = zip(mlp.local_expert_indices, mlp.experts.local_experts, strict=True)
+    yield from ((f"{name}.experts.{place}", expert) for place, expert in experts)
+    if mlp.shared_experts is not None:
+        yield f"{name}.shared_experts", mlp.shared_experts
+
+
+def _routes(layer: Any) -> bool:
+    """Whether a layer has experts."""
+    return isinstance(layer.mlp, MoELayer)
 
 
 def _fused_attention(part: CanonicalPart, prefix: str, attention: Any) -> dict[str, Fused]:
@@ -198,7 +244,8 @@ class Trained:
 def trained_by(optimizer: Any, pieces: Sequence[Piece]) -> Trained:
     """What an optimizer of ``get_megatron_optimizer`` updates on this rank.
 
-    Without the distributed optimizer that is every parameter. With it each data-parallel rank has
+    Experts that are divided among ranks have an optimizer of their own. Without the distributed
+    optimizer each updates every parameter that it has. With it each data-parallel rank has
     a run of the flattened parameter, which is up to three blocks. Gradients are read where DDP
     reduces them to, ``main_grad``, of which the reduce-scatter of the distributed optimizer leaves
     the rank's own run valid; once the optimizer has taken them, from where it clips them.
@@ -213,15 +260,19 @@ def trained_by(optimizer: Any, pieces: Sequence[Piece]) -> Trained:
             gathered = not each.ddp_config.overlap_param_gather
             found += _own_runs(each, pieces)
         else:
-            found += [(piece.name, _updated(each, piece)) for piece in pieces]
+            its = {id(main) for group in each.param_groups for main in group["params"]}
+            found += [
+                (piece.name, _updated(each, piece))
+                for piece in pieces
+                if id(_main_of(piece.parameter)) in its
+            ]
     copies = [(piece.name, _weight(piece)) for piece in pieces] if gathered else found
     return Trained(tuple(found), tuple(copies))
 
 
 def _updated(optimizer: Any, piece: Piece) -> BlockShard:
     parameter: Any = piece.parameter
-    # In bf16 the optimizer updates a copy in float32.
-    main = getattr(parameter, "main_param", parameter)
+    main = _main_of(parameter)
     return BlockShard(
         piece.held.whole,
         piece.held.runs,
@@ -229,6 +280,11 @@ def _updated(optimizer: Any, piece: Piece) -> BlockShard:
         lambda: parameter.main_grad if main.grad is None else main.grad,
         lambda: optimizer.optimizer.state.get(main, {}),
     )
+
+
+def _main_of(parameter: Any) -> Any:
+    """What an optimizer without shards updates: in bf16 a copy in float32."""
+    return getattr(parameter, "main_param", parameter)
 
 
 def _own_runs(

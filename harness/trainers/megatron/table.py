@@ -48,14 +48,16 @@ MODEL_KEYS = (
             *("num_query_groups", "kv_channels", "gated_linear_unit", "add_bias_linear"),
             *("add_qkv_bias", "qk_layernorm", "normalization", "init_method"),
             *("embedding_init_method", "output_layer_init_method", "apply_query_key_layer_scaling"),
-            "softmax_type",
+            *("softmax_type", "num_moe_experts", "moe_ffn_hidden_size", "moe_layer_freq"),
+            *("moe_shared_expert_intermediate_size", "moe_shared_expert_gate"),
         )
     ),
 )
 """Keys, or their beginnings, on which shapes and values of initial weights depend."""
 
 _ENGINE = "needs Transformer Engine, which the toolchain does not have"
-_OTHER_MODEL = "is another model than the dense GPT that converge builds of Megatron-Core's layers"
+_OTHER_MODEL = "is another model than the GPT that converge builds of Megatron-Core's layers"
+_DRAWS = "draws random numbers, which differ in every layout"
 _UNTESTED = "is not supported by converge's rank code for Megatron-Core"
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
@@ -64,16 +66,19 @@ REFUSED: Mapping[str, str] = {
             *("transformer.use_te_rng_tracker", "transformer.use_te_activation_func"),
             *("transformer.use_kitchen", "transformer.tp_comm_overlap"),
             *("transformer.cuda_graph_impl", "transformer.fine_grained_activation_offloading"),
+            *("transformer.moe_permute_fusion", "transformer.moe_router_fusion"),
+            *("transformer.moe_latent_size", "transformer.moe_router_padding_for_fp8"),
+            "transformer.moe_router_padding_for_quantization",
             *("optimizer.use_precision_aware_optimizer", "ddp.fp8_param_gather"),
         ),
         _ENGINE,
     ),
     **dict.fromkeys(
         (
-            *("transformer.num_moe_experts", "transformer.multi_latent_attention"),
-            *("transformer.mtp_num_layers", "transformer.attention_output_gate"),
-            *("transformer.experimental_attention_variant", "transformer.is_hybrid_model"),
-            *("transformer.heterogeneous_block_specs", "transformer.qk_l2_norm"),
+            *("transformer.multi_latent_attention", "transformer.mtp_num_layers"),
+            *("transformer.attention_output_gate", "transformer.experimental_attention_variant"),
+            *("transformer.is_hybrid_model", "transformer.heterogeneous_block_specs"),
+            "transformer.qk_l2_norm",
         ),
         _OTHER_MODEL,
     ),
@@ -86,9 +91,15 @@ REFUSED: Mapping[str, str] = {
             "transformer.num_layers_in_last_pipeline_stage",
             "transformer.account_for_embedding_in_pipeline_split",
             "transformer.account_for_loss_in_pipeline_split",
+            *("transformer.moe_expert_capacity_factor", "transformer.moe_token_dropping"),
+            *("transformer.moe_router_enable_expert_bias", "transformer.moe_enable_routing_replay"),
+            "transformer.moe_router_topk_limited_devices",
             "optimizer.overlap_param_gather_with_optimizer_step",
         ),
         _UNTESTED,
+    ),
+    **dict.fromkeys(
+        ("transformer.moe_input_jitter_eps", "transformer.moe_router_force_load_balancing"), _DRAWS
     ),
 }
 """Train config keys that no job may set, and why."""
@@ -142,17 +153,21 @@ def refused(settings: Mapping[str, Any], where: Where) -> Iterator[Problem]:
             yield Problem(where(key), REFUSED[key], "leave it out")
 
 
+def has_auxiliary_loss(spec: SetSpec) -> bool:
+    """Whether experts are balanced by a loss of the microbatch (``aux_loss``, the default)."""
+    kind = spec.setting("transformer.moe_router_load_balancing_type")
+    balanced = spec.setting("transformer.moe_aux_loss_coeff")
+    return bool(
+        spec.setting("transformer.num_moe_experts") and balanced and kind in (None, "aux_loss")
+    )
+
+
 def set_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
     """What of a set Megatron-Core's adapter cannot do."""
     degrees = spec.parallelism
     if degrees.cp > 1:
         yield Problem(
             where("parallelism.cp"), f"context parallelism {_ENGINE}", "use tp or pp instead"
-        )
-    if degrees.ep > 1:
-        yield Problem(
-            where("parallelism.ep"),
-            "needs a model with experts, and converge builds a dense GPT of Megatron-Core's layers",
         )
     if degrees.dp_replicate > 1 and degrees.dp_shard > 1:
         yield Problem(

@@ -32,6 +32,7 @@ from converge_harness.trainers.megatron.table import (
     MODEL_KEYS,
     OWNED,
     MegatronTable,
+    has_auxiliary_loss,
     megatron_train_config,
     refused,
     set_problems,
@@ -107,9 +108,19 @@ class Megatron(TorchrunTrainer):
         self, repeat: Repeat, trainer: TrainerSpec, controls: Sequence[SetSpec]
     ) -> tuple[str, str]:
         """Its batches come from converge's own loader, which can distribute them otherwise."""
-        if repeat.kind is RepeatKind.PERMUTE:
+        if repeat.kind is not RepeatKind.PERMUTE:
+            return super().unmakeable(repeat, trainer, controls)
+        others = [spec.name for spec in controls if self.is_by_microbatch(spec)]
+        if not others:
             return "", ""
-        return super().unmakeable(repeat, trainer, controls)
+        why = (
+            f"is not possible for {', '.join(map(repr, others))}: its auxiliary loss is of a "
+            "microbatch, so other samples in one are another objective"
+        )
+        return why, "leave it out, or use rerun and ulp repeats"
+
+    def is_by_microbatch(self, spec: SetSpec) -> bool:
+        return has_auxiliary_loss(spec)
 
     def identity(self, spec: SetSpec, surroundings: Surroundings) -> Mapping[str, Any]:
         return {"trainer": self.kind, **_weights(spec)}
