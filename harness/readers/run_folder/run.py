@@ -98,7 +98,7 @@ def read_run(folder: Path) -> Evidence:
         "sample_steps": None if sample_steps is None else tuple(sample_steps),
         "identity": job.get("identity"),
         "repeat": job.get("repeat"),
-        "of_repeats": trainer_of_document(job).default_spec().keys.of_repeats,
+        "keys": trainer_of_document(job).default_spec().keys,
         "frozen_steps": int(job.get("frozen") or 0),
         "struck": read_struck(folder),
         "restarts": _restarts(folder, job, in_passes=bool(passes)),
