@@ -78,7 +78,7 @@ def test_versions_are_those_that_the_index_has_in_their_order(index, pair):
     ("package", "version", "says"),
     [
         ("mine", "1.2", "mine has no version 1.2; the last: 0.9, 0.10, 1.0rc1, 1.0, 1.1"),
-        ("mine", "newest", "'newest' is no version, as"),
+        ("mine", "newest", "'newest' is not a version, such as"),
         ("nobody", "1.0", "pip finds no versions of nobody"),
     ],
 )
@@ -131,5 +131,5 @@ def test_what_has_no_revisions_to_build_is_refused(clone, pair, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(clone.parents[1]))
     with pytest.raises(CheckoutError, match="is no git checkout, so it has no revision 'main'"):
         TorchtitanCommits(pair, assume_toolchain).revision("main")
-    with pytest.raises(ConfigError, match="is no single test set"):
+    with pytest.raises(ConfigError, match="is not a single test set"):
         alone(load_experiment(SMOKE), "fsdp2")

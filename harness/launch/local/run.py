@@ -56,7 +56,7 @@ class Run:
     waits: tuple[int, ...] = ()
     """The steps after which its ranks still wait until they are let train on, in order."""
     saves: tuple[int, ...] = ()
-    """Those of the steps after which they write a checkpoint before they wait."""
+    """The steps, of ``waits``, at which they write a checkpoint before they wait."""
     in_passes: bool = False
     """Whether its evidence is in passes."""
     rests_since: float | None = None
