@@ -125,11 +125,11 @@ def test_what_has_no_revisions_to_build_is_refused(clone, pair, monkeypatch):
     with pytest.raises(ConfigError, match="--of code"):
         TorchtitanCommits(zero, assume_toolchain)
     own = replace(pair, tests=(replace(pair.tests[0], toolchain="mine"),))
-    with pytest.raises(ConfigError, match="in a toolchain that converge builds"):
+    with pytest.raises(ConfigError, match="needs a toolchain that converge builds"):
         Releases("torch", own, assume_toolchain)
     monkeypatch.setenv("CONVERGE_CHECKOUT", str(clone.parent))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(clone.parents[1]))
-    with pytest.raises(CheckoutError, match="is no git checkout, so it has no revision 'main'"):
+    with pytest.raises(CheckoutError, match="is not a git checkout, so it has no revision 'main'"):
         TorchtitanCommits(pair, assume_toolchain).revision("main")
     with pytest.raises(ConfigError, match="is not a single test set"):
         alone(load_experiment(SMOKE), "fsdp2")

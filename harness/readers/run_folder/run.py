@@ -114,7 +114,7 @@ def read_run(folder: Path) -> Evidence:
 def _unsealed(folder: Path, record: RunRecord, broken: str) -> Evidence:
     """Evidence of a run whose files were changed after it finished: none of them counts."""
     return _unread(
-        f"{broken}, so it is no evidence; converge run makes the run again",
+        f"{broken}, so it is not evidence; converge run makes the run again",
         name=record.name,
         source=str(folder),
         identity=record.identity,
