@@ -68,7 +68,7 @@ def commit_of(checkout: Path, revision: str) -> str:
     if commit:
         return commit
     if not _answer(checkout, "rev-parse", "--git-dir"):
-        raise CheckoutError(f"{checkout} is no git checkout, so it has no revision {revision!r}")
+        raise CheckoutError(f"{checkout} is not a git checkout, so it has no revision {revision!r}")
     hint = _if_shallow(checkout) or f"list what there is: git -C {checkout} log --oneline --all"
     raise CheckoutError(f"{checkout} has no revision {revision!r}; {hint}")
 

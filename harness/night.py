@@ -137,7 +137,7 @@ LOG_LINES = 30
 
 
 def body(night: NightReport, note: str = "") -> str | None:
-    """The message about a night; None if there is no news, be the night good or bad.
+    """The message about a night; None if there is no news, whether the night was good or bad.
 
     ``note`` goes under the title.
     """

@@ -48,7 +48,7 @@ def write_example(name: str, out: Path, *, force: bool = False) -> tuple[Path, .
     if name not in examples():
         hints = (suggest(name, list(examples())), "--example list tells what each is")
         raise ConfigError(
-            Problem(f"--example {name}", "is no example", "; ".join(filter(None, hints)))
+            Problem(f"--example {name}", "is not an example", "; ".join(filter(None, hints)))
         )
     source = shipped(EXPERIMENTS) / f"{name}.toml"
     wanted = {out: source.read_bytes()}

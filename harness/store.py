@@ -272,7 +272,7 @@ class Store:
             return False
 
     def continue_run(self, folder: Path) -> None:
-        """Make the folder of an earlier run ready to continue: only what says that it ended goes.
+        """Make the folder of an earlier run ready to continue: remove only what says that it ended.
 
         Raises StoreError when it cannot be written.
         """

@@ -49,7 +49,7 @@ def test_writing_again_changes_nothing_and_other_content_is_not_overwritten(tmp_
 
 @pytest.mark.parametrize("name", ["smok", "../pyproject", "/etc/hosts", ""])
 def test_an_unknown_example_is_refused_with_those_there(tmp_path, name):
-    with pytest.raises(ConfigError, match="is no example") as caught:
+    with pytest.raises(ConfigError, match="is not an example") as caught:
         write_example(name, tmp_path / "x.toml")
     assert "--example list" in str(caught.value)
     assert not list(tmp_path.iterdir())

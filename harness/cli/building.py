@@ -1,4 +1,4 @@
-"""What a person sees while a toolchain is built: its step and the time, or plain lines."""
+"""What the user sees while a toolchain is built: its step and the time, or plain lines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def build_shown(
     fresh: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Bring a toolchain up to date, and say what is done meanwhile; ``quiet``: only if it is."""
+    """Bring a toolchain up to date and show its steps; ``quiet``: only if there are any."""
     begun = time.monotonic()
     progress = Progress(
         SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console

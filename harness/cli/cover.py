@@ -148,8 +148,8 @@ def _summary(found: guide.Cover, gpus: int) -> Iterator[str]:
         f"combinations that fit, {found.combinations:,}, {found.combinations - jobs:,} more."
     )
     yield (
-        "This relies on the guide's assumption that a combination of higher dimension implies its "
-        "subsets. When a job fails, the sets of `converge init` locate the cause."
+        "This relies on the guide's assumption that a combination that passes vouches for its "
+        "parts. When a job fails, the sets of `converge init` locate the cause."
     )
 
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 EXIT_CODES = """\
 exit codes: 0 every test set PASS; 1 at least one FAIL; 2 usage or configuration error, nothing was
-launched; 3 no FAIL, but something INVALID, INCONCLUSIVE or ERROR, or an error after jobs were
-launched (a full disk); 130 interrupted."""
+launched; 3 no FAIL, but a test set INVALID, INCONCLUSIVE or ERROR, or an error of converge after
+jobs were launched (a full disk); 130 interrupted."""
 
 
 GIT_BISECT = "--git-bisect"

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from converge_harness.store import Store
 
 ONLY_SETS = """\
-only these test sets (and the controls they need); the name of a space_time set, or the start of its
-sets' names up to an underscore, means all of them"""
+only these test sets (and the controls they need); the name of a space_time set selects
+all sets generated from it"""
 
 TECHNIQUE = """\
 what is under test, comma-separated: parallelisms with a degree (tp=2, cp=4, pp=2, ep=2, hsdp=2 for
@@ -88,7 +88,7 @@ def add_slots(parser: argparse.ArgumentParser) -> None:
         "--slots",
         type=positive,
         metavar="N",
-        help="how many ranks may run at a time on the CPU, where a set with more is refused, or on "
+        help="how many ranks may run at once: on the CPU (a set with more ranks is refused), or on "
         "GPUs that ranks share (NCCL_MULTI_RANK_GPU_ENABLE=1; default there: 4 per GPU)",
     )
 

@@ -80,7 +80,7 @@ def _listed(names: Sequence[str]) -> str:
 def print_besides(console: Console, made: Plan) -> None:
     """Print what the sets need besides; raises ConfigError for a missing calibration."""
     besides = [job.name for job in made.jobs if job.role in (Role.SEED, Role.REPEAT)]
-    say(console, f"\nalso run, for initial weights and tolerances: {_listed(besides)}")
+    say(console, f"\nalso run, for initial weights and limits: {_listed(besides)}")
     if others := [job.name for job in made.jobs if job.role is Role.OTHER_SEED]:
         say(console, f"by other seeds: {_listed(others)}")
     for line in (*_low_precision(made), *_noise(made)):
@@ -102,7 +102,7 @@ def print_besides(console: Console, made: Plan) -> None:
             raise ConfigError(
                 Problem(f"calibration {made.experiment.calibration}", f"does not exist; {again}")
             )
-        say(console, f"tolerances from the calibration {made.experiment.calibration}")
+        say(console, f"limits from the calibration {made.experiment.calibration}")
     say(console, f"per-tensor evidence: {_sampled(made)}")
     say(console, cost_of(made).sentence(made.experiment.tokens_per_gpu_second))
     for job in {job.toolchain.name: job for job in made.jobs}.values():
@@ -144,7 +144,7 @@ def _noise(made: Plan) -> Iterator[str]:
         names = ", ".join(
             f'"{Repeat(RepeatKind.RERUN, number)}"' for number in range(1, ENOUGH_RERUNS + 1)
         )
-        yield f"  {ENOUGH_RERUNS} or more can be held against each other: repeats = [{names}, …]"
+        yield f"  {ENOUGH_RERUNS} or more can be compared with each other: repeats = [{names}, …]"
 
 
 def _sampled(made: Plan) -> str:

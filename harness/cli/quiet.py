@@ -1,4 +1,4 @@
-"""Runs of a search: many in a row, of which a person sees only what they have to know of."""
+"""Runs of a search: many in a row, of which the user sees only notices and restarts."""
 
 from __future__ import annotations
 

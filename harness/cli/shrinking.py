@@ -1,4 +1,4 @@
-"""A search for the smallest set-up that fails as a set does, with what a person sees of it."""
+"""A search for the smallest set-up that fails as a set does, with what the user sees of it."""
 
 from __future__ import annotations
 

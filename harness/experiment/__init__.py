@@ -28,7 +28,7 @@ An experiment file (``schema = 1``)::
     train_config = "train_configs/llama3_debug.toml"
     toolchain = "torchtitan-0.3.0"  # the default
     spmd_backend = "spmd_types"     # the default on torch 2.15; also a key of controls and tests
-    deterministic = true            # the default; false: the kernels of production, on a GPU
+    deterministic = true            # the default; false: all kernels, as in production
     startup_timeout_s = 600         # launch to first finished step
     progress_timeout_s = 300        # between two finished steps
     cpu_ranks = 4                   # ranks at the same time on a CPU; default: the launcher decides
@@ -40,7 +40,7 @@ An experiment file (``schema = 1``)::
     kind = "megatron"               # checkpoint: harness/experiment/other_trainers.py
     weights = "to_megatron.toml"
 
-    [technique.fused_norm]          # of one's own: harness/experiment/own_techniques.py
+    [technique.fused_norm]          # your own: harness/experiment/own_techniques.py
     what = "RMSNorm by our Triton kernel"
     apply = "my_features.py:use_fused_norm"
 

@@ -68,6 +68,7 @@ from converge_harness.toml import (
     read_toml,
     validate,
 )
+from converge_harness.trainers import is_of_launcher
 
 DEVICES = ("cuda", "cpu")
 WORD = re.compile(r"[!$-&(-\[\]-~]+")
@@ -83,18 +84,6 @@ DNS_NAMES = "of small letters, digits, dots and dashes, at most 63"
 RESOURCE = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9._-]+")
 ABSOLUTE = re.compile(r"/[^:\n]*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-OF_TORCHRUN = frozenset(
-    {
-        "GROUP_RANK",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "RANK",
-        "ROLE_RANK",
-        "WORLD_SIZE",
-    }
-)
 MAX_TEXT = 4096
 MINIMAL = """
     [cluster]
@@ -145,12 +134,8 @@ def _shaped(shape: re.Pattern[str], message: str) -> AfterValidator:
 def _is_variable(name: str) -> str:
     if not VARIABLE.fullmatch(name):
         raise PydanticCustomError("variable", "must be the name of an environment variable")
-    if name in OF_TORCHRUN or name.startswith("SLURM_"):
-        raise PydanticCustomError(
-            "variable",
-            "is set by {owner}",
-            {"owner": "torchrun" if name in OF_TORCHRUN else "Slurm"},
-        )
+    if is_of_launcher(name) or name.startswith("SLURM_"):
+        raise PydanticCustomError("variable", "is set by the launcher or Slurm")
     if name.startswith("converge_"):
         raise PydanticCustomError("variable", "is a variable of the batch script")
     return name

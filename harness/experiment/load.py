@@ -171,7 +171,7 @@ def _read(path: Path) -> dict[str, Any]:
     # In one folder, because paths in a file are resolved from where it lies.
     if not isinstance(named, str) or Path(named).name != named or not named.endswith(".toml"):
         hint = f'as in {_EXTENDS} = "models.toml"'
-        raise ConfigError(Problem(place, f"{named!r} is no file name in {path.parent}", hint))
+        raise ConfigError(Problem(place, f"{named!r} is not a file name in {path.parent}", hint))
     base = read_toml(path.with_name(named))
     if _EXTENDS in base:
         message = f"{named} extends {base[_EXTENDS]} itself"

@@ -199,7 +199,7 @@ class SetBuilder:
 
     def _continuing(self, spec: SetSpec, table: SetTable | ElasticTable, where: Where) -> SetSpec:
         """The set with checkpoints from which an interrupted run continues, if there are any."""
-        if not spec.trainer.can.continues:  # a person's own cluster file may say how others do
+        if not spec.trainer.can.continues:  # the user's own cluster file may say how others do
             return spec
         here = self.checkpoint_every
         recovery = continuing(here, self.cluster, spec, self.where_file, self.problems)

@@ -1,4 +1,4 @@
-"""Recommended sets as the text of an experiment file, for a person to edit."""
+"""Recommended sets as the text of an experiment file, for the user to edit."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def _control(base: Base) -> Recommended:
     spec = base.control.spec
     comments = (
         "The guide takes 1D FSDP to be right (control-is-1d-fsdp).",
-        "It is run more than once, so that tolerances are learnt (control-is-repeated).",
+        "It is run more than once, so that limits are learnt (control-is-repeated).",
     )
     return Recommended(replace(spec, note=f"{serves(base.control, base.control)}."), comments)
 

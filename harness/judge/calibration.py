@@ -314,7 +314,7 @@ def flaw_of(repeat: Evidence, control: Evidence) -> str:
     if repeat.steps.size and repeat.identity is not None and repeat.repeat is None:
         return f"{repeat.name} is given as a repeat, but its job.json says that it is not one"
     if repeat.in_force is not None and control.in_force is not None:
-        keys = unlike_a_repeat(repeat.in_force, control.in_force, control.of_repeats)
+        keys = unlike_a_repeat(repeat.in_force, control.in_force, control.keys.of_repeats)
         if keys:
             return f"{repeat.name} is not a repeat of {control.name}: {', '.join(keys[:3])} differ"
     flaw = resumed(repeat) or unfinished(repeat) or badly_continued(repeat, other=control)

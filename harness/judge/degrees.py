@@ -10,6 +10,7 @@ import numpy as np
 
 from converge_harness.model import (
     LOCAL_BATCH,
+    ConfigKeys,
     Evidence,
     Flags,
     Integers,
@@ -46,6 +47,12 @@ def in_force_over(evidence: Evidence, steps: Integers) -> Iterator[tuple[Mapping
     for index in np.unique(owners).tolist():
         ran = evidence.passes[index].in_force if index >= 0 else evidence.in_force
         yield ran or {}, owners == index
+
+
+def max_norm(ran: Mapping[str, Any] | None, keys: ConfigKeys) -> float | None:
+    """The norm to which ``in_force.json`` says that gradients are clipped; None if to none."""
+    found = ((ran or {}).get("config") or {}).get(keys.max_norm)
+    return float(found) if isinstance(found, int | float) and found > 0 else None
 
 
 def degrees_of(each: Pass) -> str:

@@ -157,7 +157,7 @@ def unlike_a_repeat(
     """Keys of the trainer's config that differ although no repeat of a run changes them.
 
     Declared or not. Paths are left out: every run has its own. ``of_repeats``: keys that may differ
-    in repeats (``Evidence.of_repeats``).
+    in repeats (``ConfigKeys.of_repeats``).
     """
     config, other = _table(ours, "config"), _table(theirs, "config")
     absent = object()

@@ -17,10 +17,10 @@ from converge_harness.trainers import comes_in_passes, left_passes, trainer_of
 
 
 def saves_where_it_waits(job: Job, waits: Iterable[int]) -> tuple[int, ...]:
-    """Of the steps after which a run waits for others, those of which it writes a checkpoint first.
+    """The steps, of those in ``waits``, at which a run writes a checkpoint before it waits.
 
-    None if its trainer cannot continue from one, or if it has settings of its own for checkpoints.
-    A few steps are trained again sooner than loaded.
+    Empty if its trainer cannot continue from one, or if the set has its own checkpoint settings.
+    Never below step ``LONG``: training a few steps again is faster than loading a checkpoint.
     """
     trainer, spec = trainer_of(job.spec), job.spec
     if not (spec.trainer.can.continues and trainer.own_rank_code):
@@ -34,9 +34,10 @@ def continues_from(store: Store, job: Job, folder: Path, payload: Mapping[str, A
     """The step of the checkpoint from which a job's run continues; None: it starts over.
 
     It starts over if it has no checkpoint, if its evidence or one of its sources has changed since,
-    or if its experiment says how it is interrupted (elastic and fault sets). So does a run that has
-    checkpoints only because it waited for others, if it draws random numbers step after step
-    (dropout): the trainer may seed them anew at a start, and nobody has asked to be told so.
+    or if its experiment says how it is interrupted (elastic and fault sets). A run that has
+    checkpoints only because it waited for others also starts over if its steps draw random numbers
+    (dropout): the trainer may seed them anew at a start, which would FAIL a check of resumes in a
+    set that is not about resumes.
 
     Args:
         folder: the run folder, which need not exist. payload: of this job.

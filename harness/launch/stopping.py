@@ -1,7 +1,7 @@
 """Which runs may be stopped before their last step, and when.
 
-A test set is looked at while it trains, and ends once its verdict is known. A control and its
-repeats are there to be read by the checks of test sets: they end once all of those have ended so.
+A test set is judged at planned looks while it trains, and ends once its verdict is known. A control
+and its repeats run only for their test sets: they end once all of these have been stopped.
 """
 
 from __future__ import annotations
@@ -226,11 +226,11 @@ class Looks:
         *,
         resumes: bool,
     ) -> bool:
-        """Whether a run need not wait any longer after a step: it is known that it is to train on.
+        """Whether a run that waits after a step may train on.
 
-        A set may once it was looked at. A control or repeat may once a set that reads it has
-        trained on itself, or has ended in another way than by being stopped by that step; and once
-        all have been stopped, if it was not. ``resumes`` as for ``why_to_end``.
+        A test set may once it was judged at this look. A control or repeat may once a set that
+        reads it has trained on, or has ended without being stopped by that step, or if all of them
+        were stopped and it is not worth ending itself. ``resumes`` as for ``why_to_end``.
         """
         sets = self._options.read_by.get(job.identity)
         if sets is None:
@@ -265,8 +265,8 @@ class Looks:
 def why_to_end(job: Job, step: int, sets: Sequence[int | None], *, resumes: bool) -> str:
     """Why a control or repeat may end after a step, in a clause; empty if it trains on.
 
-    It may once every set that reads it was stopped, if it has come as far as they had. A set that
-    ended in any other way is judged to its last step, or has to be repeated.
+    It may end once every set that reads it was stopped, and no earlier than the last of them. A set
+    that ended in any other way is judged to its last step, or has to be repeated.
 
     Args:
         job: any job; one that no set reads never ends so.

@@ -20,7 +20,7 @@ and other tasks::
     explain.py     runs failures in low precision again in float32
     failure.py     how a set fails, and whether another run of it fails the same way
     shrink.py      the smallest set-up that fails the same way
-    bisect.py      the revision from which on it does
+    bisect.py      the first revision at which it does
     repro.py       a failed set as a folder for others
     pair_files.py  a control and a test set as files that stand alone
     bless.py       stores a control that somebody vouches for as a baseline

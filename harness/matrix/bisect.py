@@ -1,4 +1,4 @@
-"""Finds the revision from which on a test set fails, or no longer fails, by real, judged runs."""
+"""Finds the first revision at which a test set fails, or no longer fails, by real, judged runs."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Subject(Protocol):
     """``commit`` or ``version``."""
 
     def revision(self, written: str) -> Revision:
-        """What a person wrote; raises an error if there is no such revision."""
+        """What the user wrote; raises an error if there is no such revision."""
 
     def common(self, good: Revision, bad: Revision) -> Revision:
         """The older of the two; or where neither comes from the other, what both come from."""
@@ -327,7 +327,7 @@ class Bisecting:
 
 
 def asked_for(subject: Subject, good: str, bad: str) -> TwoRevisions:
-    """What a person wrote; raises an error if there is no such revision, or nothing between."""
+    """What the user wrote; raises an error if there is no such revision, or nothing between."""
     two = subject.revision(good), subject.revision(bad)
     if two[0] == two[1]:
         raise NothingToBisectError(f"both are {two[0].title}: name two {subject.noun}s")
@@ -431,10 +431,9 @@ class Releases:
             raise ConfigError(
                 Problem(
                     str(experiment.path),
-                    f"{test.name!r} trains in {test.toolchain}, and versions are exchanged in a "
-                    "toolchain that converge builds",
-                    "see them with: converge toolchain list; one with +PACKAGE-VERSION in its name "
-                    "takes no other version besides",
+                    f"{test.name!r} trains in {test.toolchain}, and --package needs a toolchain "
+                    "that converge builds, without +PACKAGE-VERSION in its name",
+                    "list them with: converge toolchain list",
                 )
             )
         self._package, self._find, self._base = package, find, test.toolchain
@@ -445,7 +444,7 @@ class Releases:
         try:
             Version(written)
         except InvalidVersion:
-            raise ToolchainError(f"{written!r} is no version, as 2.15.0 is one") from None
+            raise ToolchainError(f"{written!r} is not a version, such as 2.15.0") from None
         self._known = self._known or released_versions(self._package)
         if written not in self._known:
             shown = ", ".join(self._known[-MAX_LISTED:])

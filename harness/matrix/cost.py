@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from converge_harness.launch.continuing import saves_where_it_waits
-from converge_harness.launch.local.supervisor import waiting_ranks
+from converge_harness.launch.local.memory import available_bytes
+from converge_harness.launch.local.supervisor import cpu_slots, waiting_ranks
 from converge_harness.launch.stopping import (
     is_worth_ending,
     looks,
@@ -97,7 +99,8 @@ def cost_of(plan: Plan) -> Cost:
         job.name: found[0] for job in alone if (found := settling_looks(job, plan.experiment))
     }
     groups = _waiting_groups(plan)
-    room = waiting_ranks(plan.experiment, plan.jobs)
+    slots = cpu_slots(len(os.sched_getaffinity(0)), plan.jobs, plan.experiment.cpu_ranks)
+    room = waiting_ranks(plan.experiment, len(slots.free), available_bytes())
     waiting_groups = [group for group in groups if group.least_ranks() <= room]
     waiting_runs = {run for group in waiting_groups for run in group.members if group.judging}
     too_large = [group for group in groups if group.least_ranks() > room]

@@ -80,7 +80,7 @@ def only_set(experiment: Experiment, name: str) -> Experiment:
     """
     found = replace(select(experiment, [name]), other_seeds=())
     if len(found.tests) != 1:
-        raise ConfigError(Problem(str(experiment.path), f"{name!r} is no single test set"))
+        raise ConfigError(Problem(str(experiment.path), f"{name!r} is not a single test set"))
     return found
 
 

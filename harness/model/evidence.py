@@ -12,6 +12,7 @@ import numpy.typing as npt
 from converge_harness.model.experiment import Precision
 from converge_harness.model.kinds import RestartOwner
 from converge_harness.model.runs import RankError, RunStatus
+from converge_harness.model.trainer import ConfigKeys
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -403,8 +404,8 @@ class Evidence:
     """Identity of the job, for runs by converge."""
     repeat: str | None = None
     """Kind of A/A repeat; None for other runs, and if unknown."""
-    of_repeats: frozenset[str] = frozenset()
-    """Keys of its trainer's config that may differ in a repeat."""
+    keys: ConfigKeys = field(default_factory=ConfigKeys)
+    """Of its trainer's config."""
     passes: tuple[Pass, ...] = ()
     """The passes of a resumed run. Everything above is then their combined curve, in which the last
     pass counts for a replayed step. Empty for other runs.

@@ -184,14 +184,14 @@ DEFAULT_REPEATS = (
 )
 """Repeats of every control, unless the file names others."""
 ENOUGH_RERUNS = 3
-"""Plain reruns from which the noise of kernels that are not deterministic is learnt: each is held
-against the two others."""
+"""Plain reruns from which the noise of kernels that are not deterministic is learnt: each is
+compared with the two others."""
 FROZEN_STEPS = 16
 """Frozen steps of every run that is judged by a reference, by default."""
 STOP_AFTER = 16
 """Steps that a test set trains, by default, before it may be stopped: as many as a cause needs."""
 LONG = 64
-"""Steps from which on the loss of a run has to show by itself that it is equivalent."""
+"""A run of at least so many steps has to show that its loss is equivalent to the control's."""
 SETTLED_AT = (1 / 8, 1 / 4, 1 / 2)
 """Shares of a run after which its equivalence may be settled; the last look is at its end."""
 FEWEST_DRAWN = 4
@@ -353,7 +353,7 @@ class TrainConfig:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """``[converge.arguments]``: keyword arguments of that function."""
     import_from: Path | None = None
-    """The folder of the person's own that the module is imported from; None: an installed one."""
+    """The user's folder from which the module is imported; None: it is installed."""
     code: Path | None = None
     """The module's file there: its digest, with all that it imports from there, is part of the
     identity."""
@@ -425,7 +425,7 @@ class SetSpec:
     inject: str | None = None
     """``path/to/file.py:function``, called in every rank with the built trainer."""
     deterministic: bool = True
-    """Whether torch may use deterministic algorithms only; off: the kernels of production."""
+    """Whether torch may use deterministic algorithms only; off: all, as in production."""
     without_fixes: tuple[str, ...] = ()
     """The CPU shim's fixes of upstream bugs that are left out, to show the bug."""
     control: str | None = None

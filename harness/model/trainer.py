@@ -104,6 +104,10 @@ class ConfigKeys:
     """The first that fits a config gives the value of its key."""
     of_repeats: frozenset[str] = frozenset()
     """Keys that may differ between a run and its repeat."""
+    max_norm: str = ""
+    """The norm to which gradients are clipped."""
+    not_loaded: str = ""
+    """A list of the parts of a checkpoint that a resume leaves out."""
 
 
 PLAIN_DEFAULTS: Mapping[str, Any] = MappingProxyType(

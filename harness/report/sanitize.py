@@ -13,7 +13,7 @@ def plain(text: str) -> str:
     """Text on one line without control characters: names and messages come from anywhere.
 
     Log lines hold terminal escapes, names may hold bidirectional overrides that reorder what a
-    person reads ("Trojan Source", CVE-2021-42574); XML 1.0 has no form for most of them at all.
+    user reads ("Trojan Source", CVE-2021-42574); XML 1.0 has no form for most of them at all.
     """
     return " ".join("".join(_visible(char) for char in text).split())
 

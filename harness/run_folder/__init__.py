@@ -7,6 +7,7 @@ identity. ``docs/architecture.md`` describes the files.
 ::
 
     layout.py       names of files and folders, and which of them are evidence
+    launcher_variables.py  environment variables of launchers, which no job inherits
     documents.py    JSON files: the schema version and its upgrades, NaN and infinities
     shapes.py       types of values in JSON files
     job.py          job.json: the job, as ranks read it

@@ -1,8 +1,8 @@
-"""``wait.json``: the steps after which a run's ranks wait, so that other runs can come as far.
+"""``wait.json``: the steps after which a run's ranks wait for other runs to catch up.
 
-The harness writes it before they start, and again without a step to let them train on after that.
-A run without it never waits. ``saves`` are those of the steps after which they write a checkpoint
-before they wait, from which the run continues if nobody ever lets it train on.
+The harness writes it before the ranks start. To let them train on after a step, it writes the file
+again without that step. A run without the file never waits. ``saves`` has the steps at which ranks
+write a checkpoint before they wait; a run that is ended while it waits continues from there.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def read_waits(run_folder: Path) -> frozenset[int]:
 
 
 def told_to_wait(job: RankJob) -> RankJob:
-    """The job of a rank with the checkpoints that it writes before it waits, if it was told to.
+    """A rank's job, with the steps of ``saves``: there it writes a checkpoint before it waits.
 
-    Call it once, before any rank trains: until then the file stays as it is, so all ranks read the
-    same. A run that has left passes continues in passes, also if it does not wait any more.
+    Call it once, before any rank trains: until then nobody changes the file, so all ranks read the
+    same. A run that has left passes continues in passes, also if it no longer waits.
     """
     saves = frozenset(_read(job.run_folder)["saves"])
     waited = bool(saves) or (job.run_folder / PASSES).is_dir()

@@ -34,7 +34,7 @@ def install_source() -> str:
     """What pip has to install to get this package: this checkout, or its original source.
 
     pip records the source in ``direct_url.json`` (PEP 610), except for a package index. By name
-    alone it could be a stranger's package, so then a person has to say.
+    alone it could be a stranger's package, so then the user has to say.
     """
     if folder := checkout():
         return f"-e {shlex.quote(str(folder))}"

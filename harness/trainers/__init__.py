@@ -15,6 +15,7 @@
     command/         any program, called by an argv template
 """
 
+from converge_harness.run_folder.launcher_variables import is_of_launcher
 from converge_harness.trainers.base import (
     RANK_MODULE,
     CurveFile,
@@ -107,6 +108,7 @@ __all__ = [
     "find_toolchain",
     "first_call",
     "is_complete",
+    "is_of_launcher",
     "job_payload",
     "kinds",
     "left_passes",

@@ -11,8 +11,8 @@ from converge_harness.run_folder.layout import PASSES
 MEETING_PLACE, MEETING_PORT = "$converge_meeting_place", "$converge_meeting_port"
 """Variables of a batch script: host and port at which the nodes of a job meet, and the port."""
 _LAST_CALL_S = 5
-"""Agents wait so long for further nodes once there are enough. Those that start together come
-together (``converge_harness.rank.start.agent``), so only a survivor of a loss waits in vain."""
+"""How long agents wait for further nodes once there are enough. Those of one start arrive together
+(``converge_harness.rank.start.agent``), so only after a lost node is this time wasted."""
 _KEEP_ALIVE_S, _KEEP_ALIVES = 2, 5
 """A node without a keep-alive for the product of both counts as lost."""
 
@@ -96,7 +96,7 @@ def comes_in_passes(job: Job) -> bool:
 def left_passes(job: Job, folder: Path) -> bool:
     """Whether the evidence in a run's folder is in passes, by its job or because it has waited.
 
-    A run that waits for others writes checkpoints first, if its trainer can continue from them.
+    A run writes a checkpoint before it waits for others, if its trainer can continue from one.
     """
     return comes_in_passes(job) or (folder / PASSES).is_dir()
 

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from converge_harness.model import Job
-from converge_harness.run_folder.layout import COMPILED, GPU_OF_RANK
+from converge_harness.run_folder.launcher_variables import is_of_launcher
+from converge_harness.run_folder.layout import (
+    COMPILED,
+    GPU_OF_RANK,
+    JOB_VARIABLE,
+    SEGMENT_VARIABLE,
+)
 from converge_harness.trainers.calls import comes_in_passes
 
-_FOREIGN = re.compile(
-    r"(RANK|LOCAL_RANK|GROUP_RANK|ROLE_.*|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE"
-    rf"|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|PYTHON_EXEC|CUDA_VISIBLE_DEVICES|{GPU_OF_RANK})"
-)
-"""Variables of an outer torchrun or scheduler, which jobs must not inherit."""
-
-
+_NOT_INHERITED = frozenset({"CUDA_VISIBLE_DEVICES", GPU_OF_RANK, JOB_VARIABLE, SEGMENT_VARIABLE})
+"""Of a scheduler, or of a converge job in which converge itself runs."""
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """torch's variable by which ranks under torchrun make a store of their own (1)."""
-
-
 SHARE_GPUS = "NCCL_MULTI_RANK_GPU_ENABLE"
 """NCCL's variable that allows several ranks on one GPU (NCCL 2.30; its message says so)."""
-
-
 SMALL_NCCL = {"NCCL_MAX_NCHANNELS": "2", "NCCL_NVLS_ENABLE": "0"}
 """Where ranks share GPUs, unless the user sets them: with NCCL's own values eight ranks ran out of
 the 80 GB of an H100, which its buffers filled; with these they took 13 GB.
@@ -98,5 +94,9 @@ def pinned_environment(
         if resources.shared:
             pinned[GPU_OF_RANK] = ",".join(map(str, resources.devices))
             pinned |= {name: base.get(name, small) for name, small in SMALL_NCCL.items()}
-    kept = {name: value for name, value in base.items() if not _FOREIGN.fullmatch(name)}
+    kept = {
+        name: value
+        for name, value in base.items()
+        if name not in _NOT_INHERITED and not is_of_launcher(name)
+    }
     return {**kept, **pinned}

@@ -647,8 +647,8 @@ def test_a_file_is_laid_over_the_one_that_it_extends(load, folder):
     ("extended", "words"),
     [
         ('"missing.toml"', "missing.toml"),
-        ('"other/models.toml"', "'other/models.toml' is no file name in"),
-        ("3", "3 is no file name in"),
+        ('"other/models.toml"', "'other/models.toml' is not a file name in"),
+        ("3", "3 is not a file name in"),
         ('"second.toml"', "second.toml extends models.toml itself"),
     ],
 )

@@ -158,6 +158,7 @@ def run(
         samples=SAMPLES,
         sample_steps=SAMPLE_STEPS,
         replicas=REPLICAS,
+        keys=TORCHTITAN.keys,
     )
     return replace(evidence, **changes)
 

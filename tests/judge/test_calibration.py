@@ -119,7 +119,7 @@ def test_another_dealing_of_samples_excuses_only_test_sets_that_deal_otherwise()
 def test_what_makes_a_repeat_one_is_no_other_config():
     def configured(name, **config):
         ran = in_force(config={"training.seq_len": 256, **config})
-        return run(name, in_force=ran, of_repeats=frozenset({"dataloader.order_seed"}))
+        return run(name, in_force=ran, keys=TORCHTITAN.keys)
 
     control = configured("fsdp2", **{"dataloader.order_seed": None, "dump_folder": "/a"})
     permuted = configured("permute", **{"dataloader.order_seed": 2, "dump_folder": "/b"})
@@ -147,7 +147,7 @@ PLAIN = {
 @pytest.mark.parametrize(("ours", "theirs"), [(SAVING, PLAIN), (PLAIN, SAVING)])
 def test_a_repeat_may_have_saved_where_it_waited_although_its_control_did_not(ours, theirs):
     def ran(name, config):
-        return run(name, in_force=in_force(config=config), of_repeats=TORCHTITAN.keys.of_repeats)
+        return run(name, in_force=in_force(config=config), keys=TORCHTITAN.keys)
 
     control = ran("fsdp2", {**theirs, "checkpoint.initial_load_model_only": True})
     repeat = ran("ulp.2", {**ours, "checkpoint.initial_load_model_only": True})

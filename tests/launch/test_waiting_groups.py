@@ -81,8 +81,9 @@ def test_by_default_four_ranks_wait_for_each_that_trains_if_memory_suffices(trai
 
 
 def test_who_says_how_many_ranks_may_wait_is_believed():
-    job = tiny_job("one", ranks=1)
-    assert waiting_ranks(plan_of(job, waiting_ranks=100).experiment, [job]) == 100
+    plan = plan_of(tiny_job("one", ranks=1), waiting_ranks=100)
+    assert waiting_ranks(plan.experiment, 1, GIB) == 100
+    assert waiting_ranks(plan_of(tiny_job("one", ranks=1)).experiment, 1, 3 * GIB) == 2
 
 
 def test_groups_that_wait_in_too_little_memory_stop_waiting():

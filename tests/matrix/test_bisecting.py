@@ -78,7 +78,7 @@ def test_versions_are_those_that_the_index_has_in_their_order(index, pair):
     ("package", "version", "says"),
     [
         ("mine", "1.2", "mine has no version 1.2; the last: 0.9, 0.10, 1.0rc1, 1.0, 1.1"),
-        ("mine", "newest", "'newest' is no version, as"),
+        ("mine", "newest", "'newest' is not a version, such as"),
         ("nobody", "1.0", "pip finds no versions of nobody"),
     ],
 )
@@ -125,11 +125,11 @@ def test_what_has_no_revisions_to_build_is_refused(clone, pair, monkeypatch):
     with pytest.raises(ConfigError, match="--of code"):
         TorchtitanCommits(zero, assume_toolchain)
     own = replace(pair, tests=(replace(pair.tests[0], toolchain="mine"),))
-    with pytest.raises(ConfigError, match="in a toolchain that converge builds"):
+    with pytest.raises(ConfigError, match="needs a toolchain that converge builds"):
         Releases("torch", own, assume_toolchain)
     monkeypatch.setenv("CONVERGE_CHECKOUT", str(clone.parent))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(clone.parents[1]))
-    with pytest.raises(CheckoutError, match="is no git checkout, so it has no revision 'main'"):
+    with pytest.raises(CheckoutError, match="is not a git checkout, so it has no revision 'main'"):
         TorchtitanCommits(pair, assume_toolchain).revision("main")
-    with pytest.raises(ConfigError, match="is no single test set"):
+    with pytest.raises(ConfigError, match="is not a single test set"):
         alone(load_experiment(SMOKE), "fsdp2")

@@ -245,6 +245,6 @@ def test_a_plan_shows_the_anchor_the_samples_and_where_tolerances_come_from(
     assert main(["plan", str(experiment), "--calibration", str(calibrated)]) == 0
     shown = capsys.readouterr().out
     assert "anchor: the control is itself judged against one rank" in shown
-    assert f"tolerances from the calibration {calibrated}" in shown
+    assert f"limits from the calibration {calibrated}" in shown
     assert "per-tensor evidence: at steps 0, 1, 2, 4, 8, 16" in shown
     assert "fsdp2.ulp" not in shown

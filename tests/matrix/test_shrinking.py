@@ -97,5 +97,5 @@ def test_what_cannot_be_shrunk_is_refused():
         Shrinking(elastic, elastic.tests[0].name, lambda plan: None, None)
     with pytest.raises(ConfigError, match="no set 'nobody'"):
         Shrinking(elastic, "nobody", lambda plan: None, None)
-    with pytest.raises(ConfigError, match="is no single test set"):
+    with pytest.raises(ConfigError, match="is not a single test set"):
         Shrinking(elastic, elastic.controls[0].name, lambda plan: None, None)

@@ -40,7 +40,7 @@ def test_a_mapping_is_read(tmp_path):
         (
             '"norm.weight"',
             '"norm.*"',
-            "names.toml:6: parameters.final_layernorm.weight: is 'norm.*': both names have one *",
+            "names.toml:6: parameters.final_layernorm.weight: is 'norm.*': both names need one *",
         ),
         (
             '"norm.weight"',
@@ -50,7 +50,7 @@ def test_a_mapping_is_read(tmp_path):
         (
             '"layers.*.feed_forward.w2.weight"',
             '"norm.weight"',
-            "is 'norm.weight': both names have one *",
+            "is 'norm.weight': both names need one *",
         ),
         (
             '"final_layernorm.weight" = "norm.weight"',
@@ -61,16 +61,16 @@ def test_a_mapping_is_read(tmp_path):
             '"layers.*.mlp.linear_fc2.weight"',
             '"layers.*.mlp.linear_fc3.weight"',
             (
-                ":5: parameters.layers.*.mlp.linear_fc3.weight: is no name in a Megatron-Core GPT "
-                "as converge builds it (did you mean 'layers.*.mlp.linear_fc2.weight'?)"
+                ":5: parameters.layers.*.mlp.linear_fc3.weight: is not a name in the Megatron-Core "
+                "GPT that converge builds (did you mean 'layers.*.mlp.linear_fc2.weight'?)"
             ),
         ),
         (
             '"layers.*.mlp" =',
             '"layers.*.mpl" =',
             (
-                ":8: modules.layers.*.mpl: is no name in a Megatron-Core GPT as converge builds it "
-                "(did you mean 'layers.*.mlp'?"
+                ":8: modules.layers.*.mpl: is not a name in the Megatron-Core GPT that converge "
+                "builds (did you mean 'layers.*.mlp'?"
             ),
         ),
         (

@@ -208,7 +208,7 @@ def test_gpus_that_a_scheduler_hands_out_are_left_to_it():
     assert "CUDA_VISIBLE_DEVICES" not in environment({}, Resources("cuda", None), FOLDER)
 
 
-def test_environment_drops_a_torchrun_around_the_harness():
+def test_environment_drops_a_launcher_around_the_harness():
     around = {
         "RANK": "3",
         "LOCAL_RANK": "3",
@@ -216,6 +216,9 @@ def test_environment_drops_a_torchrun_around_the_harness():
         "MASTER_ADDR": "elsewhere",
         "TORCHELASTIC_RUN_ID": "7",
         "PYTHON_EXEC": "/somewhere/python",
+        "PET_NNODES": "2",
+        "OMPI_COMM_WORLD_RANK": "3",
+        "CONVERGE_JOB": "/another/job.json",
     }
     assert not set(environment(around, Resources())) & set(around)
 

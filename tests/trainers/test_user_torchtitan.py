@@ -83,7 +83,7 @@ def test_a_file_that_is_gone_and_one_that_is_no_python_are_named(tmp_path):
         str(package / "components" / "loss.py")
     ]
     (package / "trainer.py").write_text("class Trainer(:\n")
-    with pytest.raises(ToolchainError, match=r"trainer\.py is no Python that can be read"):
+    with pytest.raises(ToolchainError, match=r"trainer\.py is not valid Python"):
         dialect_of(package, "1")
 
 

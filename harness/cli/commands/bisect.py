@@ -1,4 +1,4 @@
-"""``converge bisect``: the commit or version from which on a test set fails, or passes again."""
+"""``converge bisect``: the first commit or version at which a test set fails, or passes again."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from converge_harness.model import Experiment
     from converge_harness.store import Store
 
-HELP = "find the commit or version from which on a test set fails, or passes again"
+HELP = "find the first commit or version at which a test set fails, or passes again"
 DESCRIPTION = """\
 Train and judge a failed test set and its control at one revision after another, as git bisect does,
-until the first one that fails the same way is found: by the same class of cause, module and
-tensors. If the good revision is the newer one, it finds the first that no longer fails. Revisions
-that cannot be built, run or judged, and those that fail otherwise, are skipped; of a merge, only
+until the first one that fails the same way is found (the same class of cause, module and
+tensors). If the good revision is the newer one, it finds the first that no longer fails. Revisions
+that cannot be built, run or judged, or that fail in another way, are skipped; of a merge, only
 the first parent is followed. The revisions are
 
-  commits of torchtitan, in the clone that $CONVERGE_CHECKOUT names (what a toolchain is built of);
+  commits of torchtitan, in the clone that $CONVERGE_CHECKOUT names (toolchains are built from it);
   commits of your own code or fork, in the checkout that the experiment takes it from (--of code);
   released versions of a package of the toolchain (--package torchao)."""
 EPILOG = """\
@@ -38,10 +38,11 @@ examples:
   converge bisect mine.toml --set fused_norm --good main~20 --bad main
   converge bisect matrix.toml --set float8 --package torchao --good 0.17.0 --bad 0.18.0
 
-The same command after an interruption goes on where it was: toolchains and runs are kept.
-Exit codes: 0 found, and the same in a second run; 2 usage error, or the two revisions are not what
-they are said to be; 3 the budget ended, only skipped revisions are left, or a second run differs;
-130 interrupted. `git bisect run converge run EXPERIMENT --only NAME --git-bisect` works, too."""
+After an interruption the same command continues: toolchains and runs are kept.
+Exit codes: 0 found, and the same in a second run; 2 usage error, or the set does not pass at --good
+or does not fail at --bad; 3 --trials or --minutes are used up, only skipped revisions are left, or
+a second run differs; 130 interrupted. `git bisect run converge run EXPERIMENT --only NAME
+--git-bisect` works, too."""
 UNDONE = ""
 
 FILE = "bisected.json"

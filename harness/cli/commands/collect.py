@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     from converge_harness.cli.verdicts import add_night, show_verdicts
 
     show_verdicts(console, judged.view, folder)
-    if only is not None:  # a part is not finished, so it is no night of the history
+    if only is not None:  # with --partial the matrix is not finished: no night
         add_night(console, history, plan, ran.records, judged.verdicts, folder=folder, wall_s=None)
     code = exit_code(judged.verdicts)
     return ExitCode.UNDECIDED if collected.left and code is ExitCode.PASS else code

@@ -422,7 +422,9 @@ def _target_of(arguments: argparse.Namespace) -> float | None:
     if arguments.ask == Ask.SAME.value:
         raise ConfigError(
             Problem(
-                place, "asks for no more steps, not for the same curve", 'leave --ask "same" out'
+                place,
+                "asks for no more steps than the control, not for the same curve",
+                'leave --ask "same" out',
             )
         )
     return target

@@ -76,7 +76,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="print JSON, with the results of the checks"
     )
     how.add_argument(
-        "--html", type=Path, metavar="FILE", help="write the trends as one page that needs nothing"
+        "--html", type=Path, metavar="FILE", help="write the trends as one self-contained page"
     )
     add_store(parser)
     add_history_file(parser)

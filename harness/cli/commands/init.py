@@ -59,7 +59,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--not-deterministic",
         action="store_true",
-        help="train by the kernels of production (deterministic = false), with more reruns of the "
+        help="train with production's kernels (deterministic = false), and with more reruns of the "
         "control, from which the noise of a run is learnt",
     )
     parser.add_argument("--force", action="store_true", help="replace FILE if it exists")

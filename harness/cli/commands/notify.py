@@ -143,7 +143,9 @@ def _read(path: Path) -> dict[str, Any] | None:
         document = json.loads(path.read_bytes())
         reported(document, "")
     except (ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path}: not a report of this converge ({error!r})") from error
+        raise StoreError(
+            f"{path}: not a report that this version of converge can read ({error!r})"
+        ) from error
     return dict(document)
 
 

@@ -104,8 +104,8 @@ def _add_cover(parser: argparse.ArgumentParser) -> None:
     cover.add_argument(
         "--cover",
         choices=["pairs"],
-        help="propose the fewest jobs in which every pair of techniques meets, by the guide's "
-        "assumption that a combination of higher dimension implies its subsets",
+        help="propose the fewest jobs in which every pair of techniques meets. The guide assumes "
+        "that a combination that passes vouches for its parts",
     )
     cover.add_argument(
         "--gpus", type=positive, metavar="N", help="the largest job that may be proposed"

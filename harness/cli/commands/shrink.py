@@ -1,4 +1,4 @@
-"""``converge shrink``: the smallest set-up that still fails as a test set does."""
+"""``converge shrink``: the smallest set-up that fails the same way as a test set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from converge_harness.cli.exit_codes import ExitCode
 from converge_harness.cli.leaving import leaving_when_interrupted
 from converge_harness.cli.options import TRIALS, add_search, experiment_of, store_of
 
-HELP = "find the smallest set-up that still fails as a test set does"
+HELP = "find the smallest set-up that fails the same way as a test set"
 DESCRIPTION = """\
 Take techniques, degrees, steps, layers and data away from a failed test set and its control, one
 change at a time, as long as it still fails in the same way: by the same class of cause, with at
@@ -22,7 +22,7 @@ examples:
   converge shrink experiments/smoke.toml --set fsdp2_tp2 --trials 20 --minutes 15
 
 Ctrl-C keeps the smallest set-up so far. Exit codes: 0 nothing is left to take away; 2 usage error,
-or the set does not fail (again); 3 the budget ended before; 130 interrupted."""
+or the set does not fail (again); 3 --trials or --minutes are used up; 130 interrupted."""
 UNDONE = ""
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from converge_harness.judge.compare.curves import series
-from converge_harness.judge.degrees import in_force_over
+from converge_harness.judge.degrees import in_force_over, max_norm
 from converge_harness.model import Evidence, Floats, Integers
 
 FIRST_STEP_MATCH = 1e-2
@@ -294,9 +294,9 @@ def _shares(ran: Mapping[str, Any], dp: int | None) -> Iterator[tuple[str, objec
 
 def _clipping(control: Evidence, steps: Integers) -> list[Quantity]:
     """The factor by which clipping multiplies the control's gradients."""
-    most = dict((control.in_force or {}).get("config") or {}).get("training.max_norm")
+    most = max_norm(control.in_force, control.keys)
     norms = _values(control, "grad_norm_recomputed", steps)
-    if not isinstance(most, int | float) or not norms.size or not np.all(norms > most):
+    if most is None or not norms.size or not np.all(norms > most):
         return []
     where = "what clips gradients before they are complete, or once more"
     return [Quantity(f"the share that clipping to {most:g} leaves", most / norms, where, MIXED)]

@@ -55,7 +55,7 @@ def draws_by_itself(context: Context) -> Cause | None:
     """Only random numbers: gradients differ in every batch, and agree on average.
 
     A set with its control's program and layout has to draw the control's random numbers. One with
-    other degrees or batches, or whose control draws none, may be correct; only the person who set
+    other degrees or batches, or whose control draws none, may be correct; only the user who set
     it up knows.
     """
     runs, measure, errors = context.compared, context.compared.measure, context.compared.errors

@@ -32,6 +32,7 @@ from converge_harness.judge.causes.signature import (
     signature,
 )
 from converge_harness.judge.compare.reported import Agreement, agreement
+from converge_harness.judge.degrees import max_norm
 from converge_harness.model import CauseClass, Flags, Floats, Integers, Outcome, Precision
 
 _LOGGED = {
@@ -416,9 +417,8 @@ def _formula(compared: Agreement, _: Context) -> Way | None:
 
 def _clipped_norm(compared: Agreement, context: Context) -> Way | None:
     """The norm after clipping."""
-    config = context.in_force.get("config") or {}
-    most = config.get("training.max_norm")
-    if compared.signal != "grad_norm" or not isinstance(most, int | float) or most <= 0:
+    most = max_norm(context.in_force, context.compared.test.keys)
+    if compared.signal != "grad_norm" or most is None:
         return None
     if not _same(compared.reported, np.minimum(compared.recomputed, most), compared):
         return None

@@ -1,4 +1,4 @@
-"""Which parameters: names of many tensors folded into a short text that a person can check."""
+"""Which parameters: names of many tensors folded into a short text that the user can check."""
 
 from __future__ import annotations
 

@@ -322,13 +322,12 @@ def _first(context: Context, name: str) -> bool:
 
 def _excluded(context: Context, *parts: str) -> str:
     """Whether the run's own config leaves such a part out of what is loaded."""
+    key = context.compared.test.keys.not_loaded
     for each in context.compared.test.passes:
-        left_out = ((each.in_force or {}).get("config") or {}).get(
-            "checkpoint.exclude_from_loading"
-        )
+        left_out = ((each.in_force or {}).get("config") or {}).get(key)
         found = [part for part in parts if part in (left_out or ())]
         if found:
-            return f"; checkpoint.exclude_from_loading leaves out {' and '.join(found)}"
+            return f"; {key} leaves out {' and '.join(found)}"
     return ""
 
 

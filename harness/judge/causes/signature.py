@@ -58,7 +58,7 @@ class Basis(IntEnum):
     LATER_TENSORS = 8
     """Sampled tensors of later steps."""
     LEFT_OVER = 9
-    """For what no other recognised: it says when, and hardly why."""
+    """For what nothing else recognised: it says when, but hardly why."""
 
 
 class Stage(IntEnum):

@@ -130,7 +130,7 @@ OUTCOMES: Mapping[Answer, Outcome] = {
 
 
 def _too_short(count: int, margin: float | None) -> CheckResult:
-    """Skipped; or, if somebody set a margin and so asked, open."""
+    """Skipped, or INCONCLUSIVE if a margin is set."""
     text = f"{count} steps in common, at least {2 * FEWEST} are needed"
     if margin is None:
         return skipped(f"too short for a test of equivalence: {text}")
@@ -143,7 +143,7 @@ def _too_short(count: int, margin: float | None) -> CheckResult:
 
 
 def printed_too_coarsely(printed: float, limit: Limit, steps: Integers) -> CheckResult:
-    """Open, however short the run: equal digits would be no evidence of equal values."""
+    """INCONCLUSIVE, however short the run: equal digits are no evidence of equal values."""
     share = f"{printed:.2g} of" if np.isfinite(printed) else "all there is of"
     return CheckResult(
         Outcome.INCONCLUSIVE,

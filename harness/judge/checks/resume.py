@@ -580,7 +580,7 @@ def _other_config(evidence: Evidence) -> Flaw | None:
         if each.in_force is None:
             return Flaw(f"left no record of what ran in pass {each.number}", first)
         then = trained[0].in_force or {}
-        keys = unlike_a_repeat(each.in_force, then, evidence.of_repeats)
+        keys = unlike_a_repeat(each.in_force, then, evidence.keys.of_repeats)
         if keys:
             what = f"went on with another configuration in pass {each.number}"
             return Flaw(f"{what}: {', '.join(keys[:3])}", first)

@@ -30,6 +30,7 @@ from converge_harness.judge.compare.floors import (
 from converge_harness.judge.compare.reported import metric_agreement
 from converge_harness.judge.compare.sketches import fit, relative
 from converge_harness.judge.compare.tensors import TensorComparison
+from converge_harness.judge.degrees import max_norm
 from converge_harness.model import BufferRows, Evidence, Flags, Floats, Precision
 
 UNCLIPPED = 1e-6
@@ -97,7 +98,7 @@ def clippings(
     tensors: Sequence[TensorComparison], test: Evidence, control: Evidence
 ) -> Iterator[Clipping]:
     """At every step at which both runs kept their clipped gradients."""
-    configured = dict((control.in_force or {}).get("config") or {}).get("training.max_norm")
+    configured = max_norm(control.in_force, control.keys)
     # The factor of a run follows from its own norm, as far as the trainer's norm is correct; twice,
     # because it is compared with the control's.
     right = 2 * max(metric_agreement(run, "grad_norm")[0] for run in (test, control))
@@ -120,7 +121,7 @@ def clippings(
         if usual < 1 - UNCLIPPED:
             most: float | None = usual * control_norm
         else:
-            most = float(configured) if isinstance(configured, int | float) else None
+            most = configured
             if most is not None and control_norm > most:
                 most = None  # the control does not clip, whatever its config says
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -56,11 +56,11 @@ class Run:
     waits: tuple[int, ...] = ()
     """The steps after which its ranks still wait until they are let train on, in order."""
     saves: tuple[int, ...] = ()
-    """Those of the steps after which they write a checkpoint before they wait."""
+    """The steps, of ``waits``, at which they write a checkpoint before they wait."""
     in_passes: bool = False
     """Whether its evidence is in passes."""
     rests_since: float | None = None
-    """Since when they do, and its slots are others' meanwhile; None: they train."""
+    """Since when its ranks wait, and others have its slots; None: they train."""
     continues_from: int | None = None
     """The step of the checkpoint from which it continues; None: it has started anew."""
     earlier: list[RunningCall] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Run:
     struck: dict[int, int] = field(default_factory=dict)
     """Faults that converge has caused, and in which pass."""
     started: float = field(default_factory=time.monotonic)
-    """When it started, later by as long as it has waited for others since: no time of a run
+    """When it started, plus the time that it has waited for others since: no time of a run
     includes that."""
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     last: StepLine | None = None

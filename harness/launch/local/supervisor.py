@@ -257,7 +257,7 @@ class Supervisor:
         """Bytes that all ranks together may have."""
         self._rank_bytes = GIB
         """What a rank needs, as far as is known."""
-        self._room = self._waiting_ranks()
+        self._room = waiting_ranks(experiment, self._slot_count, memory)
         """For how many ranks there is memory in runs that wait for each other."""
         self._nobody_waits = False
         """Ranks need more memory than was thought: those that wait train on, and no other waits."""
@@ -355,18 +355,13 @@ class Supervisor:
         past = {run.job.identity for run in self._running if not run.waits}
         return self._records.keys() | past
 
-    def _waiting_ranks(self) -> int:
-        chosen = self._experiment.waiting_ranks
-        fit = ranks_that_fit(self._memory, self._slot_count, self._rank_bytes)
-        return fit if chosen is None else chosen
-
     def _note_memory(self, job: Job, rank_bytes: int) -> None:
         """Let fewer wait, or none, once a rank turns out to need more memory than was thought."""
         if rank_bytes <= self._rank_bytes:
             return
         groups = [group for group in self._groups if group.least_ranks() <= self._room]
         self._rank_bytes = rank_bytes
-        self._room = self._waiting_ranks()
+        self._room = waiting_ranks(self._experiment, self._slot_count, self._memory, rank_bytes)
         if still_fit(groups, self._room, begun=self._begun, over=self._over):
             return
         self._groups, self._nobody_waits = (), True
@@ -791,13 +786,16 @@ def cpu_slots(cores: int, jobs: Sequence[Job], wanted: int | None) -> Slots:
     return Slots.of(range(max(wanted or RANKS_PER_CORE * cores, largest)))
 
 
-def waiting_ranks(experiment: Experiment, jobs: Sequence[Job]) -> int:
-    """How many ranks may be in memory in runs that wait for each other, on this machine's CPUs."""
+def waiting_ranks(experiment: Experiment, training: int, memory: int, rank_bytes: int = GIB) -> int:
+    """How many ranks of runs that wait for each other may be in memory: ``[stop]``, or what fits.
+
+    Args:
+        training: ranks that train at once. memory: bytes that all ranks together may have.
+        rank_bytes: of one rank, as far as is known.
+    """
     if experiment.waiting_ranks is not None:
         return experiment.waiting_ranks
-    slots = cpu_slots(len(os.sched_getaffinity(0)), jobs, experiment.cpu_ranks)
-    training = len(slots.free)
-    return ranks_that_fit(available_bytes(), training, GIB)
+    return ranks_that_fit(memory, training, rank_bytes)
 
 
 def launch_order(jobs: Iterable[Job], *, tests_last: bool = False) -> tuple[Job, ...]:

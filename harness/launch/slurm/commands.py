@@ -15,6 +15,7 @@ from pathlib import Path
 from converge_harness.errors import ClusterError
 from converge_harness.launch.slurm.backend import JobState, Phase, Refused, SubmitRequest
 from converge_harness.model import Cluster
+from converge_harness.run_folder.launcher_variables import is_of_launcher
 from converge_harness.run_folder.layout import JOB_VARIABLE, SEGMENT_VARIABLE
 
 _TIMEOUT_S = 120.0
@@ -32,12 +33,7 @@ _SLURMS = re.compile(r"(SLURM|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|SINFO|SALLOC)_.*"
 itself may run, which its jobs must not inherit.
 """
 
-_OF_LAUNCHERS = re.compile(
-    r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|NODE_RANK|BASE_RANK|LOCAL_SIZE"
-    r"|MASTER_(ADDR|PORT)|(TORCHELASTIC|PET|OMPI_COMM_WORLD)_.*|PMI_(RANK|SIZE|FD)|PMIX_RANK"
-    rf"|{JOB_VARIABLE}|{SEGMENT_VARIABLE})"
-)
-"""The same of launchers, by which a program would take its ranks for those of another."""
+_NOT_INHERITED = frozenset({JOB_VARIABLE, SEGMENT_VARIABLE})
 
 _FOR_NOW = re.compile(
     r"MaxSubmitJob|MaxJobCount|temporarily unable|violates accounting/QOS policy", re.IGNORECASE
@@ -235,11 +231,11 @@ class Slurm:
 
 
 def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    kept = {
-        name: value
-        for name, value in inherited.items()
-        if _KEPT.fullmatch(name) or not (_SLURMS.fullmatch(name) or _OF_LAUNCHERS.fullmatch(name))
-    }
+    def is_kept(name: str) -> bool:
+        foreign = _SLURMS.fullmatch(name) or name in _NOT_INHERITED or is_of_launcher(name)
+        return bool(_KEPT.fullmatch(name)) or not foreign
+
+    kept = {name: value for name, value in inherited.items() if is_kept(name)}
     return {**kept, "LC_ALL": "C"}
 
 

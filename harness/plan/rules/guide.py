@@ -34,7 +34,7 @@ def control_is_1d_fsdp(planned: PlannedJob) -> Iterator[Breach]:
 
 @guide_rule
 def control_is_repeated(planned: PlannedJob) -> Iterator[Breach]:
-    """A control is run more than once: without an A/A repeat no tolerance is learnt from it."""
+    """A control is run more than once: without an A/A repeat no limit is learnt from it."""
     known = planned.experiment.repeats or planned.experiment.calibration is not None
     if planned.job.role is Role.CONTROL and not known:
         yield Breach("repeats", "there is no A/A repeat of the control")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import socket
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from converge_harness.rank.start import agent
+from converge_harness.run_folder.launcher_variables import is_of_launcher
 from converge_harness.run_folder.layout import (
     AGENT_LOG,
     FAILURES,
@@ -27,12 +27,8 @@ from converge_harness.run_folder.layout import (
     call_logs,
 )
 
-_FOREIGN = re.compile(
-    r"(RANK|LOCAL_RANK|GROUP_RANK|ROLE_.*|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE"
-    rf"|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|PET_.*|PYTHON_EXEC|{PARENT_VARIABLE}|{GPU_OF_RANK}"
-    rf"|{TOGETHER_VARIABLE})"
-)
-"""Variables of a torchrun around the shell that sbatch was called in; sbatch hands them on."""
+_NOT_INHERITED = frozenset({PARENT_VARIABLE, GPU_OF_RANK, TOGETHER_VARIABLE})
+"""Of an agent around the shell in which sbatch was called. sbatch hands variables on."""
 _KEEP_ALIVE_S, _KEEP_ALIVES = 5, 12
 """A node without a keep-alive for their product counts as lost. torchrun's own 15 s are
 short for an agent on a network file system; Slurm sees a dead node by itself."""
@@ -49,8 +45,9 @@ def main(arguments: list[str]) -> int:
     logs = call_logs(asked.logs, call, node)
     logs.mkdir(parents=True, exist_ok=True)
     _keep_output(logs / AGENT_LOG)
-    for name in [name for name in os.environ if _FOREIGN.fullmatch(name)]:
-        del os.environ[name]
+    for name in tuple(os.environ):
+        if name in _NOT_INHERITED or is_of_launcher(name):
+            del os.environ[name]
     os.environ[FAILURES_VARIABLE] = str(logs / FAILURES)
     arguments = [*node_arguments(os.environ, logs, call), *asked.torchrun]
     if _number("SLURM_STEP_NUM_NODES") > 1:

@@ -98,7 +98,7 @@ def read_run(folder: Path) -> Evidence:
         "sample_steps": None if sample_steps is None else tuple(sample_steps),
         "identity": job.get("identity"),
         "repeat": job.get("repeat"),
-        "of_repeats": trainer_of_document(job).default_spec().keys.of_repeats,
+        "keys": trainer_of_document(job).default_spec().keys,
         "frozen_steps": int(job.get("frozen") or 0),
         "struck": read_struck(folder),
         "restarts": _restarts(folder, job, in_passes=bool(passes)),
@@ -114,7 +114,7 @@ def read_run(folder: Path) -> Evidence:
 def _unsealed(folder: Path, record: RunRecord, broken: str) -> Evidence:
     """Evidence of a run whose files were changed after it finished: none of them counts."""
     return _unread(
-        f"{broken}, so it is no evidence; converge run makes the run again",
+        f"{broken}, so it is not evidence; converge run makes the run again",
         name=record.name,
         source=str(folder),
         identity=record.identity,

@@ -365,7 +365,7 @@ def _superseded(test: TestView, signal: str) -> list[tuple[int, Curve]]:
 
 
 def _thin_first(tests: Iterable[TestView]) -> list[TestView]:
-    """What needs a person is drawn last, so on top."""
+    """What needs attention is drawn last, so on top."""
     return sorted(tests, key=lambda test: test.verdict.judgement is not Judgement.PASS)
 
 

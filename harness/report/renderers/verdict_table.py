@@ -44,7 +44,7 @@ class VerdictRow(NamedTuple):
 
 
 def rows(view: ReportView) -> tuple[VerdictRow, ...]:
-    """One row per test set, what needs a person first."""
+    """One row per test set, those that need attention first."""
     return tuple(row(test) for test in view.by_severity)
 
 

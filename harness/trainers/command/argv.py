@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -63,10 +62,6 @@ OF_A_TASK = (
 )
 """Bash in a task of srun: torch's variables (``env://``) from Slurm's. Its tasks per node are such
 as ``8(x4)``: every node has as many."""
-_FOREIGN = re.compile(
-    rf"{JOB_VARIABLE}|{SEGMENT_VARIABLE}|NODE_RANK|BASE_RANK|LOCAL_SIZE|OMPI_COMM_WORLD_.*|PMI_(RANK|SIZE|FD)|PMIX_RANK"
-)
-"""Variables of an outer launcher, in addition to those that no job inherits."""
 
 
 def command_of(spec: SetSpec) -> Command:
@@ -279,9 +274,8 @@ def with_variables(
     ``here``: all its ranks are on one machine. ``agent``: under torchrun, an agent of ours keeps
     their store to loopback.
     """
-    kept = {name: value for name, value in base.items() if not _FOREIGN.fullmatch(name)}
-    own = own_variables(job, folder, device, meeting, data, kept.get("PATH"), call)
-    made = {**kept, **own}
+    own = own_variables(job, folder, device, meeting, data, base.get("PATH"), call)
+    made = {**base, **own}
     under_torchrun = command_of(job.spec).launcher is RankLauncher.TORCHRUN
     if here and not (agent and under_torchrun and OWN_STORE not in made):
         paths = filter(None, (str(_ON_LOOPBACK), made.get("PYTHONPATH")))

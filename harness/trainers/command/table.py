@@ -34,6 +34,7 @@ from pydantic_core import PydanticCustomError
 from converge_harness.errors import Problem, suggest
 from converge_harness.model import FaultKind, Kind, RestartOwner, SetSpec, Torn, TrainConfig
 from converge_harness.run_folder.checkpoints import STEP, CheckpointForm
+from converge_harness.run_folder.launcher_variables import is_of_launcher
 from converge_harness.toml import FilePath, Table, Where, flatten, one_of
 from converge_harness.trainers.command.program import files_of
 from converge_harness.trainers.command.settings import (
@@ -55,15 +56,13 @@ CURVE_COLUMNS = ("step", "loss", "grad_norm", "lr", "tokens")
 """What can be named in a program's curve."""
 MAX_TEXT = 4096
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_RESERVED = re.compile(
-    r"CONVERGE_.*|CUDA_VISIBLE_DEVICES|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
-)
 
 
 def _is_variable(name: str) -> str:
     if not _VARIABLE.fullmatch(name):
         raise PydanticCustomError("variable", "must be the name of an environment variable")
-    if _RESERVED.fullmatch(name):
+    of_converge = name.startswith("CONVERGE_") or name == "CUDA_VISIBLE_DEVICES"
+    if of_converge or is_of_launcher(name):
         raise PydanticCustomError("variable", "is set by converge or the launcher")
     return name
 

@@ -138,7 +138,7 @@ def _name_problems(
         if (general := _NUMBER.sub(ANY_LAYER, name, count=1)) not in known:
             yield Problem(
                 place(name),
-                "is no name in a Megatron-Core GPT as converge builds it",
+                "is not a name in the Megatron-Core GPT that converge builds",
                 suggest(general, known),
             )
             continue
@@ -146,8 +146,8 @@ def _name_problems(
         if stars[0] != stars[1] or stars[0] > 1:
             yield Problem(
                 place(name),
-                f"is {other!r}: both names have one {ANY_LAYER}, for the number of the layer, or "
-                "none has",
+                f"is {other!r}: both names need one {ANY_LAYER}, for the number of the layer, or "
+                "neither may have it",
             )
         if other in taken:
             yield Problem(

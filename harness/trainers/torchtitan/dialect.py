@@ -167,7 +167,7 @@ def _tree(file: Path) -> ast.Module:
         return ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError) as error:
         reason = getattr(error, "msg", None) or getattr(error, "strerror", None) or error
-        raise ToolchainError(f"{file} is no Python that can be read: {reason}") from None
+        raise ToolchainError(f"{file} is not valid Python: {reason}") from None
 
 
 class _Everything(frozenset[str]):

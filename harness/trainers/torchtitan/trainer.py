@@ -90,6 +90,8 @@ KEYS = ConfigKeys(
             "checkpoint.keep_latest_k",
         }
     ),
+    max_norm="training.max_norm",
+    not_loaded="checkpoint.exclude_from_loading",
 )
 TORCHTITAN = TrainerSpec(
     "torchtitan",

@@ -20,7 +20,7 @@ REGISTRY = "config_registry"
 
 @dataclass(frozen=True, slots=True)
 class UserModule:
-    """A module that is imported from a folder of the person's."""
+    """A module that is imported from a folder of the user's."""
 
     folder: Path
     """What the name of the module starts from: a folder of ``sys.path``."""
@@ -44,7 +44,7 @@ def find_user_module(name: str, folders: Sequence[Path]) -> UserModule | None:
 def config_problems(
     own: UserModule, config: str | None, arguments: Mapping[str, Any], place: str
 ) -> Iterator[Problem]:
-    """What the source of a module says against a config function and its arguments.
+    """What is wrong with a config function and its arguments, by the source of its module.
 
     A name that is imported or assigned may be anything: the ranks find out.
     """
@@ -93,7 +93,7 @@ def _argument_problems(
     for name in arguments:
         if name not in named and signature.kwarg is None:
             yield Problem(
-                f"{place} converge.arguments.{name}", "is no parameter of the config", takes
+                f"{place} converge.arguments.{name}", "is not a parameter of the config", takes
             )
     positional = signature.args[: len(signature.args) - len(signature.defaults)]
     by_name = zip(signature.kwonlyargs, signature.kw_defaults, strict=True)

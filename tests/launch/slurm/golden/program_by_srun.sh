@@ -75,7 +75,7 @@ export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_STEP_NUM_TASKS LOCAL_RANK=$SLURM_LOC
 shift 2
 converge_own=$converge_logs/srun/attempt_0/$RANK
 mkdir -p "$converge_own"
-trap : TERM  # the program decides what it does when it is told to end
+trap : TERM  # SIGTERM reaches the program too; bash has to outlive it and note how it ended
 converge_code=0
 "$@" > "$converge_own/stdout.log" 2> "$converge_own/stderr.log" || converge_code=$?
 echo "$converge_code $(date +%s.%N)" > "$converge_own/ended"
