@@ -86,8 +86,9 @@ class ScriptedFaults:
         if index is None:
             return
         if world.rank() == 0:
+            largest = _largest_file(self._job.checkpoints, self._job.run_folder, step)
             self._record(index)
-            _cut(self._job.checkpoints, self._job.run_folder, step)
+            _cut(largest)
         world.everyones(None)  # no rank dies before it is cut
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -115,15 +116,25 @@ class ScriptedFaults:
             notice.end()
 
 
-def _cut(form: CheckpointForm, run_folder: Path, step: int) -> None:
-    """Cut a checkpoint to half of its size; of a folder, the largest file of its content."""
+def _largest_file(form: CheckpointForm, run_folder: Path, step: int) -> Path:
+    """The largest file of a checkpoint, or the file that it is; not the one written last.
+
+    Raises ProbeError if there is nothing to cut.
+    """
     checkpoint = form.path(run_folder, step)
-    if checkpoint.is_dir():
-        files = (each for each in checkpoint.rglob("*") if each.is_file())
-        content = [each for each in files if each.name != form.last_file]
-        checkpoint = max(content, key=lambda each: each.stat().st_size)
-    with checkpoint.open("r+b") as stream:
-        stream.truncate(checkpoint.stat().st_size // 2)
+    files = [checkpoint, *checkpoint.rglob("*")]
+    last = checkpoint / form.last_file if form.last_file else None
+    sizes = {each: each.stat().st_size for each in files if each.is_file() and each != last}
+    largest = max(sizes, key=lambda each: sizes[each], default=None)
+    if largest is None or not sizes[largest]:
+        raise ProbeError(f"{checkpoint}: has no content that could be cut, for the fault {_TORN}")
+    return largest
+
+
+def _cut(file: Path) -> None:
+    """Cut a file to half of its size."""
+    with file.open("r+b") as stream:
+        stream.truncate(file.stat().st_size // 2)
         os.fsync(stream.fileno())
 
 

@@ -318,14 +318,19 @@ def _share_compiled(folder: Path) -> None:
         for other in folder.parent.glob(f"*/{packages.relative_to(folder)}"):
             if other == packages or unfinished(folder.parent / other.parts[-4]).exists():
                 continue
-            for compiled in other.rglob("__pycache__/*.pyc"):
-                mine = packages / compiled.relative_to(other)
-                source = f"{compiled.name.partition('.')[0]}.py"
-                theirs = compiled.parent.parent / source
-                with suppress(OSError):  # it is compiled here, then
-                    if not mine.exists() and theirs.samefile(mine.parent.parent / source):
-                        mine.parent.mkdir(exist_ok=True)
-                        os.link(compiled, mine)
+            with suppress(OSError):  # another process removes it
+                for compiled in other.rglob("__pycache__/*.pyc"):
+                    _link_if_same(compiled, packages / compiled.relative_to(other))
+
+
+def _link_if_same(compiled: Path, mine: Path) -> None:
+    """Link a compiled module if its source is the same file in both places."""
+    source = f"{compiled.name.partition('.')[0]}.py"
+    with suppress(OSError):  # it is compiled here, then
+        same = (compiled.parent.parent / source).samefile(mine.parent.parent / source)
+        if same and not mine.exists():
+            mine.parent.mkdir(exist_ok=True)
+            os.link(compiled, mine)
 
 
 def _steps(name: str, wanted: Stamp, converge: Sequence[str], *, refill: bool) -> tuple[_Step, ...]:

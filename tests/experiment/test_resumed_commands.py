@@ -181,7 +181,7 @@ def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place)
         (
             FAULT.replace('"kill", step = 6', '"ckpt_torn", torn = "truncated", step = 5'),
             {},
-            "of a program's checkpoint the largest file is cut (leave rank out)",
+            "the largest file is cut, whichever rank wrote it (leave rank out)",
         ),
         (
             IN_PLACE.replace("kill", "hang"),

@@ -140,6 +140,30 @@ def test_half_of_the_vocabulary_shows_which_row_is_of_which_token(tmp_path):
     assert rows["block", "in.scale"][1][0, SOME] == 0  # of no token
 
 
+def test_a_buffer_into_which_every_batch_is_copied_is_not_taken_for_the_first_one(tmp_path):
+    model, buffer = Model(), TOKENS.clone()
+
+    def batch(tokens):
+        def train(_samples):
+            buffer.copy_(tokens)
+            model(buffer).square().sum().backward()
+
+        return train
+
+    second = TOKENS.flip(1)
+    both = recorded(tmp_path, model, steps=[batch(TOKENS), batch(second)], frozen=2)
+    alone = [recorded(tmp_path, model, steps=[step_of(model, each)]) for each in (TOKENS, second)]
+    halves = [each["head", "out.0"][1][0, HALF] for each in alone]
+    assert np.array_equal(both["head", "out.0"][1][:, HALF], halves)
+
+    def of_two(_samples):  # microbatches of one batch
+        for each in (TOKENS, second):
+            batch(each)(_samples)
+
+    (together,) = recorded(tmp_path, model, steps=[of_two])["head", "out.0"][1]
+    assert together[HALF] == pytest.approx(sum(halves), rel=1e-9)
+
+
 def test_a_tensors_gradient_is_in_its_first_row(tmp_path):
     model = Model()
     rows = recorded(tmp_path, model, steps=[step_of(model)])

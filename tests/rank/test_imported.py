@@ -10,18 +10,23 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import json, sys
 import numpy, mine, package.part, zipped
 from pathlib import Path
-from converge_harness.rank.recorder.imported import leave_imported
+from converge_harness.rank.recorder.imported import leave_imported, resolve_imported
+if sys.argv[2] == "forked":
+    resolve_imported()  # as the process does of which ranks are forks
+    import wave, late
 leave_imported(Path(sys.argv[1]), 3)
 """
 
 
-def test_modules_from_elsewhere_are_digested_and_those_of_the_toolchain_are_not(tmp_path):
+@pytest.mark.parametrize("start", ["cold", "forked"])
+def test_modules_from_elsewhere_are_digested_and_those_of_the_toolchain_are_not(tmp_path, start):
     elsewhere, run_folder = tmp_path / "elsewhere", tmp_path / "run"
     (elsewhere / "package").mkdir(parents=True)
     generated = run_folder / "inductor"
@@ -29,6 +34,7 @@ def test_modules_from_elsewhere_are_digested_and_those_of_the_toolchain_are_not(
     (elsewhere / "mine.py").write_text("import generated\n")
     (elsewhere / "package" / "__init__.py").write_text("")
     (elsewhere / "package" / "part.py").write_text("x = 1\n")
+    (elsewhere / "late.py").write_text("x = 2\n")
     (generated / "generated.py").write_text("")
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
@@ -37,7 +43,7 @@ def test_modules_from_elsewhere_are_digested_and_those_of_the_toolchain_are_not(
         stream.writestr("zipped.py", "")
     path = os.pathsep.join(map(str, (elsewhere, generated, archive, ROOT / "src")))
     subprocess.run(
-        [sys.executable, str(program), str(run_folder)],
+        [sys.executable, str(program), str(run_folder), start],
         check=True,
         env={**os.environ, "PYTHONPATH": path},
     )
@@ -47,6 +53,7 @@ def test_modules_from_elsewhere_are_digested_and_those_of_the_toolchain_are_not(
         elsewhere / "package" / "__init__.py",
         elsewhere / "package" / "part.py",
         program,
+        *([elsewhere / "late.py"] if start == "forked" else []),
     ]
     digests = {str(each): hashlib.sha256(each.read_bytes()).hexdigest() for each in expected}
     assert found == {**digests, f"{archive}/zipped.py": None}

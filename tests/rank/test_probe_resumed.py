@@ -262,17 +262,20 @@ def test_a_rank_is_killed_once_in_the_middle_of_its_step(tmp_path):
 def test_a_rank_hangs_once_until_a_signal_ends_it(tmp_path):
     path = job_with(tmp_path / "run", {"kind": "hang", "step": 3})
     process = started(path)
-    struck = path.parent / "faults" / "0.json"
-    deadline = time.monotonic() + 60
-    while not struck.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.join(0.5)
-    assert process.is_alive()
-    assert len(lines_of(path.parent / "passes" / "001", name="metrics.jsonl.part")) == 2
-    process.terminate()
-    process.join(60)
-    assert process.exitcode == -signal.SIGTERM
+    try:
+        struck = path.parent / "faults" / "0.json"
+        deadline = time.monotonic() + 60
+        while not struck.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.join(0.5)
+        assert process.is_alive()
+        assert len(lines_of(path.parent / "passes" / "001", name="metrics.jsonl.part")) == 2
+        process.terminate()
+        process.join(60)
+        assert process.exitcode == -signal.SIGTERM
+    finally:
+        process.kill()
     assert ran_by(path) == 0
 
 

@@ -97,8 +97,10 @@ class ActivationSamples:
         """Set while modules are called that are not part of training."""
         self._left = max(1, min(frozen, BATCHES))
         self._signs: dict[tuple[int | None, int, int], torch.Tensor] = {}
-        self._halved: torch.Tensor | None = None
-        """The token ids that ``_halves`` is of: most tensors of a batch have the same rows."""
+        self._halved: tuple[torch.Tensor, int] | None = None
+        """The token ids that ``_halves`` is of, as they were then: most tensors of a batch have the
+        same rows, and a program may copy every batch into one buffer.
+        """
         self._halves: dict[torch.Size, torch.Tensor | None] = {}
         self._forward: dict[Row, torch.Tensor] = {}
         self._backward: dict[Row, torch.Tensor] = {}
@@ -124,6 +126,7 @@ class ActivationSamples:
             self._batches.append((self._forward, self._backward))
             self._forward, self._backward = {}, {}
             self._tensors.clear()
+            self._halved = None
             self._left -= 1
         return not self._left
 
@@ -322,8 +325,11 @@ class ActivationSamples:
         """
         if tokens is None:
             return None
-        if tokens is not self._halved:
-            self._halved = tokens
+        if tokens.is_inference():  # nobody counts its changes
+            return self._find_half(shape, tokens)
+        now = (tokens, tokens._version)
+        if self._halved is None or self._halved[0] is not tokens or self._halved[1] != now[1]:
+            self._halved = now
             self._halves = {}
         if shape not in self._halves:
             self._halves[shape] = self._find_half(shape, tokens)

@@ -75,12 +75,16 @@ def resolve_imported() -> None:
     """
     unidentified = _unidentified()
     for module in list(sys.modules.values()):
-        if id(module) not in unidentified and _file(module) is not None:
+        if id(module) not in unidentified and _name(module):
             _IDENTIFIED[id(module)] = module
 
 
 _IDENTIFIED: dict[int, ModuleType] = {}
-"""By ``id``, modules that the job's identity covers; kept, so that no other gets their ``id``."""
+"""By ``id``, modules that the job's identity covers; kept, so that no other gets their ``id``.
+
+A fork does not ask them for their files again: that copies the memory of thousands of modules, and
+nobody reloads a module of the toolchain from elsewhere.
+"""
 
 
 def _unidentified() -> dict[int, Path]:
@@ -89,18 +93,19 @@ def _unidentified() -> dict[int, Path]:
     interpreter = _interpreter()
     found = {}
     for module in list(sys.modules.values()):
-        if id(module) in _IDENTIFIED:
+        if id(module) in _IDENTIFIED or not (name := _name(module)):
             continue
-        path = _file(module)
-        if path and str(path) not in owned and not _is_inside(path, interpreter):
+        path = _resolved(name)
+        if str(path) not in owned and not _is_inside(path, interpreter):
             found[id(module)] = path
     return found
 
 
-def _file(module: ModuleType) -> Path | None:
+def _name(module: ModuleType) -> str:
+    """The name of its file; empty if it has none."""
     # Some modules have any attribute, and some raise.
     name = getattr(module, "__dict__", {}).get("__file__")
-    return _resolved(name) if isinstance(name, str) and name else None
+    return name if isinstance(name, str) else ""
 
 
 @functools.cache

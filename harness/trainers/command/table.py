@@ -355,7 +355,10 @@ def torn_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
         )
     if any(each.torn is Torn.TRUNCATED and each.rank for each in torn):
         yield Problem(
-            where("faults"), "of a program's checkpoint the largest file is cut", "leave rank out"
+            where("faults"),
+            "ckpt_torn has a rank, but of a program's checkpoint the largest file is cut, "
+            "whichever rank wrote it",
+            "leave rank out",
         )
 
 
