@@ -214,7 +214,7 @@ def test_a_start_over_on_other_ranks_is_found_though_steps_draw_more_or_less(sin
 
 
 SEED_ALONE = (OWN[0], *HALVES[:5])
-"""Pass 2, of steps 9 to 14, draws its loader's seed from the first state, and then other numbers."""
+"""Pass 2, steps 9 to 14: its loader draws a seed from the first state; then come other numbers."""
 
 
 @pytest.mark.parametrize(

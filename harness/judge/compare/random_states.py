@@ -1,10 +1,11 @@
 """Which random numbers two runs draw step by step, by digests of the generators' states.
 
 Equal digests mean equal numbers, so a step that begins as an earlier one did repeats its dropout
-masks. A single step says nothing: a process that starts again sets up its loader, and for that draws
-a seed that no model sees, from the state that it had at its first start. So a step counts only if
-the next step draws numbers again, too: those that came next the first time. After a resize a step
-draws more often or less often, so there any later step counts that draws any later numbers again.
+masks. A single step says nothing: a process that starts again sets up its loader, which draws a
+seed that no model sees, from the state that the process had at its first start. So a step counts
+only if the next step, too, draws what came next the first time. After a resize steps draw more
+often or less often, so there any later step (before the numbers start over once more) may draw
+anything that came later.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ other's order, too.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -271,12 +271,12 @@ def trained_by(optimizer: Any, pieces: Sequence[Piece]) -> Trained:
                 if id(_main_of(piece.parameter)) in its
             ]
     if not any(isinstance(each, DistributedOptimizer) for each in optimizer.chained_optimizers):
-        _refuse_untrained(pieces, {name for name, _ in found})
+        _refuse_untrained(pieces, frozenset(name for name, _ in found))
     copies = [(piece.name, _weight(piece)) for piece in pieces] if gathered else found
     return Trained(tuple(found), tuple(copies))
 
 
-def _refuse_untrained(pieces: Sequence[Piece], trained: Set[str]) -> None:
+def _refuse_untrained(pieces: Sequence[Piece], trained: frozenset[str]) -> None:
     missing = sorted({piece.name for piece in pieces} - trained)
     if missing:
         message = (
