@@ -53,9 +53,8 @@ class ScheduleByRanks(Training):
     """The length of training is computed from batch size and ranks, and not from accumulation."""
 
     def settings(self) -> dict[str, Any]:
-        batch = self.options.batch * int(os.environ["WORLD_SIZE"])
-        samples = self.options.steps * batch * self.options.accumulate
-        return super().settings() | {"max_steps": samples // batch}
+        # All samples divided by those of a microbatch on all ranks: microbatches, and not updates.
+        return super().settings() | {"max_steps": self.options.steps * self.options.accumulate}
 
 
 MISTAKES: dict[str, type[Training]] = {

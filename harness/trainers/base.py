@@ -309,7 +309,8 @@ class Trainer(ABC):
     def is_by_microbatch(self, spec: SetSpec) -> bool:
         """Whether the objective depends on which samples are together in a microbatch.
 
-        Then a repeat that distributes the samples of a batch in another order is none.
+        Then a repeat that distributes the samples of a batch in another order is none, and a set
+        needs its control's local batch size.
         """
         return False
 

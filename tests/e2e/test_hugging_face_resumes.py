@@ -24,7 +24,7 @@ LOST = {
     "uneven_epoch": (6, DATA),
     "stream_read_twice": (9, DATA, "those of step 1, so the data started over from the beginning"),
 }
-"""From which step, and words of its cause."""
+"""The onset, and words of its cause. A wrong rate of step 6 is first off in the loss of step 7."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

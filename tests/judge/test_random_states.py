@@ -213,6 +213,24 @@ def test_a_start_over_on_other_ranks_is_found_though_steps_draw_more_or_less(sin
     assert not list(repeats(drawn(run("on the same ranks"), states), drawn(run("c"), OWN)))
 
 
+SEED_ALONE = (OWN[0], *HALVES[:5])
+"""Pass 2, steps 9 to 14: its loader draws a seed from the first state; then come other numbers."""
+
+
+@pytest.mark.parametrize(
+    ("second", "third", "again"),
+    [
+        (SEED_ALONE, OWN[:6], DrawnAgain(15, 1)),
+        (OWN[:6], OWN[:6], DrawnAgain(RESUMED, 1)),  # starts over twice
+        (SEED_ALONE, SEED_ALONE, DrawnAgain(16, 10)),  # as pass 2
+        (SEED_ALONE, (OWN[0], *(f"{step:x} of pass 3" for step in range(5))), None),
+    ],
+)
+def test_the_pass_is_blamed_that_starts_over(second, third, again):
+    test = drawn(ELASTIC, (*OWN[: RESUMED - 1], *second, *third))
+    assert next(repeats(test, drawn(run("c"), OWN)), None) == again
+
+
 def test_a_control_that_was_continued_with_its_first_random_numbers_is_no_control():
     first, second, _ = ELASTIC_PASSES
     passes = (first, replace(second, in_force=first.in_force))

@@ -1,12 +1,13 @@
 """Every rule: a set that keeps it and one that breaks it; waivers."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from plan_examples import CLUSTER, CONTROL, HEAD, SURROUNDINGS
 
 from converge_harness.errors import ConfigError
-from converge_harness.model import Launcher
+from converge_harness.model import Launcher, Toolchain
 from converge_harness.plan.rules import RULES
 
 FSDP_2 = "parallelism = { dp_shard = 2 }"
@@ -120,10 +121,47 @@ def test_a_set_that_breaks_the_rule_is_refused_by_its_name(planner, rule, body):
 def test_every_rule_has_an_example_of_each_kind():
     # Examples of the two about controls: below, and through the CLI in tests/cli/test_bad_input.py.
     about_controls = {"control-is-1d-fsdp", "control-is-repeated"}
-    # Of the one about programs of the user's: in test_plan_of_commands.py.
-    elsewhere = about_controls | {"differences-reach-the-program"}
+    # Of the one about programs of the user's: in test_plan_of_commands.py; of the one about
+    # Megatron-Core's auxiliary loss: below.
+    elsewhere = about_controls | {"differences-reach-the-program", "same-microbatch"}
     assert set(KEPT) | elsewhere == set(RULES)
     assert {rule for rule, _ in BROKEN} | elsewhere == set(RULES)
+
+
+MEGATRON = Toolchain("megatron-core-0.16.1", Path("/toolchain/bin/python"), "megatron_0_16", {})
+BALANCED = "transformer = { num_moe_experts = 4, moe_aux_loss_coeff = 0.1 }"
+BY_SAMPLE = BALANCED.replace(" }", ', moe_router_load_balancing_type = "seq_aux_loss" }')
+HALF = "training.local_batch_size = 2"
+
+
+@pytest.mark.parametrize(
+    ("control", "test", "keeps"),
+    [
+        (BALANCED, BALANCED, True),
+        (BALANCED, f"{BALANCED}, {HALF}", False),
+        (f"{BALANCED}, {HALF}", BALANCED, False),
+        (BY_SAMPLE, f"{BY_SAMPLE}, {HALF}", True),
+        ("transformer.num_moe_experts = 4", f"transformer.num_moe_experts = 4, {HALF}", True),
+    ],
+)
+def test_a_loss_of_a_microbatch_needs_the_same_microbatch(planner, control, test, keeps):
+    (planner.folder / "base.toml").write_text(
+        "[training]\nsteps = 4\nlocal_batch_size = 4\nglobal_batch_size = 8\nseq_len = 16\n"
+        "[transformer]\nnum_layers = 4\n[converge.data]\n"
+    )
+    text = HEAD.replace("[trainer]", '[trainer]\nkind = "megatron"') + (
+        f"[control]\nparallelism = {{ dp_replicate = 2 }}\nset = {{ {control} }}\n"
+        f'[[test]]\nname = "t"\nparallelism = {{ dp_replicate = 2 }}\nset = {{ {test} }}\n'
+    )
+    if keeps:
+        assert planner.text(text, toolchains=(MEGATRON,)).waived == ()
+        return
+    with pytest.raises(ConfigError) as caught:
+        planner.text(text, toolchains=(MEGATRON,))
+    ours, theirs = (2, 4) if HALF in test else (4, 2)
+    assert f"{ours} samples here, {theirs} in 'control', which is another" in str(caught.value)
+    assert f"write local_batch_size = {theirs}, or balance the experts of both" in str(caught.value)
+    assert "[same-microbatch]" in str(caught.value)
 
 
 @pytest.mark.parametrize(

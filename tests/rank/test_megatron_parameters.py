@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from megatron.core import parallel_state
 
+from converge_harness.rank.megatron.audit import dispatchers_of
 from converge_harness.rank.megatron.config import build_config
 from converge_harness.rank.megatron.model import build_model, build_optimizer, wrap_model
 from converge_harness.rank.megatron.parameters import (
@@ -182,6 +183,42 @@ def updated(folder, degrees, overrides):
         assert float(kept["step"]) == 1
         clipped, moment = shard.grad.local(), kept["exp_avg"].local()
         torch.testing.assert_close(moment, 0.1 * clipped, msg=name)
+
+
+def untrained(folder):
+    config, chunks, parts = started(job_of(folder))
+    last = parts[0].final_layernorm.weight
+    pieces = pieces_of(parts)
+    wrapped = wrap_model(config, chunks)
+    last.requires_grad_(False)  # unseen by the optimizer
+    optimizer = build_optimizer(config, wrapped)
+    with pytest.raises(SettingError, match=r"no optimizer has final_layernorm.weight, so"):
+        trained_by(optimizer, pieces)
+    # What is frozen has no place in the optimizer, and need not have one.
+    frozen = pieces_of(parts)
+    assert {name for name, _ in trained_by(optimizer, frozen).shards} == {
+        piece.name for piece in pieces if piece.parameter is not last
+    }
+
+
+def test_a_parameter_that_no_optimizer_has_is_refused(tmp_path):
+    run_on_ranks(untrained, 1, tmp_path)
+
+
+def dispatched(folder):
+    _, _, parts = started(job_of(folder, overrides=EXPERTS))
+    assert dispatchers_of(parts) == ("allgather",)
+    mlp = parts[0].layers["1"].mlp
+
+    class Unknown(type(mlp.token_dispatcher)):
+        pass
+
+    mlp.token_dispatcher.__class__ = Unknown
+    assert dispatchers_of(parts) == ("Unknown", "allgather")
+
+
+def test_dispatchers_of_tokens_are_those_of_all_layers(tmp_path):
+    run_on_ranks(dispatched, 1, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,10 @@ def test_a_set_has_its_degrees_settings_and_techniques(tmp_path):
             "draws random numbers, which differ in every layout",
         ),
         (
+            "parallelism = { tp = 2 }\nset = { transformer.moe_z_loss_coeff = 0.001 }",
+            "set.transformer.moe_z_loss_coeff of 'changed': is not supported by converge's rank",
+        ),
+        (
             "parallelism = { tp = 2 }\nset = { ddp.use_distributed_optimizer = true }",
             "parallelism.dp_shard",
         ),

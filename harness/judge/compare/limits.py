@@ -261,7 +261,8 @@ def rounding_of_experts(control: Evidence, calibration: Calibration | None) -> b
 def experts_round(control: Evidence) -> bool:
     """Whether results of a float32 control may be rounded to bfloat16: experts of torchtitan are.
 
-    Only ``ulp`` repeats show it.
+    Only ``ulp`` repeats show it. Megatron-Core's experts compute in float32, but evidence does not
+    say so, and their limits are wider than need be.
     """
     return control.precision is Precision.FP32 and routed(control, control)
 

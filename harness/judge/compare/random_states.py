@@ -1,14 +1,18 @@
 """Which random numbers two runs draw step by step, by digests of the generators' states.
 
 Equal digests mean equal numbers, so a step that begins as an earlier one did repeats its dropout
-masks. A single step says nothing: where it sets up its loader, a process that starts again draws a
-seed that no model sees, from the state that it had at its first start. So only steps count whose
-next one draws, too, and as what came next, or after a resize as something that came later.
+masks. A single step says nothing: a process that starts again sets up its loader, which draws a
+seed that no model sees, from the state that the process had at its first start. So a step counts
+only if the next step, too, draws what came next the first time. After a resize steps draw more
+often or less often, so there any later step (before the numbers start over once more) may draw
+anything that came later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -60,6 +64,9 @@ def repeats(test: Evidence, control: Evidence) -> Iterator[DrawnAgain]:
     """
     ours, all_of_ours = drawing(test), _drawn(test)
     theirs, all_of_theirs = drawing(control), _drawn(control)
+    places: dict[str, list[int]] = {}
+    for step, state in all_of_ours.items():
+        places.setdefault(state, []).append(step)
     first: dict[str, int] = {}
     for step, state in sorted(ours.items()):
         of = first.setdefault(state, step)
@@ -67,15 +74,31 @@ def repeats(test: Evidence, control: Evidence) -> Iterator[DrawnAgain]:
             continue
         # A run that starts over right after that step shows only in its control what came next.
         came_next = {all_of_ours.get(of + 1), all_of_theirs.get(of + 1)}
-        comes_next = {all_of_ours[step + 1]}
         if len(_degrees(test, np.array((of, step)))) > 1:
             # Resized: a step draws more often than it did, or less often.
-            came_next |= {all_of_ours.get(each) for each in range(of + 1, step)}
-            comes_next = {each for at, each in all_of_ours.items() if at > step} - {state}
-        if not came_next & comes_next:
-            continue
-        if step in theirs and theirs[step] != theirs.get(of):
+            goes_on = any(
+                each in came_next or _is_between(places[each], of, step)
+                for each in _until_again(all_of_ours, step)
+            )
+        else:
+            goes_on = all_of_ours[step + 1] in came_next
+        if goes_on and step in theirs and theirs[step] != theirs.get(of):
             yield DrawnAgain(step, of)
+
+
+def _until_again(states: Mapping[int, str], step: int) -> Iterator[str]:
+    """The states of later steps, up to the next one that begins as this one: it starts over itself.
+
+    ``states`` are by step, in order.
+    """
+    at = list(states)
+    later = (states[each] for each in at[bisect_right(at, step) :])
+    return takewhile(lambda each: each != states[step], later)
+
+
+def _is_between(steps: Sequence[int], first: int, last: int) -> bool:
+    """Whether one of some steps, which are in order, is between two others."""
+    return bisect_right(steps, first) < bisect_left(steps, last)
 
 
 def effect(test: Evidence, control: Evidence, found: DrawnAgain) -> bool | None:

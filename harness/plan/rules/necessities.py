@@ -64,6 +64,24 @@ def batch_divisible(planned: PlannedJob) -> Iterator[Breach]:
 
 
 @necessity
+def same_microbatch(planned: PlannedJob) -> Iterator[Breach]:
+    """A set's microbatches are as large as its control's where the objective is of a microbatch."""
+    job, control = planned.job, planned.control
+    ours, theirs = job.local_batch_size, control.local_batch_size
+    by_microbatch = any(
+        trainer_of(each.spec).is_by_microbatch(each.spec) for each in (job, control)
+    )
+    if by_microbatch and ours != theirs:
+        yield Breach(
+            "set.training.local_batch_size",
+            f"an auxiliary loss is of a microbatch: {ours} samples here, {theirs} in "
+            f"{control.name!r}, which is another objective",
+            f"write local_batch_size = {theirs}, or balance the experts of both sets by a "
+            "loss of a sample",
+        )
+
+
+@necessity
 def differences_reach_the_program(planned: PlannedJob) -> Iterator[Breach]:
     """What a set names differently from its control reaches the program that trains it."""
     if planned.job is not planned.control:

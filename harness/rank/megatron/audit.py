@@ -132,9 +132,23 @@ def _experts(parts: Sequence[CanonicalPart]) -> dict[str, Any]:
             if isinstance(layer.mlp, MoELayer):
                 return {
                     "ep": layer.config.num_moe_experts // len(layer.mlp.experts.local_experts),
-                    "dispatcher": _DISPATCHERS.get(type(layer.mlp.token_dispatcher)),
+                    "dispatchers": dispatchers_of(parts),
                 }
-    return {"ep": 1, "dispatcher": None}
+    return {"ep": 1, "dispatchers": ()}
+
+
+def dispatchers_of(parts: Sequence[CanonicalPart]) -> tuple[str, ...]:
+    """What sends tokens to experts in this rank's layers: an unknown class by its own name.
+
+    So it differs from every name that a job can give, and no set runs it unseen.
+    """
+    kinds = {
+        type(layer.mlp.token_dispatcher)
+        for part in parts
+        for layer in part.layers.values()
+        if isinstance(layer.mlp, MoELayer)
+    }
+    return tuple(sorted(_DISPATCHERS.get(kind, kind.__name__) for kind in kinds))
 
 
 def _merged(trainer: MegatronTrainer, everyone: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -144,10 +158,11 @@ def _merged(trainer: MegatronTrainer, everyone: Sequence[dict[str, Any]]) -> dic
     shards = any(seen["shards"] for seen in everyone)
     stages = len({tuple(seen["layers"]) for seen in everyone})
     schedule = next((seen["schedule"] for seen in everyone if seen["schedule"]), None)
-    dispatcher = next((seen["dispatcher"] for seen in everyone if seen["dispatcher"]), None)
+    dispatchers = {each for seen in everyone for each in seen["dispatchers"]}
     config = {
         **trainer.config.flat,
-        **({_DISPATCHER: dispatcher} if dispatcher else {}),
+        # Joined where layers or ranks differ, so that it is none of the names of a job.
+        **({_DISPATCHER: "+".join(sorted(dispatchers))} if dispatchers else {}),
         _SEQUENCE_PARALLEL: any(seen["sequence_parallel"] for seen in everyone),
     }
     return {

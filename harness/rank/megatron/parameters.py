@@ -38,6 +38,7 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from converge_harness.rank.recorder.block_shard import BlockShard
 from converge_harness.rank.recorder.placement import Held, HeldRun, Runs
 from converge_harness.rank.recorder.rows import Fused
+from converge_harness.rank.settings import KeyProblem, SettingError
 from converge_harness.run_folder.weight_mapping import WeightMapping
 
 _EMBEDDING = "embedding.word_embeddings.weight"
@@ -250,6 +251,9 @@ def trained_by(optimizer: Any, pieces: Sequence[Piece]) -> Trained:
     reduces them to, ``main_grad``, of which the reduce-scatter of the distributed optimizer leaves
     the rank's own run valid; once the optimizer has taken them, from where it clips them.
 
+    Raises SettingError if no optimizer has a parameter that is to be trained. With the distributed
+    optimizer that cannot be seen on one rank, because a parameter's runs may be on others.
+
     With ``ddp.overlap_param_gather`` other ranks' runs of the weights are the old ones between the
     steps, so only a rank's own runs may have copies, on tensor-parallel ranks.
     """
@@ -266,8 +270,20 @@ def trained_by(optimizer: Any, pieces: Sequence[Piece]) -> Trained:
                 for piece in pieces
                 if id(_main_of(piece.parameter)) in its
             ]
+    if not any(isinstance(each, DistributedOptimizer) for each in optimizer.chained_optimizers):
+        _refuse_untrained(pieces, frozenset(name for name, _ in found))
     copies = [(piece.name, _weight(piece)) for piece in pieces] if gathered else found
     return Trained(tuple(found), tuple(copies))
+
+
+def _refuse_untrained(pieces: Sequence[Piece], trained: frozenset[str]) -> None:
+    missing = sorted({piece.name for piece in pieces} - trained)
+    if missing:
+        message = (
+            f"no optimizer has {', '.join(missing)}, so converge would not see what becomes of "
+            "them: give them to the optimizer, or set their requires_grad to False"
+        )
+        raise SettingError(KeyProblem("optimizer", message))
 
 
 def _updated(optimizer: Any, piece: Piece) -> BlockShard:

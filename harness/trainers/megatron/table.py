@@ -93,7 +93,7 @@ REFUSED: Mapping[str, str] = {
             "transformer.account_for_loss_in_pipeline_split",
             *("transformer.moe_expert_capacity_factor", "transformer.moe_token_dropping"),
             *("transformer.moe_router_enable_expert_bias", "transformer.moe_enable_routing_replay"),
-            "transformer.moe_router_topk_limited_devices",
+            *("transformer.moe_router_topk_limited_devices", "transformer.moe_z_loss_coeff"),
             "optimizer.overlap_param_gather_with_optimizer_step",
         ),
         _UNTESTED,
