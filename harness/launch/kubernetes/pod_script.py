@@ -3,7 +3,8 @@
 A pod is a node of its job. The step reads from variables of Slurm which node it is on, so the
 script sets these from what Kubernetes says. A batch script runs once per job, but this one runs in
 all pods at the same time, so it removes nothing: converge has emptied the run folder before, and no
-pod starts a second time in it.
+pod starts a second time in it. Each claims its place by a folder of its own, which is also where
+the others see that it is ready.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from converge_harness.launch.batch_step import (
 )
 from converge_harness.launch.kubernetes.objects import OBJECT, host_names, object_name
 from converge_harness.model import Cluster, Job
-from converge_harness.run_folder.layout import ENDED, LOGS
+from converge_harness.run_folder.layout import ENDED, LOGS, STARTED
 from converge_harness.trainers import (
     MEETING_PLACE,
     MEETING_PORT,
@@ -45,7 +46,7 @@ from converge_harness.trainers import (
 PORT = 29_500
 """Port of the rendezvous: each pod has an address of its own."""
 PATIENCE_S = 1800
-"""How long a pod waits for the addresses of the others, which may start later."""
+"""How long a pod waits for the others, which may start later."""
 
 
 def pod_script(
@@ -141,20 +142,27 @@ def _chosen(of_calls: Sequence[str]) -> str:
 
 def _only_once() -> str:
     return f"""\
-# A pod must not mix its evidence with that of an earlier one.
+# A pod must not mix its evidence with that of an earlier one: only the first can make this folder.
+converge_started=$converge_run_folder/{STARTED}/call-$(printf %02d "$converge_call").pod
+converge_token=$(< /proc/sys/kernel/random/uuid)
+mkdir -p "$converge_run_folder/{STARTED}"
 converge_logs=$converge_run_folder/{LOGS}/call-$(printf %02d "$converge_call")
 [ "$SLURM_NODEID" -eq 0 ] || converge_logs=$converge_logs.node-$SLURM_NODEID
-if [ -e "$converge_logs" ]; then
-    echo "$converge_logs: is of an earlier start; let converge submit this job again" >&2
+if [ -e "$converge_logs" ] || [ -e "$converge_run_folder/{ENDED}" ] ||
+    ! mkdir "$converge_started-$SLURM_NODEID"; then
+    echo "$converge_run_folder: has files of an earlier start of pod $SLURM_NODEID in call" \\
+        "$converge_call; let converge submit this job again" >&2
     exit 1
-fi"""
+fi
+echo "$converge_token" > "$converge_started-$SLURM_NODEID"/token"""
 
 
 def _ending(last: int) -> str:
     """Bash traps that write ``ended.json`` when the job is over.
 
     The agents of several pods end together, so the first pod can speak for all. Kubernetes sends
-    SIGTERM to the script alone.
+    SIGTERM to the script alone. A pod may outlive its run: once converge has emptied the run folder
+    for the next one, the token in it is gone or another.
     """
     return f"""\
 # The first pod writes how the job ended. A call before the last is only an end if it fails.
@@ -164,6 +172,9 @@ finish() {{
     if [ "$SLURM_NODEID" -ne 0 ] ||
         {{ [ "$converge_code" -eq 0 ] && [ "$converge_call" -lt {last} ]; }}; then
         exit "$converge_code"
+    fi
+    if [ "$(cat "$converge_started-0/token" 2> /dev/null)" != "$converge_token" ]; then
+        exit "$converge_code"  # this folder is of a later run by now
     fi
     printf '{{"schema": 1, "returncode": %d, "restart": 0, "ran_s": %d}}\\n' \\
         "$converge_code" "$SECONDS" > "$converge_run_folder/{ENDED}.part"
@@ -192,20 +203,25 @@ def _meeting_place(job: Job, largest: Layout) -> str:
         return ""
     service = object_name(job)
     return f"""\
-# Where ranks meet. Pods have names in the JobSet's service once they have addresses.
+# Where ranks meet. A pod has a name in the JobSet's service once it has an address, which is before
+# its image is pulled, and agents wait only a minute for the first: so all wait until all are ready.
 {port}={PORT}
-if [ "$SLURM_STEP_NUM_NODES" -gt 1 ] && [ -z "${{{HEAD_VARIABLE}:-}}" ]; then
+if [ "$SLURM_STEP_NUM_NODES" -gt 1 ]; then
+    touch "$converge_started-$SLURM_NODEID/ready"
     for ((converge_pod = 0; converge_pod < SLURM_STEP_NUM_NODES; converge_pod++)); do
-        until getent hosts "$converge_pods-$converge_pod.{service}" > /dev/null; do
+        until [ -e "$converge_started-$converge_pod/ready" ] && {{ [ -n "${{{HEAD_VARIABLE}:-}}" ] ||
+            getent hosts "$converge_pods-$converge_pod.{service}" > /dev/null; }}; do
             if [ "$SECONDS" -gt {PATIENCE_S} ]; then
-                echo "pod $converge_pod of $converge_pods: no address after {PATIENCE_S} s" >&2
+                echo "pod $converge_pod of $converge_pods: not ready after {PATIENCE_S} s" >&2
                 exit 1
             fi
             sleep 2
         done
     done
-    {HEAD_VARIABLE}=$converge_pods-0.{service}
-    export SLURMD_NODENAME=$converge_pods-$SLURM_NODEID.{service}
+    if [ -z "${{{HEAD_VARIABLE}:-}}" ]; then
+        {HEAD_VARIABLE}=$converge_pods-0.{service}
+        export SLURMD_NODENAME=$converge_pods-$SLURM_NODEID.{service}
+    fi
 fi
 {place}=${{{HEAD_VARIABLE}:-}}:{MEETING_PORT}"""
 
