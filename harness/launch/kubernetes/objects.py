@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,20 @@ def object_name(job: Job) -> str:
     """The name of a job's JobSet and of its service; it ends in the job's identity."""
     plain = re.sub(r"[^a-z0-9]+", "-", slug(job.name).lower())[:_NAME_LENGTH].strip("-")
     return f"cv-{plain or 'run'}-{folder_key(job.identity)}"
+
+
+def delete_command(namespace: str, names: Iterable[str] = ()) -> tuple[str, ...]:
+    """The command that deletes JobSets, and returns once their pods are gone.
+
+    Otherwise these might still write while pods of the next run already do.
+    """
+    options = (f"--namespace={namespace}", "--cascade=foreground", "--ignore-not-found")
+    return ("kubectl", "delete", "jobset", *options, *names)
+
+
+def logs_command(namespace: str, name: str) -> str:
+    """The command that shows what the pods of a JobSet printed."""
+    return f"kubectl logs --namespace={namespace} -l jobset.sigs.k8s.io/jobset-name={name}"
 
 
 def host_names(job: Job, index: int) -> str:
