@@ -29,6 +29,8 @@ from converge_harness.trainers import (
 JOB_SCRIPT = "job.sh"
 HEAD_VARIABLE = "CONVERGE_HEAD_NODE"
 """Environment variable that overrides the name of a job's first node for the others."""
+TERMINATED = 143
+"""Exit code of a script after SIGTERM."""
 OF_MEETING = ("MASTER_ADDR", "MASTER_PORT")
 """Variables whose values only the script knows."""
 OF_EVERY_START = (ENDED, COMPILED)

@@ -108,9 +108,7 @@ def _objects(plan: Plan, given: Path | None) -> Path | None:
     return None
 
 
-def _say_how_to_create(
-    console: Console, plan: Plan, objects: Path, again: Sequence[str]
-) -> None:
+def _say_how_to_create(console: Console, plan: Plan, objects: Path, again: Sequence[str]) -> None:
     """The commands that create what is in the folder of objects, after those that are there again.
 
     Seed checkpoints may have been created before, for which kubectl fails, so nothing but the wait

@@ -209,7 +209,8 @@ def _meeting_place(job: Job, largest: Layout) -> str:
 if [ "$SLURM_STEP_NUM_NODES" -gt 1 ]; then
     touch "$converge_started-$SLURM_NODEID/ready"
     for ((converge_pod = 0; converge_pod < SLURM_STEP_NUM_NODES; converge_pod++)); do
-        until [ -e "$converge_started-$converge_pod/ready" ] && {{ [ -n "${{{HEAD_VARIABLE}:-}}" ] ||
+        until [ -e "$converge_started-$converge_pod/ready" ] &&
+            {{ [ -n "${{{HEAD_VARIABLE}:-}}" ] ||
             getent hosts "$converge_pods-$converge_pod.{service}" > /dev/null; }}; do
             if [ "$SECONDS" -gt {PATIENCE_S} ]; then
                 echo "pod $converge_pod of $converge_pods: not ready after {PATIENCE_S} s" >&2

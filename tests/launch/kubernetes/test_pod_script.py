@@ -220,7 +220,8 @@ def test_pods_wait_until_all_are_ready(tmp_path):
         ["bash", "-c", text],
         cwd=tmp_path,
         env={
-            **{"PATH": os.environ["PATH"], "JOB_COMPLETION_INDEX": "0"},
+            "PATH": os.environ["PATH"],
+            "JOB_COMPLETION_INDEX": "0",
             "CONVERGE_HEAD_NODE": "127.0.0.1",
         },
     )

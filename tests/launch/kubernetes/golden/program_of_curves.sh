@@ -76,7 +76,8 @@ converge_meeting_port=29500
 if [ "$SLURM_STEP_NUM_NODES" -gt 1 ]; then
     touch "$converge_started-$SLURM_NODEID/ready"
     for ((converge_pod = 0; converge_pod < SLURM_STEP_NUM_NODES; converge_pod++)); do
-        until [ -e "$converge_started-$converge_pod/ready" ] && { [ -n "${CONVERGE_HEAD_NODE:-}" ] ||
+        until [ -e "$converge_started-$converge_pod/ready" ] &&
+            { [ -n "${CONVERGE_HEAD_NODE:-}" ] ||
             getent hosts "$converge_pods-$converge_pod.cv-mine-0123456789ab" > /dev/null; }; do
             if [ "$SECONDS" -gt 1800 ]; then
                 echo "pod $converge_pod of $converge_pods: not ready after 1800 s" >&2
