@@ -105,7 +105,8 @@ def delete(said):
     words = said.partition("next: kubectl delete jobset ")[2].partition(" && ")[0].split()
     assert words[:3] == ["--namespace=lab", "--cascade=foreground", "--ignore-not-found"]
     known = Path("created")
-    known.write_text(" ".join(set(known.read_text().split()) - set(words)))
+    names = known.read_text().split() if known.exists() else []
+    known.write_text(" ".join(set(names) - set(words)))
     return words[3:]
 
 
@@ -169,6 +170,19 @@ def test_jobs_whose_pods_say_nothing_are_over_by_a_persons_word(converge):
     code, said = converge("submit", "--objects", "o b")
     assert "runs again: ddp2 (cancelled before)" in said
     assert "kubectl create -f 'o b/1-seed-checkpoints'" in said
+
+
+def test_an_interrupted_submission_is_repeated(converge):
+    converge("submit")
+    (path,) = Path("store/runs").glob("ddp2-*/submission.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"job_id": None}))
+    for options in ([], ["--deleted"]):
+        code, said = converge("cancel", "--only", "ddp2", *options)
+        assert code == 3
+        assert "ddp2: its submission was interrupted; to repeat it: converge submit e.toml" in said
+    code, said = converge("submit")
+    assert "jobs: 1 written, 4 written before, and not over" in said
+    assert delete(said) == [objects()["ddp2"]["metadata"]["name"]]
 
 
 @pytest.mark.parametrize("command", ["run", "calibrate"])

@@ -66,11 +66,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         say(console, f"not ended yet: {left}; see {again('status', arguments)}")
     for each in done.unsure:
         if site is not None:
-            say(
-                console,
-                f"{each.job.name}: its submission was interrupted; "
-                f"{again('submit', arguments)} writes it again",
-            )
+            _say_it_was_interrupted(console, each.job.name, arguments)
         elif each.submission is not None:
             say(
                 console,
@@ -78,6 +74,14 @@ def run(arguments: argparse.Namespace) -> ExitCode:
                 f"it: scancel --name={shlex.quote(each.submission.name)}",
             )
     return ExitCode.UNDECIDED if done.ending or done.unsure else ExitCode.PASS
+
+
+def _say_it_was_interrupted(console: Console, name: str, arguments: argparse.Namespace) -> None:
+    """A job whose object was perhaps written, but was never printed to be created."""
+    from converge_harness.cli.console import say
+
+    repeat = again("submit", arguments)
+    say(console, f"{name}: its submission was interrupted; to repeat it: {repeat}")
 
 
 def _say_how_to_delete(
@@ -88,12 +92,18 @@ def _say_how_to_delete(
     from converge_harness.cli.progress import Display
     from converge_harness.launch.kubernetes.objects import delete_command
     from converge_harness.launch.slurm.backend import Phase
+    from converge_harness.launch.slurm.detached import BROKEN_OFF
     from converge_harness.matrix.submit import jobs_named, jobs_status
 
     wanted = {job.name for job in filter(jobs_named(plan, names(arguments.only)), plan.jobs)}
     in_queue = (str(Phase.PENDING), str(Phase.RUNNING))
     rows = jobs_status(plan, store_of(arguments), Display(console))
     ids = [row.job_id for row in rows if row.name in wanted and row.state in in_queue]
+    interrupted = [row.name for row in rows if row.name in wanted and row.state == BROKEN_OFF]
+    for name in interrupted:
+        _say_it_was_interrupted(console, name, arguments)
+    if interrupted and not ids:
+        return ExitCode.UNDECIDED
     if not ids:
         say(console, "none of its jobs is in the queue")
         return ExitCode.PASS

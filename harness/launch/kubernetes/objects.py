@@ -45,7 +45,9 @@ def delete_command(namespace: str, names: Iterable[str] = ()) -> tuple[str, ...]
 
 def logs_command(namespace: str, name: str) -> str:
     """The command that shows what the pods of a JobSet printed."""
-    return f"kubectl logs --namespace={namespace} -l jobset.sigs.k8s.io/jobset-name={name}"
+    return (
+        f"kubectl logs --namespace={namespace} --tail=-1 -l jobset.sigs.k8s.io/jobset-name={name}"
+    )
 
 
 def host_names(job: Job, index: int) -> str:

@@ -11,22 +11,20 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from converge_harness.launch.batch_step import (
     HEAD_VARIABLE,
     OF_MEETING,
     Layout,
+    PlacedCall,
     changed,
-    devices_of,
-    layout_of,
-    one_line,
+    header,
     own_folders_line,
+    placed_calls,
     segment_comment,
     step_lines,
     surroundings,
-    variables_of,
     work_folder_line,
 )
 from converge_harness.launch.kubernetes.objects import OBJECT, host_names, object_name
@@ -36,11 +34,7 @@ from converge_harness.trainers import (
     MEETING_PLACE,
     MEETING_PORT,
     RANK_MODULE,
-    Call,
-    Start,
-    calls_of_segments,
     needs_port,
-    part_of,
 )
 
 PORT = 29_500
@@ -64,32 +58,28 @@ def pod_script(
     Arguments as for ``batch_script``. Raises ConfigError when the ranks do not fill nodes.
     """
     folder = folder.absolute()
-    calls = calls_of_segments(job)
-    if continues_after is not None:  # with log folders of its own
-        calls = tuple(replace(each, number=each.number + continues_after) for each in calls)
-    layouts = [layout_of(job, part_of(job, call).world_size, cluster) for call in calls]
-    largest = max(layouts, key=lambda layout: layout.nodes * layout.ranks)
-    variables = [variables_of(job, folder, cluster, call, largest, data) for call in calls]
-    start = Start(rank_module, devices=devices_of(cluster), data=data)
-    steps = [
-        changed(variables[0].exported, each.exported)
-        + _step(job, folder, call, layout, replace(start, variables=each.own))
-        for call, layout, each in zip(calls, layouts, variables, strict=True)
-    ]
-    places = [
-        _pods(job, call, layout, index)
-        for index, (call, layout) in enumerate(zip(calls, layouts, strict=True))
-    ]
+    calls, largest = placed_calls(
+        job,
+        folder,
+        cluster,
+        rank_module=rank_module,
+        continues_after=continues_after,
+        data=data,
+    )
+    exported = calls[0].exported
+    steps = [changed(exported, each.exported) + _step(job, folder, each) for each in calls]
+    places = [_pods(job, each, index) for index, each in enumerate(calls)]
+    about = f"Written by converge, for the pods of {OBJECT} beside it."
     sections = (
-        _header(job, largest, experiment),
+        header(job, experiment, largest, about, on="in", node="pod"),
         "set -euo pipefail",
         f"converge_run_folder={shlex.quote(str(folder))}",
         _place(job),
         _chosen(places),
         _only_once(),
-        _ending(calls[-1].number),
+        _ending(calls[-1].call.number),
         own_folders_line(job),
-        surroundings(cluster, variables[0].exported),
+        surroundings(cluster, exported),
         _meeting_place(job, largest),
         work_folder_line(job, folder),
         _chosen(steps),
@@ -101,17 +91,6 @@ def pod_script(
 # ------------------------------------------------------------------ sections
 
 
-def _header(job: Job, largest: Layout, experiment: str) -> str:
-    pods = "1 pod" if largest.nodes == 1 else f"{largest.nodes} pods of {largest.ranks}"
-    ranks = "1 rank" if job.world_size == 1 else f"{job.world_size} ranks"
-    lines = (
-        f"{job.name} ({job.role}) of the experiment {experiment}: {ranks} in {pods}.",
-        *([job.spec.note] if job.spec.note else []),
-        f"Written by converge, for the pods of {OBJECT} beside it.",
-    )
-    return "\n".join(("#!/bin/bash", *(f"# {one_line(line)}" for line in lines)))
-
-
 def _place(job: Job) -> str:
     """What Slurm would say of the node. The number is only to tell jobs apart."""
     number = int(job.identity[:7], 16)
@@ -121,10 +100,11 @@ export SLURM_NODEID=${{JOB_COMPLETION_INDEX:?is set by Kubernetes in the pods of
 export SLURM_JOB_ID={number} SLURM_RESTART_COUNT=0"""
 
 
-def _pods(job: Job, call: Call, layout: Layout, index: int) -> str:
+def _pods(job: Job, placed: PlacedCall, index: int) -> str:
     """The number of a call's logs, and its pods."""
-    lines = [f"converge_call={call.number}", f"export SLURM_STEP_NUM_NODES={layout.nodes}"]
-    if layout.nodes > 1:
+    nodes = placed.layout.nodes
+    lines = [f"converge_call={placed.call.number}", f"export SLURM_STEP_NUM_NODES={nodes}"]
+    if nodes > 1:
         lines.append(f"converge_pods={host_names(job, index)}")
     return "\n".join(lines)
 
@@ -227,8 +207,9 @@ fi
 {place}=${{{HEAD_VARIABLE}:-}}:{MEETING_PORT}"""
 
 
-def _step(job: Job, folder: Path, call: Call, layout: Layout, start: Start) -> str:
+def _step(job: Job, folder: Path, placed: PlacedCall) -> str:
     """The command of a call, in the background: bash notices SIGTERM only while it waits."""
+    call = placed.call
     comment = "" if call.segment is None else segment_comment(job, call.segment)
-    lines = step_lines(job, folder, call, layout, start)
+    lines = step_lines(job, folder, call, placed.layout, placed.start)
     return comment + " \\\n    ".join(line for line in lines if line) + " &"
