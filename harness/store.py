@@ -38,6 +38,7 @@ from converge_harness.run_folder.layout import (
     JOB,
     PASSES,
     RECORD,
+    STARTED,
     TORN,
     WAIT,
     seed_checkpoint_of,
@@ -279,6 +280,8 @@ class Store:
         try:
             for name in (RECORD, ENDED, WAIT):
                 (folder / name).unlink(missing_ok=True)
+            if (folder / STARTED).is_dir():
+                shutil.rmtree(folder / STARTED)
         except OSError as error:
             raise StoreError(_explain("clean", folder, error)) from error
 

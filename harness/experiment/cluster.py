@@ -81,6 +81,7 @@ MEMORY = re.compile(r"\d+[KMGT]?", re.ASCII)
 MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+:@=-]*")
 DNS_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 DNS_NAMES = "of small letters, digits, dots and dashes, at most 63"
+NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 RESOURCE = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9._-]+")
 ABSOLUTE = re.compile(r"/[^:\n]*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -116,8 +117,14 @@ ONLY_SLURM: Mapping[str, str] = {
     "constraint": "use kubernetes.pod = { nodeSelector = { … } }",
 }
 """What to use instead."""
-OF_CONVERGE = ("containers", "volumes", "restartPolicy", "terminationGracePeriodSeconds")
-"""Fields of a pod that converge sets."""
+OF_CONVERGE: Mapping[str, str] = {
+    **dict.fromkeys(("containers", "volumes", "restartPolicy"), "converge sets it"),
+    "terminationGracePeriodSeconds": "converge sets it",
+    "activeDeadlineSeconds": "use cluster.time",
+    **dict.fromkeys(("hostname", "subdomain"), "pods find each other by those that JobSet sets"),
+    "hostNetwork": "pods find each other by names that the hosts' network does not have",
+}
+"""Fields of a pod that may not be set, and why."""
 
 
 def _shaped(shape: re.Pattern[str], message: str) -> AfterValidator:
@@ -167,7 +174,8 @@ Word = Annotated[
 def _is_not_ours(pod: dict[str, Any]) -> dict[str, Any]:
     for key in pod:
         if key in OF_CONVERGE:
-            raise PydanticCustomError("pod", "must not have {key}: converge sets it", {"key": key})
+            why = {"key": key, "why": OF_CONVERGE[key]}
+            raise PydanticCustomError("pod", "must not have {key}: {why}", why)
     try:
         json.dumps(pod, allow_nan=False)
     except (TypeError, ValueError) as problem:  # infinities
@@ -181,9 +189,9 @@ class KubernetesTable(Table):
     image: Text
     claim: Annotated[str, _shaped(DNS_NAME, f"must be a name of Kubernetes, {DNS_NAMES}")]
     mount: Annotated[str, _shaped(ABSOLUTE, "must be an absolute path without a colon")]
-    namespace: Annotated[str, _shaped(DNS_NAME, f"must be a name of Kubernetes, {DNS_NAMES}")] = (
-        "default"
-    )
+    namespace: Annotated[
+        str, _shaped(NAMESPACE, "must be of small letters, digits and dashes, at most 63")
+    ] = "default"
     gpu: Annotated[str, _shaped(RESOURCE, "must be a resource, such as nvidia.com/gpu")] = (
         "nvidia.com/gpu"
     )

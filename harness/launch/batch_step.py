@@ -19,9 +19,11 @@ from converge_harness.trainers import (
     Rendezvous,
     Resources,
     Start,
+    calls_of_segments,
     environment,
     needs_port,
     node_command,
+    part_of,
     trainer_of,
     work_folder,
 )
@@ -29,6 +31,8 @@ from converge_harness.trainers import (
 JOB_SCRIPT = "job.sh"
 HEAD_VARIABLE = "CONVERGE_HEAD_NODE"
 """Environment variable that overrides the name of a job's first node for the others."""
+TERMINATED = 143
+"""Exit code of a script after SIGTERM."""
 OF_MEETING = ("MASTER_ADDR", "MASTER_PORT")
 """Variables whose values only the script knows."""
 OF_EVERY_START = (ENDED, COMPILED)
@@ -56,6 +60,57 @@ class Variables:
     """For everything that the script starts; ``_OF_SHELL`` stands for what the shell has there."""
     own: Mapping[str, str]
     """Only for the program."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedCall:
+    """A call of a job's script."""
+
+    call: Call
+    layout: Layout
+    exported: Mapping[str, str]
+    """Variables for everything that the script starts."""
+    start: Start
+
+
+def placed_calls(
+    job: Job,
+    folder: Path,
+    cluster: Cluster,
+    *,
+    rank_module: str,
+    continues_after: int | None,
+    data: Path | None,
+) -> tuple[tuple[PlacedCall, ...], Layout]:
+    """The calls of a job's script, and the largest layout among them.
+
+    Arguments as for ``batch_script``. Raises ConfigError when the ranks do not fill nodes.
+    """
+    calls = calls_of_segments(job)
+    if continues_after is not None:  # with log folders of its own
+        calls = tuple(replace(each, number=each.number + continues_after) for each in calls)
+    layouts = [layout_of(job, part_of(job, call).world_size, cluster) for call in calls]
+    largest = max(layouts, key=lambda layout: layout.nodes * layout.ranks)
+    start = Start(rank_module, devices=devices_of(cluster), data=data)
+    placed = []
+    for call, layout in zip(calls, layouts, strict=True):
+        of_call = variables_of(job, folder, cluster, call, largest, data)
+        placed.append(
+            PlacedCall(call, layout, of_call.exported, replace(start, variables=of_call.own))
+        )
+    return tuple(placed), largest
+
+
+def header(
+    job: Job, experiment: str, largest: Layout, *about: str, on: str = "on", node: str = "node"
+) -> str:
+    """The first lines of a script; ``on`` and ``node`` are the words for where ranks are."""
+    several = f"{largest.nodes} {node}s of {largest.ranks}"
+    place = f"{on} {f'1 {node}' if largest.nodes == 1 else several}"
+    ranks = "1 rank" if job.world_size == 1 else f"{job.world_size} ranks"
+    what = f"{job.name} ({job.role}) of the experiment {experiment}: {ranks} {place}."
+    lines = (what, *([job.spec.note] if job.spec.note else []), *about)
+    return "\n".join(("#!/bin/bash", *(f"# {_one_line(line)}" for line in lines)))
 
 
 def layout_of(job: Job, ranks: int, cluster: Cluster) -> Layout:
@@ -181,6 +236,6 @@ def _quoted_but_meeting(word: str) -> str:
     return shlex.quote(word)
 
 
-def one_line(text: str) -> str:
+def _one_line(text: str) -> str:
     """A text for a comment of a script."""
     return " ".join(text.splitlines())

@@ -63,6 +63,8 @@ SUBMISSION = "submission.json"
 """The scheduler's job of the run."""
 ENDED = "ended.json"
 """Written by the batch script of a scheduler's job when it ends: exit code and restart count."""
+STARTED = "started"
+"""One folder per call and pod of Kubernetes that has started, such as ``call-01.pod-0``."""
 WAIT = "wait.json"
 """The steps after which the ranks wait until the harness lets them train on."""
 

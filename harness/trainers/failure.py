@@ -68,6 +68,11 @@ def rank_error(*logs: Path, script: Path | None = None) -> RankError:
     return RankError(first.rank, first.message or _last_line(text), text)
 
 
+def has_failed_rank(*logs: Path) -> bool:
+    """Whether a rank failed by itself: not by SIGTERM, nor because of another that is gone."""
+    return any(not _is_aftermath(failure) for folder in logs for failure in _failures(folder))
+
+
 def is_infrastructure_fault(error: RankError) -> bool:
     """Whether an error before the first step is probably transient."""
     return bool(_INFRASTRUCTURE.search(error.message) or _INFRASTRUCTURE.search(error.traceback))

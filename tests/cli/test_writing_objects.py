@@ -83,7 +83,11 @@ def objects(folder="kubernetes/tiny"):
 
 
 def create(made):
-    """Do what the only pod of an object does."""
+    """Do what the only pod of an object does; no name may be created twice, nor one be deleted."""
+    known = Path("created")
+    names = known.read_text().split() if known.exists() else []
+    assert made["metadata"]["name"] not in names, "AlreadyExists"
+    known.write_text(" ".join((*names, made["metadata"]["name"])))
     pod = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     container = pod["containers"][0]
     return subprocess.run(
@@ -96,13 +100,23 @@ def create(made):
     ).returncode
 
 
+def delete(said):
+    """Do what the first printed command does, if it deletes."""
+    words = said.partition("next: kubectl delete jobset ")[2].partition(" && ")[0].split()
+    assert words[:3] == ["--namespace=lab", "--cascade=foreground", "--ignore-not-found"]
+    known = Path("created")
+    names = known.read_text().split() if known.exists() else []
+    known.write_text(" ".join(set(names) - set(words)))
+    return words[3:]
+
+
 def test_a_plan_from_objects_to_judgement(converge):
     code, said = converge("status")
     assert (code, "5 not submitted" in said) == (0, True)
     code, said = converge("submit")
     assert code == 0
     assert "crashes: written as JobSet cv-crashes-" in said
-    assert "jobs: 5 written next: kubectl create -f kubernetes/tiny/1-seed-checkpoints && " in said
+    assert "jobs: 5 written next: kubectl create -f kubernetes/tiny/1-seed-checkpoints; " in said
     assert "kubectl wait --for=condition=Completed --timeout=24h -f kubernetes/tiny/1-seed" in said
     assert "&& kubectl create -f kubernetes/tiny/2-runs then: converge collect e.toml" in said
     first = list(Path("kubernetes/tiny/1-seed-checkpoints").iterdir())
@@ -133,7 +147,11 @@ def test_a_plan_from_objects_to_judgement(converge):
     code, said = converge("submit")  # finished ones must not start again, failed ones have to
     assert "jobs: 1 written, 4 already finished" in said
     assert list(objects()) == ["crashes"]
+    assert delete(said) == [objects()["crashes"]["metadata"]["name"]]
     assert create(objects()["crashes"]) == 1
+    code, said = converge("submit", "--fresh")
+    assert set(delete(said)) == {each["metadata"]["name"] for each in objects().values()}
+    assert len(objects()) == 5
 
 
 def test_jobs_whose_pods_say_nothing_are_over_by_a_persons_word(converge):
@@ -141,9 +159,9 @@ def test_jobs_whose_pods_say_nothing_are_over_by_a_persons_word(converge):
     made = objects("o b")
     code, said = converge("cancel", "--only", "ddp2")
     name = made["ddp2"]["metadata"]["name"]
-    delete = f"kubectl delete jobset --namespace=lab --ignore-not-found {name}"
+    command = "kubectl delete jobset --namespace=lab --cascade=foreground --ignore-not-found"
     assert code == 3
-    assert f"next: {delete} then: converge cancel e.toml --only ddp2" in said
+    assert f"next: {command} {name} then: converge cancel e.toml --only ddp2" in said
     code, said = converge("cancel", "--only", "ddp2", "--deleted")
     assert (code, "ddp2: cancelled" in said) == (0, True)
     assert create(made["ddp2"]) != 0  # nobody has deleted it, after all
@@ -152,6 +170,19 @@ def test_jobs_whose_pods_say_nothing_are_over_by_a_persons_word(converge):
     code, said = converge("submit", "--objects", "o b")
     assert "runs again: ddp2 (cancelled before)" in said
     assert "kubectl create -f 'o b/1-seed-checkpoints'" in said
+
+
+def test_an_interrupted_submission_is_repeated(converge):
+    converge("submit")
+    (path,) = Path("store/runs").glob("ddp2-*/submission.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"job_id": None}))
+    for options in ([], ["--deleted"]):
+        code, said = converge("cancel", "--only", "ddp2", *options)
+        assert code == 3
+        assert "ddp2: its submission was interrupted; to repeat it: converge submit e.toml" in said
+    code, said = converge("submit")
+    assert "jobs: 1 written, 4 written before, and not over" in said
+    assert delete(said) == [objects()["ddp2"]["metadata"]["name"]]
 
 
 @pytest.mark.parametrize("command", ["run", "calibrate"])

@@ -414,6 +414,15 @@ def test_slurm_has_no_use_for_the_table_of_kubernetes(folder):
         ("[cluster.kubernetes]", "[cluster.kubernetes]\nqueues = 1", "cluster.kubernetes.queues"),
         ("[cluster.kubernetes]", "[cluster.kubernetes]\npod.volumes = []", "converge sets it"),
         ("[cluster.kubernetes]", "[cluster.kubernetes]\npod.a = inf", "JSON values only"),
+        ("[cluster.kubernetes]", "[cluster.kubernetes]\nnamespace = 'a.b'", "digits and dashes"),
+        *(
+            ("[cluster.kubernetes]", f"[cluster.kubernetes]\npod.{field}", problem)
+            for field, problem in (
+                ("hostNetwork = true", "must not have hostNetwork: pods find each other"),
+                ("subdomain = 'x'", "must not have subdomain: pods find each other"),
+                ("activeDeadlineSeconds = 5", "activeDeadlineSeconds: use cluster.time"),
+            )
+        ),
     ],
 )
 def test_what_kubernetes_needs_is_said_by_key(folder, old, new, problem):

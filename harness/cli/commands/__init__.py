@@ -4,7 +4,7 @@
 
     init.py plan.py toolchain.py                   before anything runs
     run.py calibrate.py bless.py                   run jobs and judge
-    submit.py status.py collect.py cancel.py       the same for jobs of a scheduler, unwaited
+    submit.py status.py collect.py cancel.py       the same without waiting for the jobs
     compare.py report.py                           judge finished runs or curves
     shrink.py bisect.py repro.py                   what a failure needs, which commit brought it, an
                                                    issue about it

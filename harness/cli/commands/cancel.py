@@ -23,7 +23,7 @@ Cancel the Slurm jobs of an experiment, running or pending. What they have done 
 their run folders; `converge submit` runs them again.
 
 With `--launcher kubernetes` it prints the command that deletes their JobSets: converge itself never
-asks Kubernetes. With `--deleted` it takes your word that they are gone."""
+asks Kubernetes. Once that command has returned, `--deleted` tells converge that they are gone."""
 EPILOG = EXAMPLES
 UNDONE = ", nothing was cancelled"
 
@@ -37,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deleted",
         action="store_true",
-        help="the JobSets are deleted, or ended without saying so: their jobs are over",
+        help="count these jobs as over: you have deleted their JobSets, or seen that they failed",
     )
 
 
@@ -65,7 +65,9 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         left = ", ".join(each.job.name for each in done.ending)
         say(console, f"not ended yet: {left}; see {again('status', arguments)}")
     for each in done.unsure:
-        if each.submission is not None and site is None:
+        if site is not None:
+            _say_it_was_interrupted(console, each.job.name, arguments)
+        elif each.submission is not None:
             say(
                 console,
                 f"{each.job.name}: its submission was interrupted; if Slurm has it, this cancels "
@@ -74,23 +76,37 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.UNDECIDED if done.ending or done.unsure else ExitCode.PASS
 
 
+def _say_it_was_interrupted(console: Console, name: str, arguments: argparse.Namespace) -> None:
+    """A job whose object was perhaps written, but was never printed to be created."""
+    from converge_harness.cli.console import say
+
+    repeat = again("submit", arguments)
+    say(console, f"{name}: its submission was interrupted; to repeat it: {repeat}")
+
+
 def _say_how_to_delete(
     console: Console, plan: Plan, namespace: str, arguments: argparse.Namespace
 ) -> ExitCode:
     """Print the commands that cancel jobs of Kubernetes, those that the arguments name."""
     from converge_harness.cli.console import say
     from converge_harness.cli.progress import Display
+    from converge_harness.launch.kubernetes.objects import delete_command
     from converge_harness.launch.slurm.backend import Phase
+    from converge_harness.launch.slurm.detached import BROKEN_OFF
     from converge_harness.matrix.submit import jobs_named, jobs_status
 
     wanted = {job.name for job in filter(jobs_named(plan, names(arguments.only)), plan.jobs)}
     in_queue = (str(Phase.PENDING), str(Phase.RUNNING))
     rows = jobs_status(plan, store_of(arguments), Display(console))
     ids = [row.job_id for row in rows if row.name in wanted and row.state in in_queue]
+    interrupted = [row.name for row in rows if row.name in wanted and row.state == BROKEN_OFF]
+    for name in interrupted:
+        _say_it_was_interrupted(console, name, arguments)
+    if interrupted and not ids:
+        return ExitCode.UNDECIDED
     if not ids:
         say(console, "none of its jobs is in the queue")
         return ExitCode.PASS
-    delete = ["kubectl", "delete", "jobset", f"--namespace={namespace}", "--ignore-not-found"]
-    say(console, f"next: {shlex.join([*delete, *ids])}")
+    say(console, f"next: {shlex.join(delete_command(namespace, ids))}")
     say(console, f"then: {again('cancel', arguments)} --deleted")
     return ExitCode.UNDECIDED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,7 +82,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     if refusals:
         say(console, f"next: {mend(plan, refusals)}, then: {again('submit', arguments)}")
     elif objects is not None and submitted.submitted:
-        _say_how_to_create(console, objects)
+        _say_how_to_create(console, plan, objects, submitted.again)
         say(console, f"then: {again('collect', arguments)}")
     elif submitted.submitted or submitted.queued:
         say(console, f"next: {again('status', arguments)}")
@@ -107,9 +108,14 @@ def _objects(plan: Plan, given: Path | None) -> Path | None:
     return None
 
 
-def _say_how_to_create(console: Console, objects: Path) -> None:
-    """The commands that create what is in the folder of objects."""
+def _say_how_to_create(console: Console, plan: Plan, objects: Path, again: Sequence[str]) -> None:
+    """The commands that create what is in the folder of objects, after those that are there again.
+
+    Seed checkpoints may have been created before, for which kubectl fails, so nothing but the wait
+    decides whether the others are created.
+    """
     from converge_harness.cli.console import say
+    from converge_harness.launch.kubernetes.objects import delete_command
     from converge_harness.launch.kubernetes.written import RUNS, SEEDS
 
     folders = [shlex.quote(str(objects / when)) for when in (SEEDS, RUNS)]
@@ -117,8 +123,11 @@ def _say_how_to_create(console: Console, objects: Path) -> None:
         folder if any((objects / when).glob("*.json")) else None
         for folder, when in zip(folders, (SEEDS, RUNS), strict=True)
     )
-    commands = [f"kubectl create -f {seeds}"] if seeds else []
+    create = [f"kubectl create -f {folder}" for folder in (seeds, runs) if folder]
     if seeds and runs:
-        commands.append(f"kubectl wait --for=condition=Completed --timeout=24h -f {seeds}")
-    commands += [f"kubectl create -f {runs}"] if runs else []
-    say(console, f"next: {' && '.join(commands)}")
+        wait = f"kubectl wait --for=condition=Completed --timeout=24h -f {seeds}"
+        create = [f"{create[0]}; {wait} && {create[1]}"]
+    site = plan.experiment.cluster and plan.experiment.cluster.kubernetes
+    if site and again:  # the failed JobSet still has the name
+        create.insert(0, f"{shlex.join(delete_command(site.namespace, again))} &&")
+    say(console, f"next: {' '.join(create)}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from converge_harness.trainers import calls_of_segments, part_of
 OBJECT = "jobset.json"
 ROLE = "converge/role"
 """Annotation with the role of a job."""
-_NAME_LENGTH = 28
-"""Longest part of a set's name, so that the names of pods have at most 63 characters."""
+_NAME_LENGTH = 26
+"""Longest part of a set's name, so that the names of pods, to which Kubernetes adds six characters
+such as ``-x7k2p``, have at most 63."""
 _GRACE_S = 60
 """Between SIGTERM and SIGKILL: torchrun takes 30 s to end ranks that do not end by themselves."""
 _DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3600, 60
@@ -31,6 +32,22 @@ def object_name(job: Job) -> str:
     """The name of a job's JobSet and of its service; it ends in the job's identity."""
     plain = re.sub(r"[^a-z0-9]+", "-", slug(job.name).lower())[:_NAME_LENGTH].strip("-")
     return f"cv-{plain or 'run'}-{folder_key(job.identity)}"
+
+
+def delete_command(namespace: str, names: Iterable[str] = ()) -> tuple[str, ...]:
+    """The command that deletes JobSets, and returns once their pods are gone.
+
+    Otherwise these might still write while pods of the next run already do.
+    """
+    options = (f"--namespace={namespace}", "--cascade=foreground", "--ignore-not-found")
+    return ("kubectl", "delete", "jobset", *options, *names)
+
+
+def logs_command(namespace: str, name: str) -> str:
+    """The command that shows what the pods of a JobSet printed."""
+    return (
+        f"kubectl logs --namespace={namespace} --tail=-1 -l jobset.sigs.k8s.io/jobset-name={name}"
+    )
 
 
 def host_names(job: Job, index: int) -> str:
@@ -96,8 +113,6 @@ def _call(folder: Path, cluster: Cluster, layout: Layout, index: int, *, of: int
         "backoffLimit": 0,
         "template": {"spec": _pod(folder, cluster, layout, [str(index + 1)] if of > 1 else [])},
     }
-    if (limit := seconds_of(cluster.time)) is not None:
-        spec["activeDeadlineSeconds"] = limit
     made = {"name": _call_name(index), "replicas": 1, "template": {"spec": spec}}
     if index:
         made["dependsOn"] = [{"name": _call_name(index - 1), "status": "Complete"}]
@@ -109,7 +124,8 @@ def _pod(folder: Path, cluster: Cluster, layout: Layout, call: list[str]) -> dic
     container = {
         "name": "ranks",
         "image": site.image,
-        "command": ["bash", str(folder / JOB_SCRIPT), *call],
+        # Kubernetes replaces $(NAME), and makes one $ of two.
+        "command": ["bash", str(folder / JOB_SCRIPT).replace("$", "$$"), *call],
         "workingDir": str(folder),
         "resources": _resources(cluster, layout),
         "volumeMounts": [
@@ -117,8 +133,11 @@ def _pod(folder: Path, cluster: Cluster, layout: Layout, call: list[str]) -> dic
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - NCCL's, in the pod
         ],
     }
+    # Of the pod, not of its Job: there it would count the time in which no node has room for it.
+    limit = seconds_of(cluster.time)
     return {
         **site.pod,
+        **({} if limit is None else {"activeDeadlineSeconds": limit}),
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": _GRACE_S,
         "containers": [container],
@@ -134,9 +153,8 @@ def _resources(cluster: Cluster, layout: Layout) -> dict[str, Any]:
     requests, limits = {}, {}
     if cluster.cpus_per_rank is not None:
         requests["cpu"] = str(cluster.cpus_per_rank * layout.ranks)
-    if cluster.memory_per_node is not None:
-        limits["memory"] = quantity_of(cluster.memory_per_node)
-        requests["memory"] = limits["memory"]
+    if (memory := quantity_of(cluster.memory_per_node)) is not None:
+        limits["memory"] = requests["memory"] = memory
     if cluster.device == "cuda" and cluster.gpus_per_node:
         limits[_site(cluster).gpu] = str(layout.ranks)
     return {name: each for name, each in (("requests", requests), ("limits", limits)) if each}
@@ -152,13 +170,18 @@ def _site(cluster: Cluster) -> Kubernetes:
     return cluster.kubernetes
 
 
-def quantity_of(memory: str) -> str:
-    """A memory size of sbatch, in which a number alone is MiB, as one of Kubernetes."""
+def quantity_of(memory: str | None) -> str | None:
+    """A memory size of sbatch, in which a number alone is MiB, as one of Kubernetes.
+
+    None: none is requested, which 0 means, too (for sbatch: all of the node).
+    """
+    if memory is None or not memory.rstrip("KMGT").strip("0"):
+        return None
     return f"{memory}i" if memory[-1].isalpha() else f"{memory}Mi"
 
 
 def seconds_of(time: str | None) -> int | None:
-    """A time limit of sbatch in seconds; None: there is none.
+    """A time limit of sbatch in seconds; None: there is none, which 0 means, too.
 
     The forms are ``MINUTES``, ``MINUTES:SECONDS``, ``HOURS:MINUTES:SECONDS``, ``DAYS-HOURS``,
     ``DAYS-HOURS:MINUTES`` and ``DAYS-HOURS:MINUTES:SECONDS``.
@@ -170,6 +193,5 @@ def seconds_of(time: str | None) -> int | None:
     units: tuple[int, ...] = (_HOUR_S, _MINUTE_S, 1)
     if not dash and len(parts) < len(units):
         units = units[1:]
-    return int(days or 0) * _DAY_S + sum(
-        part * unit for part, unit in zip(parts, units, strict=False)
-    )
+    seconds = sum(part * unit for part, unit in zip(parts, units, strict=False))
+    return int(days or 0) * _DAY_S + seconds or None

@@ -3,49 +3,44 @@
 A pod is a node of its job. The step reads from variables of Slurm which node it is on, so the
 script sets these from what Kubernetes says. A batch script runs once per job, but this one runs in
 all pods at the same time, so it removes nothing: converge has emptied the run folder before, and no
-pod starts a second time in it.
+pod starts a second time in it. Each claims its place by a folder of its own, which is also where
+the others see that it is ready.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from converge_harness.launch.batch_step import (
     HEAD_VARIABLE,
     OF_MEETING,
     Layout,
+    PlacedCall,
     changed,
-    devices_of,
-    layout_of,
-    one_line,
+    header,
     own_folders_line,
+    placed_calls,
     segment_comment,
     step_lines,
     surroundings,
-    variables_of,
     work_folder_line,
 )
 from converge_harness.launch.kubernetes.objects import OBJECT, host_names, object_name
 from converge_harness.model import Cluster, Job
-from converge_harness.run_folder.layout import ENDED, LOGS
+from converge_harness.run_folder.layout import ENDED, LOGS, STARTED
 from converge_harness.trainers import (
     MEETING_PLACE,
     MEETING_PORT,
     RANK_MODULE,
-    Call,
-    Start,
-    calls_of_segments,
     needs_port,
-    part_of,
 )
 
 PORT = 29_500
 """Port of the rendezvous: each pod has an address of its own."""
 PATIENCE_S = 1800
-"""How long a pod waits for the addresses of the others, which may start later."""
+"""How long a pod waits for the others, which may start later."""
 
 
 def pod_script(
@@ -63,32 +58,28 @@ def pod_script(
     Arguments as for ``batch_script``. Raises ConfigError when the ranks do not fill nodes.
     """
     folder = folder.absolute()
-    calls = calls_of_segments(job)
-    if continues_after is not None:  # with log folders of its own
-        calls = tuple(replace(each, number=each.number + continues_after) for each in calls)
-    layouts = [layout_of(job, part_of(job, call).world_size, cluster) for call in calls]
-    largest = max(layouts, key=lambda layout: layout.nodes * layout.ranks)
-    variables = [variables_of(job, folder, cluster, call, largest, data) for call in calls]
-    start = Start(rank_module, devices=devices_of(cluster), data=data)
-    steps = [
-        changed(variables[0].exported, each.exported)
-        + _step(job, folder, call, layout, replace(start, variables=each.own))
-        for call, layout, each in zip(calls, layouts, variables, strict=True)
-    ]
-    places = [
-        _pods(job, call, layout, index)
-        for index, (call, layout) in enumerate(zip(calls, layouts, strict=True))
-    ]
+    calls, largest = placed_calls(
+        job,
+        folder,
+        cluster,
+        rank_module=rank_module,
+        continues_after=continues_after,
+        data=data,
+    )
+    exported = calls[0].exported
+    steps = [changed(exported, each.exported) + _step(job, folder, each) for each in calls]
+    places = [_pods(job, each, index) for index, each in enumerate(calls)]
+    about = f"Written by converge, for the pods of {OBJECT} beside it."
     sections = (
-        _header(job, largest, experiment),
+        header(job, experiment, largest, about, on="in", node="pod"),
         "set -euo pipefail",
         f"converge_run_folder={shlex.quote(str(folder))}",
         _place(job),
         _chosen(places),
         _only_once(),
-        _ending(calls[-1].number),
+        _ending(calls[-1].call.number),
         own_folders_line(job),
-        surroundings(cluster, variables[0].exported),
+        surroundings(cluster, exported),
         _meeting_place(job, largest),
         work_folder_line(job, folder),
         _chosen(steps),
@@ -100,17 +91,6 @@ def pod_script(
 # ------------------------------------------------------------------ sections
 
 
-def _header(job: Job, largest: Layout, experiment: str) -> str:
-    pods = "1 pod" if largest.nodes == 1 else f"{largest.nodes} pods of {largest.ranks}"
-    ranks = "1 rank" if job.world_size == 1 else f"{job.world_size} ranks"
-    lines = (
-        f"{job.name} ({job.role}) of the experiment {experiment}: {ranks} in {pods}.",
-        *([job.spec.note] if job.spec.note else []),
-        f"Written by converge, for the pods of {OBJECT} beside it.",
-    )
-    return "\n".join(("#!/bin/bash", *(f"# {one_line(line)}" for line in lines)))
-
-
 def _place(job: Job) -> str:
     """What Slurm would say of the node. The number is only to tell jobs apart."""
     number = int(job.identity[:7], 16)
@@ -120,10 +100,11 @@ export SLURM_NODEID=${{JOB_COMPLETION_INDEX:?is set by Kubernetes in the pods of
 export SLURM_JOB_ID={number} SLURM_RESTART_COUNT=0"""
 
 
-def _pods(job: Job, call: Call, layout: Layout, index: int) -> str:
+def _pods(job: Job, placed: PlacedCall, index: int) -> str:
     """The number of a call's logs, and its pods."""
-    lines = [f"converge_call={call.number}", f"export SLURM_STEP_NUM_NODES={layout.nodes}"]
-    if layout.nodes > 1:
+    nodes = placed.layout.nodes
+    lines = [f"converge_call={placed.call.number}", f"export SLURM_STEP_NUM_NODES={nodes}"]
+    if nodes > 1:
         lines.append(f"converge_pods={host_names(job, index)}")
     return "\n".join(lines)
 
@@ -141,20 +122,27 @@ def _chosen(of_calls: Sequence[str]) -> str:
 
 def _only_once() -> str:
     return f"""\
-# A pod must not mix its evidence with that of an earlier one.
+# A pod must not mix its evidence with that of an earlier one: only the first can make this folder.
+converge_started=$converge_run_folder/{STARTED}/call-$(printf %02d "$converge_call").pod
+converge_token=$(< /proc/sys/kernel/random/uuid)
+mkdir -p "$converge_run_folder/{STARTED}"
 converge_logs=$converge_run_folder/{LOGS}/call-$(printf %02d "$converge_call")
 [ "$SLURM_NODEID" -eq 0 ] || converge_logs=$converge_logs.node-$SLURM_NODEID
-if [ -e "$converge_logs" ]; then
-    echo "$converge_logs: is of an earlier start; let converge submit this job again" >&2
+if [ -e "$converge_logs" ] || [ -e "$converge_run_folder/{ENDED}" ] ||
+    ! mkdir "$converge_started-$SLURM_NODEID"; then
+    echo "$converge_run_folder: has files of an earlier start of pod $SLURM_NODEID in call" \\
+        "$converge_call; let converge submit this job again" >&2
     exit 1
-fi"""
+fi
+echo "$converge_token" > "$converge_started-$SLURM_NODEID"/token"""
 
 
 def _ending(last: int) -> str:
     """Bash traps that write ``ended.json`` when the job is over.
 
     The agents of several pods end together, so the first pod can speak for all. Kubernetes sends
-    SIGTERM to the script alone.
+    SIGTERM to the script alone. A pod may outlive its run: once converge has emptied the run folder
+    for the next one, the token in it is gone or another.
     """
     return f"""\
 # The first pod writes how the job ended. A call before the last is only an end if it fails.
@@ -164,6 +152,9 @@ finish() {{
     if [ "$SLURM_NODEID" -ne 0 ] ||
         {{ [ "$converge_code" -eq 0 ] && [ "$converge_call" -lt {last} ]; }}; then
         exit "$converge_code"
+    fi
+    if [ "$(cat "$converge_started-0/token" 2> /dev/null)" != "$converge_token" ]; then
+        exit "$converge_code"  # this folder is of a later run by now
     fi
     printf '{{"schema": 1, "returncode": %d, "restart": 0, "ran_s": %d}}\\n' \\
         "$converge_code" "$SECONDS" > "$converge_run_folder/{ENDED}.part"
@@ -192,26 +183,33 @@ def _meeting_place(job: Job, largest: Layout) -> str:
         return ""
     service = object_name(job)
     return f"""\
-# Where ranks meet. Pods have names in the JobSet's service once they have addresses.
+# Where ranks meet. A pod has a name in the JobSet's service once it has an address, which is before
+# its image is pulled, and agents wait only a minute for the first: so all wait until all are ready.
 {port}={PORT}
-if [ "$SLURM_STEP_NUM_NODES" -gt 1 ] && [ -z "${{{HEAD_VARIABLE}:-}}" ]; then
+if [ "$SLURM_STEP_NUM_NODES" -gt 1 ]; then
+    touch "$converge_started-$SLURM_NODEID/ready"
     for ((converge_pod = 0; converge_pod < SLURM_STEP_NUM_NODES; converge_pod++)); do
-        until getent hosts "$converge_pods-$converge_pod.{service}" > /dev/null; do
+        until [ -e "$converge_started-$converge_pod/ready" ] &&
+            {{ [ -n "${{{HEAD_VARIABLE}:-}}" ] ||
+            getent hosts "$converge_pods-$converge_pod.{service}" > /dev/null; }}; do
             if [ "$SECONDS" -gt {PATIENCE_S} ]; then
-                echo "pod $converge_pod of $converge_pods: no address after {PATIENCE_S} s" >&2
+                echo "pod $converge_pod of $converge_pods: not ready after {PATIENCE_S} s" >&2
                 exit 1
             fi
             sleep 2
         done
     done
-    {HEAD_VARIABLE}=$converge_pods-0.{service}
-    export SLURMD_NODENAME=$converge_pods-$SLURM_NODEID.{service}
+    if [ -z "${{{HEAD_VARIABLE}:-}}" ]; then
+        {HEAD_VARIABLE}=$converge_pods-0.{service}
+        export SLURMD_NODENAME=$converge_pods-$SLURM_NODEID.{service}
+    fi
 fi
 {place}=${{{HEAD_VARIABLE}:-}}:{MEETING_PORT}"""
 
 
-def _step(job: Job, folder: Path, call: Call, layout: Layout, start: Start) -> str:
+def _step(job: Job, folder: Path, placed: PlacedCall) -> str:
     """The command of a call, in the background: bash notices SIGTERM only while it waits."""
+    call = placed.call
     comment = "" if call.segment is None else segment_comment(job, call.segment)
-    lines = step_lines(job, folder, call, layout, start)
+    lines = step_lines(job, folder, call, placed.layout, placed.start)
     return comment + " \\\n    ".join(line for line in lines if line) + " &"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from converge_harness.errors import StoreError
-from converge_harness.launch.batch_step import JOB_SCRIPT
+from converge_harness.launch.batch_step import JOB_SCRIPT, TERMINATED
 from converge_harness.launch.kubernetes.objects import OBJECT, ROLE
 from converge_harness.launch.slurm.backend import JobState, Phase, SubmitRequest
 from converge_harness.launch.slurm.submission import read_submission
@@ -23,9 +23,6 @@ from converge_harness.store import Store, atomic_write, read_json
 
 SEEDS, RUNS = "1-seed-checkpoints", "2-runs"
 """Folders of objects: those of the first have to be complete before others are created."""
-_TERMINATED = 143
-"""Exit code of the script after SIGTERM: deleted, evicted, over its time limit, or because another
-pod of the job failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +96,7 @@ def _state(folder: Path | None) -> JobState:
         before = submission.continues_after if submission else None
         started = calls_so_far(folder / LOGS) > (before or 0)
         return JobState(Phase.RUNNING if started else Phase.PENDING)
-    cancelled = code == _TERMINATED and submission is not None and bool(submission.cancelled)
+    cancelled = code == TERMINATED and submission is not None and bool(submission.cancelled)
     return JobState(
         Phase.ENDED,
         word="CANCELLED" if cancelled else "",

@@ -6,7 +6,6 @@ The script's own variables begin with ``converge_``, as none of a user or a site
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 from converge_harness.errors import ConfigError, Problem
@@ -16,16 +15,15 @@ from converge_harness.launch.batch_step import (
     OF_EVERY_START,
     OF_MEETING,
     Layout,
+    PlacedCall,
     changed,
-    devices_of,
     files_of_ranks,
-    layout_of,
-    one_line,
+    header,
     own_folders_line,
+    placed_calls,
     segment_comment,
     step_lines,
     surroundings,
-    variables_of,
     work_folder_line,
 )
 from converge_harness.launch.next_call import calls_again
@@ -36,12 +34,8 @@ from converge_harness.trainers import (
     MEETING_PLACE,
     MEETING_PORT,
     RANK_MODULE,
-    Call,
-    Start,
-    calls_of_segments,
     comes_in_passes,
     needs_port,
-    part_of,
     trainer_of,
 )
 
@@ -75,17 +69,19 @@ def batch_script(
     and when sbatch cannot be told of the folder.
     """
     folder = folder.absolute()
-    calls = calls_of_segments(job)
-    if continues_after is not None:  # with log folders of its own
-        calls = tuple(replace(each, number=each.number + continues_after) for each in calls)
-    layouts = [layout_of(job, part_of(job, call).world_size, cluster) for call in calls]
-    largest = max(layouts, key=lambda layout: layout.nodes * layout.ranks)
-    variables = [variables_of(job, folder, cluster, call, largest, data) for call in calls]
-    exported = [each.exported for each in variables]
-    start = Start(rank_module, devices=devices_of(cluster), data=data)
-    starts = [replace(start, variables=each.own) for each in variables]
+    calls, largest = placed_calls(
+        job,
+        folder,
+        cluster,
+        rank_module=rank_module,
+        continues_after=continues_after,
+        data=data,
+    )
+    exported = [each.exported for each in calls]
+    by_hand = f"  sbatch {shlex.quote(str(folder / JOB_SCRIPT))}"
+    about = ("Written by converge. To submit it by hand:", by_hand)
     sections = (
-        _header(job, largest, experiment, folder),
+        header(job, experiment, largest, *about),
         _requests(job, folder, cluster, largest),
         _ending(folder),
         _start(job, continues=continues_after is not None),
@@ -95,28 +91,14 @@ def batch_script(
         _meeting_place(job, largest),
         work_folder_line(job, folder),
         *(
-            changed(before, after) + _call(job, folder, cluster, call, layout, largest, start)
-            for call, layout, before, after, start in zip(
-                calls, layouts, (exported[0], *exported), exported, starts, strict=False
-            )
+            changed(before, each.exported) + _call(job, folder, cluster, each, largest)
+            for before, each in zip((exported[0], *exported), calls, strict=False)
         ),
     )
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
 # ------------------------------------------------------------------ sections
-
-
-def _header(job: Job, largest: Layout, experiment: str, folder: Path) -> str:
-    nodes = "1 node" if largest.nodes == 1 else f"{largest.nodes} nodes of {largest.ranks}"
-    ranks = "1 rank" if job.world_size == 1 else f"{job.world_size} ranks"
-    lines = (
-        f"{job.name} ({job.role}) of the experiment {experiment}: {ranks} on {nodes}.",
-        *([job.spec.note] if job.spec.note else []),
-        "Written by converge. To submit it by hand:",
-        f"  sbatch {shlex.quote(str(folder / JOB_SCRIPT))}",
-    )
-    return "\n".join(("#!/bin/bash", *(f"# {one_line(line)}" for line in lines)))
 
 
 def _requests(job: Job, folder: Path, cluster: Cluster, largest: Layout) -> str:
@@ -188,16 +170,9 @@ def _meeting_place(job: Job, largest: Layout) -> str:
     return "\n".join(lines)
 
 
-def _call(
-    job: Job,
-    folder: Path,
-    cluster: Cluster,
-    call: Call,
-    layout: Layout,
-    largest: Layout,
-    start: Start,
-) -> str:
+def _call(job: Job, folder: Path, cluster: Cluster, placed: PlacedCall, largest: Layout) -> str:
     """One srun call, on the first nodes of the allocation."""
+    call, layout = placed.call, placed.layout
     tasks = _tasks(job, layout)
     where = [
         *("srun", f"--nodes={layout.nodes}", f"--ntasks={layout.nodes * tasks}"),
@@ -218,7 +193,7 @@ def _call(
         shlex.join(how),
         shlex.join(cluster.srun),
         shlex.join(cluster.container),
-        *step_lines(job, folder, call, layout, start),
+        *step_lines(job, folder, call, layout, placed.start),
     )
     segment = "" if call.segment is None else segment_comment(job, call.segment)
     return segment + " \\\n    ".join(line for line in lines if line)

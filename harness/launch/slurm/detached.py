@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from converge_harness.errors import StoreError
 from converge_harness.launch.events import Ended, Observer
 from converge_harness.launch.interruption import Interruption, interruptible
+from converge_harness.launch.kubernetes.objects import delete_command
 from converge_harness.launch.progress import last_line
 from converge_harness.launch.slurm.backend import Phase
 from converge_harness.launch.slurm.job_status import (
@@ -49,6 +50,8 @@ class Submitted:
     left: tuple[Job, ...] = ()
     """Jobs that have to be submitted by a later call."""
     why_left: str = ""
+    again: tuple[str, ...] = ()
+    """Ids of submitted jobs that were submitted before; on Kubernetes the old job has the same."""
 
 
 def submit_plan(plan: Plan, site: Site, observer: Observer) -> Submitted:
@@ -84,6 +87,7 @@ def submit_plan(plan: Plan, site: Site, observer: Observer) -> Submitted:
             refused=tuple(record for record in new if record.status is not RunStatus.FINISHED),
             left=tuple(left),
             why_left=why if left else "",
+            again=tuple(submitter.again),
         )
 
 
@@ -227,7 +231,7 @@ def status(plan: Plan, site: Site) -> tuple[StatusRow, ...]:
     statuses = read_statuses(site, plan.jobs)
     orphans = _orphans(site.store)
     namespace = site.cluster.kubernetes.namespace if site.cluster.kubernetes else None
-    by_hand = f"kubectl delete jobset --namespace={namespace}" if namespace else "scancel"
+    by_hand = " ".join(delete_command(namespace)) if namespace else "scancel"
     foreseen: dict[str, JobStatus] = {}
     rows = {}
     for identity, job_status in statuses.items():

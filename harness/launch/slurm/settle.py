@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from converge_harness.errors import StoreError
-from converge_harness.launch.batch_step import JOB_SCRIPT
+from converge_harness.launch.batch_step import JOB_SCRIPT, TERMINATED
+from converge_harness.launch.kubernetes.objects import logs_command, object_name
 from converge_harness.launch.next_call import CallOutcome, after
 from converge_harness.launch.progress import last_line
 from converge_harness.launch.scripts import submit_argv
@@ -21,7 +22,7 @@ from converge_harness.launch.slurm.batch_script import SLURM_LOG
 from converge_harness.launch.slurm.commands import with_keys
 from converge_harness.launch.slurm.submission import Submission
 from converge_harness.launch.stopping import stopped_error
-from converge_harness.model import Cluster, Job, RankError, RunRecord, RunStatus
+from converge_harness.model import Cluster, Job, Kubernetes, RankError, RunRecord, RunStatus
 from converge_harness.run_folder.layout import ENDED, JOB, LOGS
 from converge_harness.store import read_json
 from converge_harness.trainers import (
@@ -31,14 +32,12 @@ from converge_harness.trainers import (
     is_complete,
     trainer_of,
 )
-from converge_harness.trainers.failure import launcher_tail, log_tail, rank_log
+from converge_harness.trainers.failure import has_failed_rank, launcher_tail, log_tail, rank_log
 
 _TIME_IS_UP = frozenset({"TIMEOUT", "DEADLINE"})
 _TAKEN_AWAY = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED"})
 """Ends without an error in the ranks' logs, or with one that is only a consequence."""
 _CANCELLED = "CANCELLED"
-_TERMINATED = 143
-"""Exit code of the script after SIGTERM."""
 DEPENDENCY = "DependencyNeverSatisfied"
 TOO_MANY_REQUEUES = "JobHoldMaxRequeue"
 
@@ -56,11 +55,6 @@ class Known:
     """Record of the seed-checkpoint job from which it starts; None if it needs none, or if that job
     is not over.
     """
-
-    @property
-    def scheduler(self) -> str:
-        """Its name."""
-        return "Slurm" if self.cluster.kubernetes is None else "Kubernetes"
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -266,22 +260,45 @@ def _of_launcher(known: Known, logs: Path) -> str:
 def _failed(known: Known, returncode: int | None) -> RankError:
     """The error of the rank that failed first; for an elastic set, with its segment."""
     job, logs = known.job, call_logs(known.folder)
+    if known.cluster.kubernetes is not None:
+        return _failed_in_pods(known, known.cluster.kubernetes, returncode)
     if returncode is None and known.state.phase is Phase.UNKNOWN:
         message = (
-            f"{known.scheduler} no longer knows job {known.submission.job_id}, and its end was "
-            "not recorded"
+            f"Slurm no longer knows job {known.submission.job_id}, and its end was not recorded"
         )
         return _with_log(known, f"{message} ({_where(known)})")
-    if returncode == _TERMINATED and known.state.phase is Phase.UNKNOWN:
+    if returncode == TERMINATED and known.state.phase is Phase.UNKNOWN:
         message = "was ended by SIGTERM (time limit, preemption, scancel): Slurm no longer says why"
         return _with_log(known, f"{message}, {_where(known)}")
     script = known.folder / SLURM_LOG
-    error = trainer_of(job.spec).error(logs, logs, returncode, script)
-    if returncode == _TERMINATED and error.rank is None and known.cluster.kubernetes is not None:
+    return _of_segment(known, trainer_of(job.spec).error(logs, logs, returncode, script))
+
+
+def _failed_in_pods(known: Known, site: Kubernetes, returncode: int | None) -> RankError:
+    """The same where converge cannot ask how a job ended."""
+    job, logs, trainer = known.job, call_logs(known.folder), trainer_of(known.job.spec)
+    name = known.submission.job_id or object_name(job)
+    if returncode is None:
+        message = f"{JOB_SCRIPT} of JobSet {name} is gone, and its end was not recorded"
+        return _with_log(known, f"{message} ({_where(known)})")
+    error = trainer.error(logs, logs, returncode, None)
+    # Without an error of a rank, torchrun's own last line would stand for rank 0.
+    of_rank = error.rank is not None and (not trainer.own_rank_code or has_failed_rank(*logs))
+    if returncode == TERMINATED and not of_rank:
         message = (
-            "its pods were ended by SIGTERM (deleted, evicted, time limit): see kubectl events"
+            "its first pod was ended by SIGTERM (deleted, evicted, time limit, or another pod of "
+            f"the job failed), {_where(known)}: see kubectl events --namespace={site.namespace}"
         )
-        return _with_log(known, f"{message}, {_where(known)}")
+        return _with_log(known, message)
+    if not logs:
+        message = f"failed with exit code {returncode} before its ranks started"
+        return RankError(None, f"{message}: see {logs_command(site.namespace, name)}")
+    return _of_segment(known, error)
+
+
+def _of_segment(known: Known, error: RankError) -> RankError:
+    """The error of a call, in an elastic set with its segment."""
+    job, logs = known.job, call_logs(known.folder)
     number = _number(logs[0]) if logs else 0
     if not comes_in_passes(job) or not 0 < number <= len(job.spec.segments):
         return error

@@ -57,6 +57,8 @@ from converge_harness.model import Job, Plan, RankError, RunRecord, RunStatus
 from converge_harness.run_folder.layout import (
     LOGS,
     RECORD,
+    STARTED,
+    SUBMISSION,
     calls_so_far,
     seed_checkpoint_of,
 )
@@ -215,6 +217,8 @@ class Submitter:
         """Why the scheduler accepts no job for now; empty: it does."""
         self.ours: set[str] = set()
         """Identities of the jobs that this process has submitted."""
+        self.again: list[str] = []
+        """Ids of those that were submitted before, and are over."""
 
     def folder_of(self, job: Job) -> Path:
         """Its run folder, which need not exist."""
@@ -279,6 +283,7 @@ class Submitter:
         perhaps_there = before.submission is not None and before.submission.job_id is None
         if perhaps_there and has_ended(folder):
             return before.submission  # it was in the queue, and is over
+        over = (folder / SUBMISSION).is_file() and not (perhaps_there and _has_started(folder))
         # The folder of a possibly running job must not be cleaned; it was prepared for the same
         # identity, so its content is the same.
         if perhaps_there and before.submission is not None:
@@ -321,6 +326,7 @@ class Submitter:
             self._site.backend.cancel([job_id])  # otherwise nothing would follow it
             raise
         self.ours.add(job.identity)
+        self.again += [job_id] if over else []
         self._note(job, job_id)
         to_create = self._site.cluster.kubernetes is not None
         self._tell(Queued(time.time(), job, job_id, to_create=to_create))
@@ -373,6 +379,10 @@ class Submitter:
             error=RankError(None, with_keys(words, self._site.cluster)),
         )
         return self._site.store.finish_run(record, facts(known))
+
+
+def _has_started(folder: Path) -> bool:
+    return (folder / STARTED).is_dir() or (folder / LOGS).is_dir()
 
 
 @dataclass(slots=True)

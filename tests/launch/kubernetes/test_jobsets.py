@@ -96,7 +96,7 @@ def test_calls_of_one_run_come_one_after_another():
 @pytest.mark.parametrize("name", ["fsdp2_tp2", "X" * 200, "Ünï.code", "-._", "a" * 27 + "-b"])
 def test_names_are_those_of_hosts(name):
     made = object_name(job(name, ranks=8))
-    longest = f"{made}-call-99-0-9999"
+    longest = f"{made}-call-99-0-9999-abcde"
     assert len(longest) <= 63
     assert all(each.isascii() and (each.isalnum() or each == "-") for each in longest)
     assert made == made.lower()
@@ -108,7 +108,8 @@ def test_names_are_those_of_hosts(name):
 @pytest.mark.parametrize(
     ("time", "seconds"),
     [
-        *((None, None), ("UNLIMITED", None), ("90", 5400), ("90:30", 5430)),
+        *((None, None), ("UNLIMITED", None), ("0", None), ("00:00:00", None), ("0-0", None)),
+        *(("90", 5400), ("90:30", 5430)),
         *(("04:00:00", 14_400), ("1-12", 129_600), ("1-12:30", 131_400), ("1-12:30:05", 131_405)),
     ],
 )
@@ -118,3 +119,18 @@ def test_times_of_sbatch_are_seconds_of_kubernetes(time, seconds):
 
 def test_sizes_of_sbatch_are_quantities_of_kubernetes():
     assert [quantity_of(size) for size in ("900G", "64000", "2T")] == ["900Gi", "64000Mi", "2Ti"]
+    assert [quantity_of(size) for size in (None, "0", "0G")] == [None, None, None]
+
+
+def test_the_time_limit_is_of_each_pod():
+    made = job_set(CASES["four_pods"][0], FOLDER, EVERYTHING, experiment="x")
+    of_job = made["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert "activeDeadlineSeconds" not in of_job
+    assert of_job["template"]["spec"]["activeDeadlineSeconds"] == 129_600
+
+
+def test_kubernetes_does_not_expand_names_in_the_path_of_a_script():
+    folder = Path("/store/$(HOSTNAME)/run")
+    made = job_set(CASES["one_pod"][0], folder, ON_CPUS, experiment="x")
+    pod = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["command"] == ["bash", "/store/$$(HOSTNAME)/run/job.sh"]

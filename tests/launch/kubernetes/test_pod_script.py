@@ -138,10 +138,21 @@ def ended(folder):
     return json.loads(path.read_text())["returncode"] if path.exists() else None
 
 
+def others_are_ready(folder, call, *pods):
+    for index in pods:
+        place = folder / "started" / f"call-{call:02d}.pod-{index}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "ready").touch()
+
+
 def test_each_pod_is_told_its_place_and_one_meeting_place(tmp_path):
+    others_are_ready(tmp_path, 1, 1, 2)
     text = of_job("four_pods", tmp_path)
-    text = text.replace("until getent", "until echo >> looked; true || getent")
-    for index in (0, 3):
+    text = text.replace("\n            getent", "\n            echo >> looked; true || getent")
+    for index, other in ((0, 3), (3, 0)):
+        others_are_ready(tmp_path, 1, other)
+        shutil.rmtree(tmp_path / "started" / f"call-01.pod-{index}", ignore_errors=True)
+        (tmp_path / "ended.json").unlink(missing_ok=True)
         done, told = pod(tmp_path, text, index=index)
         assert done.returncode == 0, done.stderr
         assert (told["SLURM_NODEID"], told["SLURM_STEP_NUM_NODES"]) == (str(index), "4")
@@ -156,6 +167,7 @@ def test_each_pod_is_told_its_place_and_one_meeting_place(tmp_path):
 def test_nothing_that_a_user_wrote_is_run_or_changed_by_bash(tmp_path):
     folder = tmp_path / "it's $HOME `touch pwned` #1"
     folder.mkdir()
+    others_are_ready(folder, 1, 1)
     done, told = pod(folder, of_job("hostile", folder, tmp_path), CONVERGE_HEAD_NODE="127.0.0.1")
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.rglob("pwned"))
@@ -166,8 +178,10 @@ def test_nothing_that_a_user_wrote_is_run_or_changed_by_bash(tmp_path):
 def test_the_first_pod_says_how_the_job_ended(tmp_path, code):
     text = of_job("four_pods", tmp_path)
     meeting = {"CONVERGE_HEAD_NODE": "127.0.0.1", "CODE": str(code)}
+    others_are_ready(tmp_path, 1, 0, 2, 3)
     done, _ = pod(tmp_path, text, index=1, **meeting)
     assert (done.returncode, ended(tmp_path)) == (code, None)
+    shutil.rmtree(tmp_path / "started" / "call-01.pod-0")
     done, _ = pod(tmp_path, text, **meeting)
     assert (done.returncode, ended(tmp_path)) == (code, code)
 
@@ -175,23 +189,55 @@ def test_the_first_pod_says_how_the_job_ended(tmp_path, code):
 def test_only_the_last_call_or_one_that_fails_ends_a_job(tmp_path):
     text = of_job("calls", tmp_path)
     meeting = {"CONVERGE_HEAD_NODE": "127.0.0.1"}
+    for number in (1, 3):
+        others_are_ready(tmp_path, number, 1)
     for call, after in (("1", None), ("2", None), ("3", 0)):
         done, _ = pod(tmp_path, text, call, **meeting)
         assert (done.returncode, ended(tmp_path)) == (0, after), done.stderr
         assert f"--segment\0{int(call) - 1}" in (tmp_path / "told.argv.0").read_text()
     (tmp_path / "ended.json").unlink()
+    shutil.rmtree(tmp_path / "started" / "call-01.pod-0")
     done, _ = pod(tmp_path, text, "1", CODE="1", **meeting)
     assert (done.returncode, ended(tmp_path)) == (1, 1)
     done, _ = pod(tmp_path, text, **meeting)
     assert "which of 3 calls" in done.stderr
 
 
-def test_a_pod_that_started_before_does_not_mix_its_evidence(tmp_path):
+@pytest.mark.parametrize("left", ["logs/call-01", "started/call-01.pod-0", "ended.json"])
+def test_a_pod_that_started_before_does_not_mix_its_evidence(tmp_path, left):
     text = of_job("one_pod", tmp_path)
-    (tmp_path / "logs" / "call-01").mkdir(parents=True)
+    (tmp_path / left).mkdir(parents=True)
     done, told = pod(tmp_path, text)
-    assert (done.returncode, told, ended(tmp_path)) == (1, {}, None)
-    assert "call-01: is of an earlier start; let converge submit this job again" in done.stderr
+    assert (done.returncode, told) == (1, {})
+    assert not (tmp_path / "ended.json").is_file()
+    assert "has files of an earlier start of pod 0 in call 1; let converge submit" in done.stderr
+
+
+def test_pods_wait_until_all_are_ready(tmp_path):
+    text = of_job("four_pods", tmp_path).replace("sleep 2", "echo >> waited; sleep 0.02")
+    others_are_ready(tmp_path, 1, 1, 2)
+    started = subprocess.Popen(
+        ["bash", "-c", text],
+        cwd=tmp_path,
+        env={
+            "PATH": os.environ["PATH"],
+            "JOB_COMPLETION_INDEX": "0",
+            "CONVERGE_HEAD_NODE": "127.0.0.1",
+        },
+    )
+    wait_for(tmp_path / "waited")
+    assert (tmp_path / "started/call-01.pod-0/ready").exists()
+    assert not (tmp_path / "told.argv.0").exists()
+    others_are_ready(tmp_path, 1, 3)
+    assert started.wait(timeout=30) == 0
+    assert (tmp_path / "told.argv.0").exists()
+
+
+def wait_for(path):
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_job_that_continues_has_logs_of_its_own(tmp_path):
@@ -218,17 +264,17 @@ def test_a_script_that_kubernetes_did_not_start_says_so(tmp_path):
     assert "JOB_COMPLETION_INDEX: is set by Kubernetes in the pods of an Indexed Job" in done.stderr
 
 
-def test_a_pod_that_is_deleted_ends_its_ranks_and_says_so(tmp_path):
+@pytest.mark.parametrize("of_next_run", [False, True])
+def test_a_pod_that_is_deleted_ends_its_ranks_and_says_so(tmp_path, of_next_run):
     text = of_job("one_pod", tmp_path).replace('sleep "$SLEEP"', "exec sleep 60")
     started = subprocess.Popen(
         ["bash", "-c", text],
         cwd=tmp_path,
         env={"PATH": os.environ["PATH"], "JOB_COMPLETION_INDEX": "0", "SLEEP": "60"},
     )
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "told.environment.0").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(tmp_path / "told.environment.0")
+    if of_next_run:  # the job was submitted again while this pod still ended
+        (tmp_path / "started/call-01.pod-0/token").write_text("of another pod\n")
     started.send_signal(signal.SIGTERM)  # to the script alone, as Kubernetes does
     assert started.wait(timeout=30) == 143
-    assert ended(tmp_path) == 143
+    assert ended(tmp_path) == (None if of_next_run else 143)

@@ -85,18 +85,57 @@ def test_a_job_that_may_not_start_any_more_is_unknown(written):
     ("cancelled", "status", "message"),
     [
         ("by me", RunStatus.CANCELLED, "by me, before its first step was finished"),
-        ("", RunStatus.CRASHED, "ended by SIGTERM (deleted, evicted, time limit)"),
+        ("", RunStatus.CRASHED, "ended by SIGTERM (deleted, evicted, time limit, or another pod"),
     ],
 )
-def test_pods_that_were_ended_are_no_crash_of_ranks(written, cancelled, status, message):
+@pytest.mark.parametrize("said", ["", "SignalException: Process 7 got signal: 15\n"])
+def test_pods_that_were_ended_are_no_crash_of_ranks(written, cancelled, status, message, said):
     name = object_name(RUN)
     submission = Submission(RUN.identity, name, "", job_id=name, cancelled=cancelled)
     write_submission(folder_of(written), submission)
+    logs = folder_of(written) / "logs" / "call-01"
+    logs.mkdir(parents=True)
+    (logs / "torchrun.log").write_text(said)
     end(written, 143)
     known = Known(RUN, folder_of(written), submission, state(written), ON_CPUS)
     record = settle(known)
     assert record.status is status
     assert message in record.error.message
+
+
+def failed(written):
+    submission = Submission(RUN.identity, "", "", job_id=object_name(RUN))
+    return settle(Known(RUN, folder_of(written), submission, state(written), ON_CPUS)).error
+
+
+def test_a_rank_that_failed_before_pods_were_ended_is_the_error(written):
+    logs = folder_of(written) / "logs" / "call-01"
+    logs.mkdir(parents=True)
+    failure = {"rank": 1, "exitcode": -9, "error_file": "none", "timestamp": 1}
+    (logs / "failures.json").write_text(json.dumps({"failures": [failure]}))
+    end(written, 143)
+    error = failed(written)
+    assert (error.rank, error.message) == (1, "killed by SIGKILL")
+
+
+def test_a_failure_before_the_ranks_says_where_its_words_are(written):
+    end(written, 2)
+    message = failed(written).message
+    assert "failed with exit code 2 before its ranks started: see kubectl logs" in message
+    assert message.endswith(f"-l jobset.sigs.k8s.io/jobset-name={object_name(RUN)}")
+
+
+def test_a_job_whose_script_is_gone_has_no_known_end(written):
+    written.cancel([object_name(RUN)])
+    assert "is gone, and its end was not recorded" in failed(written).message
+
+
+def test_a_run_that_continues_forgets_which_pods_had_started(written):
+    (folder_of(written) / "started" / "call-02.pod-0").mkdir(parents=True)
+    end(written, 1)
+    written.store.continue_run(folder_of(written))
+    assert not (folder_of(written) / "started").exists()
+    assert not (folder_of(written) / "ended.json").exists()
 
 
 @pytest.mark.parametrize("content", ["{}", '{"schema": 1, "returncode": "x"}', "no JSON"])

@@ -15,13 +15,19 @@ converge_call=1
 export SLURM_STEP_NUM_NODES=2
 converge_pods=cv-x-touch-pwned-0123456789ab-call-1-0
 
-# A pod must not mix its evidence with that of an earlier one.
+# A pod must not mix its evidence with that of an earlier one: only the first can make this folder.
+converge_started=$converge_run_folder/started/call-$(printf %02d "$converge_call").pod
+converge_token=$(< /proc/sys/kernel/random/uuid)
+mkdir -p "$converge_run_folder/started"
 converge_logs=$converge_run_folder/logs/call-$(printf %02d "$converge_call")
 [ "$SLURM_NODEID" -eq 0 ] || converge_logs=$converge_logs.node-$SLURM_NODEID
-if [ -e "$converge_logs" ]; then
-    echo "$converge_logs: is of an earlier start; let converge submit this job again" >&2
+if [ -e "$converge_logs" ] || [ -e "$converge_run_folder/ended.json" ] ||
+    ! mkdir "$converge_started-$SLURM_NODEID"; then
+    echo "$converge_run_folder: has files of an earlier start of pod $SLURM_NODEID in call" \
+        "$converge_call; let converge submit this job again" >&2
     exit 1
 fi
+echo "$converge_token" > "$converge_started-$SLURM_NODEID"/token
 
 # The first pod writes how the job ended. A call before the last is only an end if it fails.
 finish() {
@@ -30,6 +36,9 @@ finish() {
     if [ "$SLURM_NODEID" -ne 0 ] ||
         { [ "$converge_code" -eq 0 ] && [ "$converge_call" -lt 1 ]; }; then
         exit "$converge_code"
+    fi
+    if [ "$(cat "$converge_started-0/token" 2> /dev/null)" != "$converge_token" ]; then
+        exit "$converge_code"  # this folder is of a later run by now
     fi
     printf '{"schema": 1, "returncode": %d, "restart": 0, "ran_s": %d}\n' \
         "$converge_code" "$SECONDS" > "$converge_run_folder/ended.json.part"
@@ -62,20 +71,26 @@ export TORCHINDUCTOR_CACHE_DIR=/store/runs/run-0123456789ab/inductor
 export TORCHINDUCTOR_COMPILE_THREADS=1
 export TORCHINDUCTOR_FX_GRAPH_CACHE=0
 
-# Where ranks meet. Pods have names in the JobSet's service once they have addresses.
+# Where ranks meet. A pod has a name in the JobSet's service once it has an address, which is before
+# its image is pulled, and agents wait only a minute for the first: so all wait until all are ready.
 converge_meeting_port=29500
-if [ "$SLURM_STEP_NUM_NODES" -gt 1 ] && [ -z "${CONVERGE_HEAD_NODE:-}" ]; then
+if [ "$SLURM_STEP_NUM_NODES" -gt 1 ]; then
+    touch "$converge_started-$SLURM_NODEID/ready"
     for ((converge_pod = 0; converge_pod < SLURM_STEP_NUM_NODES; converge_pod++)); do
-        until getent hosts "$converge_pods-$converge_pod.cv-x-touch-pwned-0123456789ab" > /dev/null; do
+        until [ -e "$converge_started-$converge_pod/ready" ] &&
+            { [ -n "${CONVERGE_HEAD_NODE:-}" ] ||
+            getent hosts "$converge_pods-$converge_pod.cv-x-touch-pwned-0123456789ab" > /dev/null; }; do
             if [ "$SECONDS" -gt 1800 ]; then
-                echo "pod $converge_pod of $converge_pods: no address after 1800 s" >&2
+                echo "pod $converge_pod of $converge_pods: not ready after 1800 s" >&2
                 exit 1
             fi
             sleep 2
         done
     done
-    CONVERGE_HEAD_NODE=$converge_pods-0.cv-x-touch-pwned-0123456789ab
-    export SLURMD_NODENAME=$converge_pods-$SLURM_NODEID.cv-x-touch-pwned-0123456789ab
+    if [ -z "${CONVERGE_HEAD_NODE:-}" ]; then
+        CONVERGE_HEAD_NODE=$converge_pods-0.cv-x-touch-pwned-0123456789ab
+        export SLURMD_NODENAME=$converge_pods-$SLURM_NODEID.cv-x-touch-pwned-0123456789ab
+    fi
 fi
 converge_meeting_place=${CONVERGE_HEAD_NODE:-}:$converge_meeting_port
 

@@ -14,13 +14,19 @@ export SLURM_JOB_ID=1193046 SLURM_RESTART_COUNT=0
 converge_call=1
 export SLURM_STEP_NUM_NODES=1
 
-# A pod must not mix its evidence with that of an earlier one.
+# A pod must not mix its evidence with that of an earlier one: only the first can make this folder.
+converge_started=$converge_run_folder/started/call-$(printf %02d "$converge_call").pod
+converge_token=$(< /proc/sys/kernel/random/uuid)
+mkdir -p "$converge_run_folder/started"
 converge_logs=$converge_run_folder/logs/call-$(printf %02d "$converge_call")
 [ "$SLURM_NODEID" -eq 0 ] || converge_logs=$converge_logs.node-$SLURM_NODEID
-if [ -e "$converge_logs" ]; then
-    echo "$converge_logs: is of an earlier start; let converge submit this job again" >&2
+if [ -e "$converge_logs" ] || [ -e "$converge_run_folder/ended.json" ] ||
+    ! mkdir "$converge_started-$SLURM_NODEID"; then
+    echo "$converge_run_folder: has files of an earlier start of pod $SLURM_NODEID in call" \
+        "$converge_call; let converge submit this job again" >&2
     exit 1
 fi
+echo "$converge_token" > "$converge_started-$SLURM_NODEID"/token
 
 # The first pod writes how the job ended. A call before the last is only an end if it fails.
 finish() {
@@ -29,6 +35,9 @@ finish() {
     if [ "$SLURM_NODEID" -ne 0 ] ||
         { [ "$converge_code" -eq 0 ] && [ "$converge_call" -lt 1 ]; }; then
         exit "$converge_code"
+    fi
+    if [ "$(cat "$converge_started-0/token" 2> /dev/null)" != "$converge_token" ]; then
+        exit "$converge_code"  # this folder is of a later run by now
     fi
     printf '{"schema": 1, "returncode": %d, "restart": 0, "ran_s": %d}\n' \
         "$converge_code" "$SECONDS" > "$converge_run_folder/ended.json.part"
