@@ -74,6 +74,7 @@ def test_rendezvous_actions_keep_their_names_without_looking_through_all_modules
     assert named.stdout.strip() == "['join', 'join']"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [0, 1])
 def test_ranks_that_are_started_again_find_each_other_whoever_comes_first(
     toolchain, tmp_path, late

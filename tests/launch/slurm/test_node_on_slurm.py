@@ -23,7 +23,7 @@ from converge_harness.model import (
 from converge_harness.trainers import job_payload
 from converge_harness.trainers.failure import rank_error
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 CLUSTER = Cluster(
     ranks_per_node=2,
