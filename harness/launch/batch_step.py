@@ -143,7 +143,7 @@ def variables_of(
     )
     base = {name: cluster.environment.get(name, _OF_SHELL) for name in _SEARCHED}
     pinned = environment(base, resources, folder, job, data=data, call=call)
-    # Those of the experiment's trainer count to the identity of its runs, so its program gets them,
+    # Those of the experiment's trainer are part of its runs' identity, so its program gets them,
     # whatever the site says. Nothing else does: they could change what bash and srun do.
     own = {name: pinned[name] for name in trainer_of(job.spec).variables(job, folder, call, data)}
     others = {
@@ -193,7 +193,7 @@ def files_of_ranks(job: Job) -> tuple[str, ...]:
 
 
 def own_folders_line(job: Job) -> str:
-    """A line that makes the folders that a program expects; empty if there are none."""
+    """A command that makes the folders a program expects; empty if it expects none."""
     own = trainer_of(job.spec).own_folders(job)
     return f'(cd "$converge_run_folder" && mkdir -p {" ".join(own)})' if own else ""
 

@@ -20,7 +20,7 @@ REGISTRY = "config_registry"
 
 @dataclass(frozen=True, slots=True)
 class UserModule:
-    """A module that is imported from a folder of the user's."""
+    """A module in one of the user's own folders."""
 
     folder: Path
     """What the name of the module starts from: a folder of ``sys.path``."""

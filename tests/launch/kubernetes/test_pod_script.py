@@ -109,7 +109,7 @@ exit "${CODE:-0}"
 
 
 def of_job(name, folder, tools=None):
-    """The script of a case whose Python writes down what it is told; run in the run folder."""
+    """A case's script, with a Python that only notes its arguments; run in the run folder."""
     python = (tools or folder) / "python"
     python.write_text(PYTHON)
     python.chmod(0o755)
