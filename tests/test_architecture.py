@@ -86,10 +86,15 @@ def layer_of(path: Path) -> str:
 
 
 @functools.cache
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports_of(path: Path) -> frozenset[str]:
     """Every module imported anywhere in a file, inside functions too."""
     modules: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -204,7 +209,7 @@ TITAN = re.compile(r"torchtitan(-[\w.@-]*)?")
 def asks_which_trainer(path: Path) -> set[str]:
     """How a module asks which trainer a set has, instead of what it can do."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         compared = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
         if isinstance(node, ast.Match):
             compared.append(node.subject)
@@ -277,7 +282,7 @@ OF_EVERY_TRAINER = PLAIN_DEFAULTS.keys()
 
 def titan_keys(path: Path) -> set[str]:
     """Keys of torchtitan's config that a module writes out."""
-    constants = (node for node in ast.walk(ast.parse(path.read_text())))
+    constants = (node for node in ast.walk(tree_of(path)))
     texts = (node.value for node in constants if isinstance(node, ast.Constant))
     found = {text for text in texts if isinstance(text, str) and TITAN_KEY.fullmatch(text)}
     return found - OF_EVERY_TRAINER
@@ -312,7 +317,7 @@ def written_names(path: Path) -> set[str]:
 
     A sentence for people may have them: it has a space.
     """
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     formatted = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
     parts = {id(part) for node in formatted for part in node.values}
     texts = [ast.unparse(node).strip("rf\"'") for node in formatted]
@@ -357,7 +362,7 @@ def defined_twice(folder: Path) -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     for path in sorted(folder.rglob("*.py")):
-        for node in ast.parse(path.read_text()).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(str(path.relative_to(folder)))
     return {name: modules for name, modules in found.items() if len(modules) > 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import html
 import json
@@ -175,6 +176,7 @@ def _went(step: StepChange) -> str:
     return f"{number(step.before)} → {number(step.after)}"
 
 
+@functools.cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: source(name, PACKAGE)),

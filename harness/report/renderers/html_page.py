@@ -62,6 +62,7 @@ def to_html(view: ReportView) -> str:
     )
 
 
+@functools.cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(source),

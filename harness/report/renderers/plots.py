@@ -16,6 +16,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, MaxNLocator
@@ -386,21 +387,30 @@ def _to_files(figure: Figure, axes: Axes, handles: Sequence[tuple[Line2D, str]])
     for text, (_, label) in zip(legend.get_texts(), handles, strict=True):
         text.set_parse_math(False)
         text.set_text(_short(label))
+    layout = figure.get_layout_engine()
+    assert layout is not None  # noqa: S101 - _frame asks for one
     with warnings.catch_warnings():
         _ignore_missing_letters()
-        figure.draw_without_rendering()
+        layout.execute(figure)
     # Both forms have this layout; to find it takes as long as to draw.
     figure.set_layout_engine("none")
     return {form: _saved(figure, form) for form in ("png", "svg")}
 
 
 def _saved(figure: Figure, form: str) -> bytes:
+    """One form, by its own canvas: ``savefig`` would draw everything once more to no end."""
     buffer = io.BytesIO()
-    unsaid = {"Software": None} if form == "png" else {"Date": None, "Creator": None}
-    # Letters as paths, because a reader's fonts are not known; the salt makes ids reproducible.
-    with warnings.catch_warnings(), rc_context({"svg.hashsalt": "converge"}):
+    with warnings.catch_warnings():
         _ignore_missing_letters()
-        figure.savefig(buffer, format=form, metadata=unsaid)
+        if form == "png":
+            canvas: Any = FigureCanvasAgg(figure)
+            canvas.print_png(buffer, metadata={"Software": None})
+        else:
+            # Letters as paths, because a reader's fonts are not known; the salt makes ids
+            # reproducible.
+            with rc_context({"svg.hashsalt": "converge"}):
+                canvas = FigureCanvasSVG(figure)
+                canvas.print_svg(buffer, metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
 
 
