@@ -260,10 +260,6 @@ def test_a_command_of_a_wrong_type_is_not_missing_too(load):
             "test[0].techniques of 'zero2': is not possible: all settings of a command trainer",
         ),
         (
-            {"sets": SETS + '[[test]]\nkind = "space_time"\nname = "st"\nproduct = 2'},
-            "test[1].kind of 'st': 'space_time' is not possible: a command trainer",
-        ),
-        (
             {
                 "sets": SETS + '[[test]]\nkind = "elastic"\nname = "e"\n'
                 "segments = [{ until = 4, dp_shard = 2 }, { until = 20 }]"

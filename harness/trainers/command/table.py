@@ -23,7 +23,7 @@ As TOML (docs/any-trainer.md)::
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Annotated
@@ -32,7 +32,16 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from converge_harness.errors import Problem, suggest
-from converge_harness.model import FaultKind, Kind, RestartOwner, SetSpec, Torn, TrainConfig
+from converge_harness.model import (
+    RESHARD,
+    FaultKind,
+    Kind,
+    Parallelism,
+    RestartOwner,
+    SetSpec,
+    Torn,
+    TrainConfig,
+)
 from converge_harness.run_folder.checkpoints import STEP, CheckpointForm
 from converge_harness.run_folder.launcher_variables import is_of_launcher
 from converge_harness.toml import FilePath, Table, Where, flatten, one_of
@@ -326,6 +335,38 @@ def lacks(kind: Kind, command: Command) -> tuple[str, str]:
         why = f"needs {purpose}, and nothing passes {{{needed}}} to it"
         return why, f"such as {option} in trainer.command"
     return "", ""
+
+
+def not_told(spec: SetSpec, control: SetSpec, accumulated: int) -> str:
+    """Why a program cannot learn what a ``space_time`` set wants of it, as a clause; or empty.
+
+    Ranks of a program that gets neither ``{dp_replicate}`` nor ``{dp_shard}`` hold the parameters
+    as its control's do. ``accumulated``: microbatches of a rank in a step.
+    """
+    told = {name.removeprefix(f"{CONFIG}training.") for name in passed(spec.trainer.settings)}
+    needed = _of_degrees(spec.parallelism, control.parallelism, told)
+    if RESHARD in spec.overrides:
+        needed = (*needed, CONFIG + RESHARD)
+    if accumulated > 1 and "gradient_accumulation_steps" not in told:
+        needed = (*needed, "local_batch_size", "global_batch_size")
+    missing = [f"{{{name}}}" for name in needed if name not in told]
+    return f"nothing passes {' and '.join(missing)} to the program" if missing else ""
+
+
+def _of_degrees(
+    degrees: Parallelism, control: Parallelism, told: Collection[str]
+) -> tuple[str, ...]:
+    """The placeholders that say how the ranks of a set hold the parameters."""
+    pipeline = ("pp",) if degrees.pp > 1 else ()
+    if degrees.dp_replicate > 1 and degrees.dp_shard > 1:
+        return (*pipeline, "dp_replicate", "dp_shard")
+    if degrees.dp == 1:
+        return pipeline
+    shards = degrees.dp_shard > 1
+    if "dp_shard" in told or ("dp_replicate" in told and not shards):
+        return pipeline
+    as_control = "dp_replicate" not in told and shards is (control.dp_shard > 1)
+    return pipeline if as_control else (*pipeline, "dp_shard")
 
 
 def restart_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
