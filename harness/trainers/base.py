@@ -80,6 +80,8 @@ class CurveFile(NamedTuple):
     path: Path
     columns: Mapping[str, str]
     """By signal or ``step``, its name in the file; others are found by their usual names."""
+    mean_over: int = 1
+    """As in ``Evidence``."""
 
 
 def curve_outside(curve: str | Path) -> EvidenceError:

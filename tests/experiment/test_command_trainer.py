@@ -266,6 +266,11 @@ def test_a_command_of_a_wrong_type_is_not_missing_too(load):
             },
             "test[1].kind of 'e': 'elastic' needs checkpoints, and nothing says where",
         ),
+        ({"trainer": "mean_over = 10"}, "trainer.mean_over: has no effect on a probed program"),
+        (
+            {"trainer": 'probe = false\ncurves = "{output}/x"\nmean_over = 0'},
+            "trainer.mean_over",
+        ),
         (
             {"top": 'baseline = "b"'},
             "baseline: is not possible: a command trainer's control cannot be blessed",

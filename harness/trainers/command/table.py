@@ -10,6 +10,7 @@ As TOML (docs/any-trainer.md)::
     probe = true                    # the default: the program calls converge_harness.probe
     curves = "{output}/loss.csv"    # if probe = false
     columns = { loss = "train/loss", step = "iteration" }
+    mean_over = "since the last row"  # or 10: over how many steps a loss in it is the mean
     files = ["src/model.py"]        # further files whose content is part of the identity
     environment = { FLAG = "{config.flag}" }
     [trainer.checkpoints]           # for elastic and fault sets
@@ -26,7 +27,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
@@ -122,6 +123,7 @@ class CommandTable(InlineTable):
     probe: bool = True
     curves: Template | None = None
     columns: dict[Annotated[str, one_of(CURVE_COLUMNS)], ColumnName] = Field(default={})
+    mean_over: Annotated[int, Field(ge=1)] | Literal["since the last row"] = 1
     files: list[FilePath] = Field(default=[])
     deterministic: bool | None = None
     """Always refused: only the program itself can choose its kernels."""
@@ -185,6 +187,7 @@ def read_command(
         probed=table.probe,
         curves=table.curves,
         columns=dict(table.columns),
+        mean_over=table.mean_over if isinstance(table.mean_over, int) else 0,
         environment=dict(table.environment),
         checkpoints=checkpoints,
         sources=found.sources,
@@ -242,8 +245,8 @@ def _template_problems(table: CommandTable, where: Where) -> Iterator[Problem]:
 
 def _curve_problems(table: CommandTable, where: Where) -> Iterator[Problem]:
     if table.probe:
-        for key in ("curves", "columns"):
-            if getattr(table, key):
+        for key in ("curves", "columns", "mean_over"):
+            if key in table.model_fields_set:
                 yield Problem(
                     where(key),
                     "has no effect on a probed program: the probe records its curves",

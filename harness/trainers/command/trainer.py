@@ -188,6 +188,7 @@ class CommandTrainer(Trainer):
                 "probed": command.probed,
                 "curves": command.curves,
                 "columns": dict(command.columns),
+                **argv.of_means(command),
                 "environment": dict(command.environment),
                 "sources": [surroundings.sources[path] for path in command.sources],
             }
@@ -401,6 +402,7 @@ class CommandTrainer(Trainer):
                 probed=command["probed"],
                 curves=command["curves"],
                 columns=command["columns"],
+                mean_over=command.get("mean_over", 1),
                 environment=command["environment"],
                 checkpoints=None if checkpoints is None else CheckpointForm(**checkpoints),
             )
@@ -417,7 +419,8 @@ class CommandTrainer(Trainer):
             path = moved_with(folder, curves, job["run_folder"])
         except (ValueError, KeyError):
             raise curve_outside(curves) from None
-        return CurveFile(path, dict(command.get("columns") or {}))
+        columns = dict(command.get("columns") or {})
+        return CurveFile(path, columns, command.get("mean_over", 1))
 
     def data_types(self, job: Mapping[str, Any], ran: Mapping[str, Any]) -> set[str]:
         """The data types in the job's train config, after the set's own settings."""
