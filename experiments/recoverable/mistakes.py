@@ -77,6 +77,14 @@ class RateScaledByRanks(Training):
         return super().rate(steps) * self.ranks / 2
 
 
+class DividedByRanks(Training):
+    """The loss of a microbatch is divided by the number of ranks only, as if all ran at once."""
+
+    def divisor(self, microbatches: int) -> int:
+        del microbatches
+        return self.ranks
+
+
 MISTAKES: dict[str, type[Training]] = {
     "optimizer_not_saved": OptimizerNotSaved,
     "schedule_not_saved": ScheduleNotSaved,
@@ -85,6 +93,7 @@ MISTAKES: dict[str, type[Training]] = {
     "one_random_state": OneRandomState,
     "rank_zero_alone_loads": RankZeroAloneLoads,
     "rate_scaled_by_ranks": RateScaledByRanks,
+    "divided_by_ranks": DividedByRanks,
 }
 
 if __name__ == "__main__":

@@ -78,15 +78,19 @@ class Training:
             inputs, labels = microbatch[:, :-1], microbatch[:, 1:]
             self.probe.batch(inputs, labels)
             logits = self.model(inputs).flatten(0, 1)
-            loss = nn.functional.cross_entropy(logits, labels.flatten()) / len(microbatches)
-            loss.backward()
-            total += loss.detach()
+            loss = nn.functional.cross_entropy(logits, labels.flatten())
+            (loss / self.divisor(len(microbatches))).backward()
+            total += loss.detach() / len(microbatches)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.schedule.step()
         dist.all_reduce(total)
         self.probe.step(loss=total / self.ranks, grad_norm=norm)
         self.optimizer.zero_grad()
+
+    def divisor(self, microbatches: int) -> int:
+        """Of a microbatch's loss; DDP divides by the number of ranks."""
+        return microbatches
 
     def parts(self) -> dict[str, Any]:
         """What has a state, by its name in a checkpoint."""

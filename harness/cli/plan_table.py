@@ -77,8 +77,17 @@ def _listed(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - _MOST_LISTED + 2} more (--json names all)"
 
 
+def print_left_out(console: Console, made: Plan) -> None:
+    """Print which generated sets are not run, and why."""
+    left_out = made.experiment.left_out
+    for why in dict.fromkeys(left_out.values()):
+        names = [name for name, each in left_out.items() if each == why]
+        say(console, f"left out: {_listed(names)}: {why}", "yellow")
+
+
 def print_besides(console: Console, made: Plan) -> None:
     """Print what the sets need besides; raises ConfigError for a missing calibration."""
+    print_left_out(console, made)
     besides = [job.name for job in made.jobs if job.role in (Role.SEED, Role.REPEAT)]
     say(console, f"\nalso run, for initial weights and limits: {_listed(besides)}")
     if others := [job.name for job in made.jobs if job.role is Role.OTHER_SEED]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -46,7 +46,7 @@ from converge_harness.model import (
 )
 from converge_harness.model.plan import other_seed_name
 from converge_harness.toml import Table, Where, expanded, find, find_file, read_toml, validate
-from converge_harness.trainers import read_trainer
+from converge_harness.trainers import read_trainer, trainer_of_kind
 
 GENERATED = re.compile(r"seed(\.\d+)?")
 """Names that a plan gives to seed-checkpoint jobs."""
@@ -90,7 +90,8 @@ def load_experiment(
     trainer = read_trainer(_tables_of(data, "trainer"), _place(path, "trainer"), problems)
     anchor = _anchor(path, data, problems)
     controls = list(_controls(path, data, problems))
-    tests = list(_tests(path, data, problems))
+    traded = trainer_of_kind(trainer.kind).accumulated
+    tests = list(_tests(path, data, traded, problems))
     if not data.get("test") and "matrix" not in data:
         problems.append(Problem(str(path), "there is no test set", "add a [[test]] or a [matrix]"))
     others = _other_seeds(top, _place(path), problems) if top else ()
@@ -139,6 +140,7 @@ def load_experiment(
         path=path,
         controls=control_specs,
         tests=test_specs,
+        left_out=builder.left_out,
         seed=top.seed,
         other_seeds=others,
         repeats=_repeats_of(top, builder),
@@ -285,15 +287,20 @@ def _anchor(path: Path, data: dict[str, Any], problems: list[Problem]) -> Placed
     return PlacedAnchor(anchor, where) if anchor else None
 
 
-def _tests(path: Path, data: dict[str, Any], problems: list[Problem]) -> Iterator[PlacedTest]:
-    """The test sets that are valid by themselves: ``[[test]]`` first, then the matrix."""
+def _tests(
+    path: Path, data: dict[str, Any], accumulated: Sequence[str], problems: list[Problem]
+) -> Iterator[PlacedTest]:
+    """The test sets that are valid by themselves: ``[[test]]`` first, then the matrix.
+
+    ``accumulated``: as ``space_time.expand`` takes it.
+    """
     tables = data.get("test", [])
     for index, table in enumerate(tables if isinstance(tables, list) else []):
         if isinstance(table, dict):
             where = _place(path, f"test[{index}]", table.get("name"))
             test = read_test(table, where, problems)
             if isinstance(test, SpaceTimeTable):
-                generated = space_time.expand(test, where, problems)
+                generated = space_time.expand(test, accumulated, where, problems)
                 yield from (PlacedTest(each, where) for each in generated)
             elif test is not None:
                 yield PlacedTest(test, where)
@@ -382,7 +389,24 @@ def _build(
             builder.problems.append(
                 Problem(where("control"), f"there is no control {name!r}", suggest(name, known))
             )
+    builder.problems += _nothing_left(builder, tests, {spec.name for spec in built})
     return tuple(spec for spec in named.values() if spec), tuple(built)
+
+
+def _nothing_left(
+    builder: SetBuilder, tests: Sequence[PlacedTest], built: Collection[str]
+) -> Iterator[Problem]:
+    """Tables of which every generated set is left out."""
+    of_tables: dict[Where, list[str]] = {}
+    for table, where in tests:
+        of_tables.setdefault(where, []).append(table.name)
+    for where, names in of_tables.items():
+        if all(name in builder.left_out and name not in built for name in names):
+            whys = dict.fromkeys(builder.left_out[name] for name in names)
+            yield Problem(where("kind"), f"leaves no set: {', and '.join(whys)}", _TELL)
+
+
+_TELL = "pass what sets differ in by placeholders (docs/any-trainer.md)"
 
 
 def _trainer_named(table: TestTable | ElasticTable) -> str | None:

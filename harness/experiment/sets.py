@@ -79,6 +79,9 @@ class SetBuilder:
     """Of all of them, also of those with a problem, which was already reported."""
     common: dict[str, Setting] = field(init=False)
     """``[trainer.set]``, dotted."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """By the name of a generated set that is not built, why: its trainer cannot be told to run it.
+    """
     train_configs: dict[str, TrainConfig | None] = field(default_factory=dict)
     """By path as written; None if it could not be read, which was already reported."""
     trainer: Trainer = field(init=False)
@@ -107,7 +110,7 @@ class SetBuilder:
         control: SetSpec | None = None,
         of_other_trainer: bool = False,
     ) -> SetSpec | None:
-        """The set; None if a problem prevents it.
+        """The set; None if a problem prevents it, or it is ``left_out``.
 
         A test set takes its train config and toolchain from its control unless it names its own, or
         its control is ``of_other_trainer``.
@@ -151,6 +154,11 @@ class SetBuilder:
             trainer=self.of_file.trainer,
             starts_from_control=of_other_trainer,
         )
+        if isinstance(table, GeneratedTable) and control is not None:
+            accumulated = table.product // parallelism.dp
+            if why := self.trainer.why_left_out(spec, control, accumulated):
+                self.left_out[name] = why
+                return None
         refused = list(_refused(self.trainer, table, spec, where))
         self.problems += refused or self.trainer.set_problems(
             self.table, spec, own, where, self.where_trainer

@@ -6,11 +6,15 @@ ranks do not exceed the product (``st_fsdp2_pp2_acc2 st_fsdp1_pp2_acc4``); and w
 all ways of distributing the parameters: replicated (``st_ddp4``), in replicated groups
 (``st_hsdp2x2``), and sharded with and without gathering the parameters again in the backward pass
 (``st_fsdp4_zero3``, ``st_fsdp4_zero2``: what ZeRO-3 and ZeRO-2 keep in memory).
+
+Of a trainer that accumulates under DDP as well, DDP comes first (``st_ddp4_acc1 st_ddp2_acc2
+st_ddp1_acc4``), and FSDP has no set of one rank of its own. Sets that a trainer cannot be told to
+run are left out (``Trainer.why_left_out``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from converge_harness.errors import Problem
@@ -31,10 +35,20 @@ GROUPS = 2
 """Replicas of the sharded model in the HSDP set."""
 
 
+SHORT = {"dp_shard": "fsdp", "dp_replicate": "ddp"}
+"""By data-parallel degree, its name in the names of sets."""
+
+
 def expand(
-    table: SpaceTimeTable, where: Callable[[str], str], problems: list[Problem]
+    table: SpaceTimeTable,
+    accumulated: Sequence[str],
+    where: Callable[[str], str],
+    problems: list[Problem],
 ) -> Iterator[GeneratedTable]:
-    """The sets of a table; contradictions are added to ``problems``."""
+    """The sets of a table; contradictions are added to ``problems``.
+
+    ``accumulated`` are the data-parallel degrees that are traded for accumulation.
+    """
     asked = {key for key, _ in flatten(table.overrides)}
     if table.local_batch_size is not None and LOCAL_BATCH in asked:
         problems.append(Problem(where("local_batch_size"), f"is also set.{LOCAL_BATCH}"))
@@ -52,7 +66,7 @@ def expand(
                     f"degrees from 1 to the product, {table.product}, each once",
                 )
             )
-    for name, degrees, reshard in _layouts(table):
+    for name, degrees, reshard in _layouts(table, accumulated):
         written = _generated(table, f"{table.name}_{name}", degrees, reshard)
         generated = validate(GeneratedTable, written, where, problems)
         if generated is not None:
@@ -71,7 +85,9 @@ def hold_global_batch(
     Reasons why its samples are not the control's are added to ``problems``.
     """
     config = spec.train_config
-    if config.data is None or config.loader is Loader.TORCHTITAN:
+    # A program of one's own has its own data: their order is among what is judged.
+    ours = spec.trainer.can.guided
+    if ours and (config.data is None or config.loader is Loader.TORCHTITAN):
         problems.append(
             Problem(
                 where("kind"),
@@ -106,16 +122,21 @@ def _global_batch(control: SetSpec) -> int | None:
     return stated if isinstance(stated, int) and stated > 0 else None
 
 
-def _layouts(table: SpaceTimeTable) -> Iterator[tuple[str, dict[str, int], str | None]]:
+def _layouts(
+    table: SpaceTimeTable, accumulated: Sequence[str]
+) -> Iterator[tuple[str, dict[str, int], str | None]]:
     """Rest of the name, degrees, and when FSDP reshards."""
     product = table.product
-    for pp in dict.fromkeys(table.pp):
-        for dp in range(product, 0, -1):
-            if product % dp == 0 and dp * pp <= product:
-                pipeline = f"_pp{pp}" if pp > 1 else ""
-                name = f"fsdp{dp}{pipeline}_acc{product // dp}"
-                yield name, {"dp_shard": dp, "pp": pp}, None
-    yield f"ddp{product}", {"dp_replicate": product}, None
+    for degree in accumulated:
+        fewest = 1 if degree == accumulated[0] else 2  # one rank is the same for all
+        for pp in dict.fromkeys(table.pp):
+            for dp in range(product, fewest - 1, -1):
+                if product % dp == 0 and dp * pp <= product:
+                    pipeline = f"_pp{pp}" if pp > 1 else ""
+                    name = f"{SHORT[degree]}{dp}{pipeline}_acc{product // dp}"
+                    yield name, {degree: dp, "pp": pp}, None
+    if "dp_replicate" not in accumulated:
+        yield f"ddp{product}", {"dp_replicate": product}, None
     shards, rest = divmod(product, GROUPS)
     if shards > 1 and not rest:
         yield f"hsdp{GROUPS}x{shards}", {"dp_replicate": GROUPS, "dp_shard": shards}, None

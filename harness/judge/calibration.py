@@ -67,6 +67,7 @@ from converge_harness.judge.soundness import (
     missing_values,
     non_finite,
     other_data,
+    other_means,
     other_steps,
     ranks_disagree,
     replicas_differ,
@@ -321,7 +322,8 @@ def flaw_of(repeat: Evidence, control: Evidence) -> str:
     flaw = flaw or disordered(repeat) or non_finite(repeat)
     flaw = flaw or missing_values(repeat, _left_by(control))
     flaw = flaw or ranks_disagree(repeat) or replicas_differ(repeat)
-    flaw = flaw or other_steps(repeat, control) or other_data(repeat, control)
+    flaw = flaw or other_steps(repeat, control) or other_means(repeat, control)
+    flaw = flaw or other_data(repeat, control)
     flaw = flaw or (unsampled(repeat) if control.samples else None)
     if flaw:
         return f"the repeat {repeat.name} {flaw.what}"

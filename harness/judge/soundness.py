@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from converge_harness.judge.compare.curves import common_steps, has, series
-from converge_harness.model import JUDGED_SIGNALS, Evidence, RunStatus
+from converge_harness.model import JUDGED_SIGNALS, Evidence, Integers, RunStatus
 
 DONE_TO_IT = frozenset(
     {
@@ -133,6 +133,40 @@ def other_steps(evidence: Evidence, control: Evidence) -> Flaw | None:
     which = "lacks" if step in control.steps else "alone has"
     sizes = f"{evidence.steps.size} steps, the control {control.steps.size}"
     return Flaw(f"{which} step {step} ({sizes})", step)
+
+
+def other_means(evidence: Evidence, control: Evidence) -> Flaw | None:
+    """The losses at a common step are means over other steps than the control's.
+
+    Of a source that says nothing of means, and has the rows that the other one has, the same is
+    assumed. The first common row is left out: what came before it may not be in the source.
+    """
+    if evidence.mean_over == control.mean_over == 1:
+        return None
+    common = common_steps(evidence.steps, control.steps).steps[1:]
+    ours, theirs = (_means(each, common) for each in (evidence, control))
+    other = np.flatnonzero(ours != theirs)
+    if not other.size:
+        return None
+    step, mine, his = (int(each[other[0]]) for each in (common, ours, theirs))
+    return Flaw(
+        f"has another mean at step {step}: its loss is over {_so_many(mine)}, the control's over "
+        f"{_so_many(his)}; log both at the same interval",
+        step,
+    )
+
+
+def _means(evidence: Evidence, at: Integers) -> Integers:
+    """Over how many steps the loss at each of some steps is the mean."""
+    since_last = np.diff(evidence.steps, prepend=0)[np.searchsorted(evidence.steps, at)]
+    # A row for each step cannot be told from means that nobody declared, but for its distance.
+    if evidence.mean_over <= 1:
+        return since_last
+    return np.minimum(evidence.mean_over, at)
+
+
+def _so_many(steps: int) -> str:
+    return "that step alone" if steps == 1 else f"the last {steps} steps"
 
 
 def other_data(evidence: Evidence, control: Evidence) -> Flaw | None:

@@ -473,6 +473,8 @@ class Experiment:
     controls: tuple[SetSpec, ...]
     """The first is the ``[control]``; others are ``[controls.NAME]``."""
     tests: tuple[SetSpec, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """By name, why a generated set is not among them: its trainer cannot be told to run it."""
     seed: int = 42
     """Of initial weights and data order."""
     other_seeds: tuple[int, ...] = ()

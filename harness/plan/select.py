@@ -26,7 +26,12 @@ def select(experiment: Experiment, names: Collection[str]) -> Experiment:
     if unknown := [name for name in names if name not in known and not groups[name]]:
         path = str(experiment.path)
         raise ConfigError(
-            [Problem(path, f"no set {name!r}", suggest(name, known)) for name in unknown]
+            [
+                Problem(path, f"{name!r} is left out: {experiment.left_out[name]}")
+                if name in experiment.left_out
+                else Problem(path, f"no set {name!r}", suggest(name, known))
+                for name in unknown
+            ]
         )
     asked = set(names).union(*groups.values())
     kept = tuple(spec for spec in experiment.tests if spec.name in asked)
@@ -41,6 +46,11 @@ def select(experiment: Experiment, names: Collection[str]) -> Experiment:
         anchor=anchor,
         controls=tuple(spec for spec in experiment.controls if spec.name in needed),
         tests=kept,
+        left_out={
+            name: why
+            for name, why in experiment.left_out.items()
+            if any(name.startswith(f"{each}_") for each in names)
+        },
         frozen_sets=references_of(experiment).frozen_sets,
     )
 

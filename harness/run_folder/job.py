@@ -113,6 +113,8 @@ class CommandDocument(TypedDict, total=False):
     probed: bool
     curves: str | None
     columns: dict[str, str]
+    mean_over: int
+    """Only where the curve's loss is a mean over several steps; 0: since the row before."""
     environment: dict[str, str]
     folder: str
     checkpoints: CheckpointsDocument
@@ -192,6 +194,7 @@ SHAPES: Mapping[str, Shape] = {
     "command.probed": FLAG,
     "command.curves": TEXT,
     "command.columns": OBJECT,
+    "command.mean_over": COUNT,
     "command.environment": OBJECT,
     "command.folder": TEXT,
     "command.checkpoints": OBJECT,

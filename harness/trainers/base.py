@@ -80,6 +80,8 @@ class CurveFile(NamedTuple):
     path: Path
     columns: Mapping[str, str]
     """By signal or ``step``, its name in the file; others are found by their usual names."""
+    mean_over: int = 1
+    """As in ``Evidence``."""
 
 
 def curve_outside(curve: str | Path) -> EvidenceError:
@@ -162,6 +164,9 @@ class Trainer(ABC):
     mapping_key: ClassVar[str] = ""
     """Key of its table that names the parameters of another trainer's checkpoint, so that sets can
     start from that; empty: they cannot."""
+
+    accumulated: ClassVar[tuple[str, ...]] = ("dp_shard",)
+    """The data-parallel degrees that ``space_time`` sets trade for gradient accumulation."""
 
     model_keys: ClassVar[tuple[str, ...]] = ("model.", "model_spec.")
     """Train config keys, or their beginnings, on which initial weights depend."""
@@ -273,6 +278,13 @@ class Trainer(ABC):
             )
         needs = f"{kind.value!r} needs checkpoints between its passes"
         return f"{needs}: {who} can only have kind 'parallel'", ""
+
+    def why_left_out(self, spec: SetSpec, control: SetSpec, accumulated: int) -> str:
+        """Why it cannot be told to run a generated set, as a clause; empty if it can.
+
+        ``accumulated``: batches that a rank of the set adds up in a step.
+        """
+        return ""
 
     def why_not_under(self, launcher: Launcher, trainer: TrainerSpec) -> tuple[str, str]:
         """Why a launcher cannot start it, after its name (``but …``); empty if it can.

@@ -40,6 +40,22 @@ def test_one_step_in_five_is_enough_if_it_goes_to_the_end(tmp_path, monkeypatch)
     assert "one step in 5: nobody saw the others" in note
 
 
+@pytest.mark.parametrize("written", ['"since the last row"', "5"])
+def test_means_of_five_steps_are_judged_as_such(tmp_path, monkeypatch, written):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text(RARELY)
+    means = (SETS + WRONG).replace("probe = false", f"probe = false\nmean_over = {written}")
+    (tmp_path / "means.toml").write_text(means)
+    main(["run", "means.toml", "--store", "store", "--out", "report"])
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert {each["name"]: each["verdict"] for each in report["tests"]} == {
+        "again": "PASS",
+        "doubled": "FAIL",
+    }
+    (note,) = (each for each in report["notes"] if each.startswith("Curves only"))
+    assert "one step in 5, and each loss is the mean of the steps since the one before" in note
+
+
 @pytest.mark.parametrize(
     ("steps", "expected", "every"),
     [

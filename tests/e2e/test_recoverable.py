@@ -28,8 +28,10 @@ def judged(tmp_path_factory):
     """What report.json says of each set of an experiment; both share their controls."""
     folder = tmp_path_factory.mktemp("recoverable")
 
-    def judged(name):
+    def judged(name, *only):
         where = ("--store", str(folder / "store"), "--out", str(folder / name))
+        if only:
+            where += ("--only", *only)
         experiment = f"experiments/{name}.toml"
         done = subprocess.run(
             [sys.executable, "-m", "converge_harness", "run", experiment, *where],
@@ -88,3 +90,12 @@ def test_what_people_forget_fails_by_its_cause(judged):
     for name, words in WRONG.items():
         assert words in causes[name], name
         assert "pass 2" in causes[name], name  # and where it was lost
+
+
+def test_ranks_are_traded_for_accumulation(judged):
+    names = ("st_ddp1_acc4", "by_ranks_ddp1_acc4", "by_ranks_ddp2_acc2")
+    right, wrong, hidden = map(judged("recoverable_space_time", *names).get, names)
+    # Of as many microbatches as ranks, the mistake is none.
+    assert (right["verdict"], hidden["verdict"]) == ("PASS", "PASS")
+    assert wrong["verdict"] == "FAIL"
+    assert "scaled by 4, which equals gradient accumulation steps (4)" in wrong["cause"]

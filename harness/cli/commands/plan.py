@@ -292,6 +292,7 @@ def _plan_document(
         "launcher": made.experiment.launcher.value,
         "cluster": made.experiment.cluster,
         "waived": list(made.waived),
+        "left_out": dict(made.experiment.left_out),
         "tokens": cost_of(made),
         "sets": [{**_shallow(row), "command": commands[row.name]} for row in described],
         "jobs": [

@@ -99,6 +99,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """Exit code by the verdicts."""
     with leaving_when_interrupted():
         from converge_harness.cli.console import make_console
+        from converge_harness.cli.plan_table import print_left_out
         from converge_harness.cli.progress import run_shown
         from converge_harness.matrix.against import compare, keep, shown_with
         from converge_harness.matrix.calibrate import read_given
@@ -107,6 +108,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     console = make_console()
     begun = time.monotonic()
     plan = plan_of(arguments, find=_building(console) if arguments.build else None)
+    print_left_out(console, plan)
     if arguments.against:  # every step of both sides is compared
         plan = replace(plan, experiment=replace(plan.experiment, stop_after=None))
     given = read_given(plan)

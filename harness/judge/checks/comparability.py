@@ -29,7 +29,13 @@ from converge_harness.judge.compare.floors import SAME_LR
 from converge_harness.judge.degrees import spec_of
 from converge_harness.judge.in_force import InForce, not_in_force, not_named, undeclared_differences
 from converge_harness.judge.programs import differently_probed
-from converge_harness.judge.soundness import disordered, other_data, other_steps, ranks_disagree
+from converge_harness.judge.soundness import (
+    disordered,
+    other_data,
+    other_means,
+    other_steps,
+    ranks_disagree,
+)
 from converge_harness.judge.wording import distinct_digits
 from converge_harness.model import Evidence, Integers, Limit, Outcome, SetSpec, Tier
 
@@ -59,7 +65,8 @@ def same_steps(test: Evidence, control: Evidence, spec: SetSpec | None) -> Check
     """The run has the control's steps, or covers the same range on another grid.
 
     The number of steps also shapes the lr schedule, and a step that one side lacks is not compared.
-    So a curve has every step, or regularly one in n of them.
+    So a curve has every step, or regularly one in n of them. Losses that are means over several
+    steps are compared with means over the same ones.
     """
     flaw = other_steps(test, control)
     # A program without the probe is not audited, but its job says how many steps it has.
@@ -67,6 +74,8 @@ def same_steps(test: Evidence, control: Evidence, spec: SetSpec | None) -> Check
     broken = "" if ours else torn(test) or torn(control)
     if broken:
         return invalid(broken)
+    if other := other_means(test, control):
+        return invalid(f"{test.name} {other.what}", other.step)
     if flaw is None:
         rarely = f", one in {test.logged_every}" if test.logged_every > 1 else ""
         return passed(f"{test.steps.size} steps{rarely}")

@@ -20,9 +20,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from converge_harness.model import Evidence
+import numpy as np
+
+from converge_harness.model import Evidence, Integers
 from converge_harness.readers.foreign.format import Format
 from converge_harness.readers.foreign.names import Columns, candidates
 from converge_harness.readers.foreign.rows import RowCollector
@@ -64,7 +67,14 @@ def read_megatron_console(path: Path, text: str, columns: Columns) -> Evidence:
         elif skipped and number(place, line, loss, values.get(loss)) == 0:
             del values[loss]
         rows.add(line, values)
-    return rows.evidence(path.stem)
+    evidence = rows.evidence(path.stem)
+    return replace(evidence, mean_over=_interval(evidence.steps))
+
+
+def _interval(steps: Integers) -> int:
+    """The logging interval; 0 if it changes. Iteration 1 may have a line of its own."""
+    distances = np.unique(np.diff(steps[steps > 1]))
+    return int(distances[0]) if distances.size == 1 else 0
 
 
 def _lines(path: Path, text: str, columns: Columns) -> Iterator[tuple[int, dict[str, str]]]:

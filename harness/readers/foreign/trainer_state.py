@@ -63,7 +63,8 @@ def read_trainer_state(path: Path, document: Mapping[str, Any], columns: Columns
                 f"a {type(entry).__name__}, not a JSON object",
             )
         rows.add(number, entry)
-    return rows.evidence(_name(path), grid=("loss",))
+    # Trainer logs the mean of the steps since it last logged (``_maybe_log_save_evaluate``).
+    return rows.evidence(_name(path), grid=("loss",), mean_over=0)
 
 
 def _name(path: Path) -> str:

@@ -142,7 +142,9 @@ def _of_program(folder: Path, job: JobDocument, known: dict[str, Any]) -> Eviden
             return _uninterrupted(folder, job, known)
         evidence = read_foreign(_inside(curve.path, folder), dict(curve.columns))
         rarely = logged_every(evidence.steps, job.get("steps"))
+        means = evidence.mean_over if curve.mean_over == 1 else curve.mean_over
         found = {"precision": _precision(job, None), "logged_every": rarely, **expected}
+        found["mean_over"] = means
         return replace(evidence, **found)
     except EvidenceError as error:
         return _unread(str(error), precision=_precision(job, None), **expected)

@@ -61,6 +61,11 @@ def _of_curves(runs: int, compared: Sequence[RunComparison]) -> str:
     signals = " and ".join(name.replace("_", " ") for name in seen)
     rarest = max(each.test.logged_every for each in compared)
     between = f" They have one step in {rarest}: nobody saw the others." if rarest > 1 else ""
+    if rarest > 1 and all(each.test.mean_over in (0, rarest) for each in compared):
+        between = (
+            f" They have one step in {rarest}, and each loss is the mean of the steps since the "
+            "one before: a difference at a single step is that much smaller."
+        )
     return (
         f"Curves only: the program is not probed, so of {count(runs, 'run')} at most {signals} "
         f"{'were' if len(seen) > 1 else 'was'} compared, by the tiers first step, envelope "

@@ -97,6 +97,7 @@ def payload(job: Job, folder: Path, data: Path | None) -> CommandDocument:
         "probed": command.probed,
         "curves": None if curves is None else str(curves),
         "columns": dict(command.columns),
+        **of_means(command),
         "environment": variables_of_file(job, folder, data),
         "folder": str(command.folder),
     }
@@ -104,6 +105,11 @@ def payload(job: Job, folder: Path, data: Path | None) -> CommandDocument:
     if form is not None and comes_in_passes(job):
         return {**document, "checkpoints": {"name": form.name, "last_file": form.last_file}}
     return document
+
+
+def of_means(command: Command) -> CommandDocument:
+    """``mean_over``, for a curve of means; nothing for others, so that they keep their identity."""
+    return {} if command.mean_over == 1 else {"mean_over": command.mean_over}
 
 
 def arguments(

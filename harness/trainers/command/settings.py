@@ -49,6 +49,8 @@ class Command:
     """
     columns: Mapping[str, str] = field(default_factory=dict)
     """By signal or ``step``, its name in the curve; others are found by their usual names."""
+    mean_over: int = 1
+    """As in ``Evidence``: over how many steps a loss in the curve is the mean."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Further environment variables of its ranks; values are templates."""
     checkpoints: CheckpointForm | None = None

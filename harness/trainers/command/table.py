@@ -10,6 +10,7 @@ As TOML (docs/any-trainer.md)::
     probe = true                    # the default: the program calls converge_harness.probe
     curves = "{output}/loss.csv"    # if probe = false
     columns = { loss = "train/loss", step = "iteration" }
+    mean_over = "since the last row"  # or 10: over how many steps a loss in it is the mean
     files = ["src/model.py"]        # further files whose content is part of the identity
     environment = { FLAG = "{config.flag}" }
     [trainer.checkpoints]           # for elastic and fault sets
@@ -23,16 +24,25 @@ As TOML (docs/any-trainer.md)::
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from converge_harness.errors import Problem, suggest
-from converge_harness.model import FaultKind, Kind, RestartOwner, SetSpec, Torn, TrainConfig
+from converge_harness.model import (
+    RESHARD,
+    FaultKind,
+    Kind,
+    Parallelism,
+    RestartOwner,
+    SetSpec,
+    Torn,
+    TrainConfig,
+)
 from converge_harness.run_folder.checkpoints import STEP, CheckpointForm
 from converge_harness.run_folder.launcher_variables import is_of_launcher
 from converge_harness.toml import FilePath, Table, Where, flatten, one_of
@@ -113,6 +123,7 @@ class CommandTable(InlineTable):
     probe: bool = True
     curves: Template | None = None
     columns: dict[Annotated[str, one_of(CURVE_COLUMNS)], ColumnName] = Field(default={})
+    mean_over: Annotated[int, Field(ge=1)] | Literal["since the last row"] = 1
     files: list[FilePath] = Field(default=[])
     deterministic: bool | None = None
     """Always refused: only the program itself can choose its kernels."""
@@ -176,6 +187,7 @@ def read_command(
         probed=table.probe,
         curves=table.curves,
         columns=dict(table.columns),
+        mean_over=table.mean_over if isinstance(table.mean_over, int) else 0,
         environment=dict(table.environment),
         checkpoints=checkpoints,
         sources=found.sources,
@@ -233,8 +245,8 @@ def _template_problems(table: CommandTable, where: Where) -> Iterator[Problem]:
 
 def _curve_problems(table: CommandTable, where: Where) -> Iterator[Problem]:
     if table.probe:
-        for key in ("curves", "columns"):
-            if getattr(table, key):
+        for key in ("curves", "columns", "mean_over"):
+            if key in table.model_fields_set:
                 yield Problem(
                     where(key),
                     "has no effect on a probed program: the probe records its curves",
@@ -326,6 +338,38 @@ def lacks(kind: Kind, command: Command) -> tuple[str, str]:
         why = f"needs {purpose}, and nothing passes {{{needed}}} to it"
         return why, f"such as {option} in trainer.command"
     return "", ""
+
+
+def not_told(spec: SetSpec, control: SetSpec, accumulated: int) -> str:
+    """Why a program cannot learn what a ``space_time`` set wants of it, as a clause; or empty.
+
+    Ranks of a program that gets neither ``{dp_replicate}`` nor ``{dp_shard}`` hold the parameters
+    as its control's do. ``accumulated``: microbatches of a rank in a step.
+    """
+    told = {name.removeprefix(f"{CONFIG}training.") for name in passed(spec.trainer.settings)}
+    needed = _of_degrees(spec.parallelism, control.parallelism, told)
+    if RESHARD in spec.overrides:
+        needed = (*needed, CONFIG + RESHARD)
+    if accumulated > 1 and "gradient_accumulation_steps" not in told:
+        needed = (*needed, "local_batch_size", "global_batch_size")
+    missing = [f"{{{name}}}" for name in needed if name not in told]
+    return f"nothing passes {' and '.join(missing)} to the program" if missing else ""
+
+
+def _of_degrees(
+    degrees: Parallelism, control: Parallelism, told: Collection[str]
+) -> tuple[str, ...]:
+    """The placeholders that say how the ranks of a set hold the parameters."""
+    pipeline = ("pp",) if degrees.pp > 1 else ()
+    if degrees.dp_replicate > 1 and degrees.dp_shard > 1:
+        return (*pipeline, "dp_replicate", "dp_shard")
+    if degrees.dp == 1:
+        return pipeline
+    shards = degrees.dp_shard > 1
+    if "dp_shard" in told or ("dp_replicate" in told and not shards):
+        return pipeline
+    as_control = "dp_replicate" not in told and shards is (control.dp_shard > 1)
+    return pipeline if as_control else (*pipeline, "dp_shard")
 
 
 def restart_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:

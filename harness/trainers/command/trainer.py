@@ -57,6 +57,7 @@ from converge_harness.trainers.command.settings import (
 from converge_harness.trainers.command.table import (
     CommandTable,
     lacks,
+    not_told,
     read_command,
     restart_problems,
     set_problems,
@@ -87,7 +88,7 @@ def trained_by(command: Command) -> TrainerSpec:
     can = Capabilities(
         probed=probed,
         rounds_otherwise=probed,
-        kinds=frozenset({Kind.PARALLEL, *resumed}),
+        kinds=frozenset({Kind.PARALLEL, Kind.SPACE_TIME, *resumed}),
         faults=FAULTS if Kind.FAULT in resumed else frozenset(),
         under_scheduler=command.launcher is not RankLauncher.MPIRUN,
     )
@@ -99,6 +100,7 @@ class CommandTrainer(Trainer):
 
     kind = "command"
     table = CommandTable
+    accumulated = ("dp_replicate", "dp_shard")
     imports = ("torch", PACKAGE)
 
     def default_spec(self) -> TrainerSpec:
@@ -137,6 +139,9 @@ class CommandTrainer(Trainer):
             return super().why_not(kind, trainer)
         why, hint = lacks(kind, trainer.settings)
         return f"{kind.value!r} {why}", hint
+
+    def why_left_out(self, spec: SetSpec, control: SetSpec, accumulated: int) -> str:
+        return not_told(spec, control, accumulated)
 
     def why_not_under(self, launcher: Launcher, trainer: TrainerSpec) -> tuple[str, str]:
         by: RankLauncher = trainer.settings.launcher
@@ -183,6 +188,7 @@ class CommandTrainer(Trainer):
                 "probed": command.probed,
                 "curves": command.curves,
                 "columns": dict(command.columns),
+                **argv.of_means(command),
                 "environment": dict(command.environment),
                 "sources": [surroundings.sources[path] for path in command.sources],
             }
@@ -396,6 +402,7 @@ class CommandTrainer(Trainer):
                 probed=command["probed"],
                 curves=command["curves"],
                 columns=command["columns"],
+                mean_over=command.get("mean_over", 1),
                 environment=command["environment"],
                 checkpoints=None if checkpoints is None else CheckpointForm(**checkpoints),
             )
@@ -412,7 +419,8 @@ class CommandTrainer(Trainer):
             path = moved_with(folder, curves, job["run_folder"])
         except (ValueError, KeyError):
             raise curve_outside(curves) from None
-        return CurveFile(path, dict(command.get("columns") or {}))
+        columns = dict(command.get("columns") or {})
+        return CurveFile(path, columns, command.get("mean_over", 1))
 
     def data_types(self, job: Mapping[str, Any], ran: Mapping[str, Any]) -> set[str]:
         """The data types in the job's train config, after the set's own settings."""

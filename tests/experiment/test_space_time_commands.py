@@ -1,0 +1,110 @@
+"""``kind = "space_time"`` of a program of one's own: which sets it can be told to run."""
+
+import pytest
+
+from converge_harness.errors import ConfigError
+from converge_harness.model import Kind, Parallelism
+from converge_harness.plan.select import select
+
+SIZES = '"--micro", "{local_batch_size}", "--global", "{global_batch_size}"'
+DDP = ["st_ddp4_acc1", "st_ddp2_acc2", "st_ddp1_acc4"]
+FSDP = ["st_fsdp4_acc1", "st_fsdp2_acc2"]
+GATHERED = ["st_fsdp4_zero3", "st_fsdp4_zero2"]
+NOT_SHARDED = "nothing passes {dp_shard} to the program"
+
+
+@pytest.fixture(autouse=True)
+def script(folder):
+    (folder / "train.py").touch()
+
+
+def text(options=SIZES, *, control="dp_replicate = 2", more="", product=4):
+    return f"""schema = 1
+[trainer]
+kind = "command"
+toolchain = "mine"
+command = ["train.py", {options}]
+[trainer.config]
+training = {{ steps = 20, local_batch_size = 4, global_batch_size = 8 }}
+parallelism = {{ fsdp_reshard_after_forward = "default" }}
+[control]
+name = "right"
+parallelism = {{ {control} }}
+[[test]]
+kind = "space_time"
+name = "st"
+product = {product}
+local_batch_size = 2
+{more}"""
+
+
+def test_a_ddp_script_trades_ranks_for_accumulation(load):
+    experiment = load(text())
+    assert [test.name for test in experiment.tests] == DDP
+    assert [test.parallelism for test in experiment.tests] == [
+        Parallelism(dp_replicate=4),
+        Parallelism(dp_replicate=2),
+        Parallelism(),
+    ]
+    assert {test.kind for test in experiment.tests} == {Kind.SPACE_TIME}
+    sizes = ("training.local_batch_size", "training.global_batch_size")
+    assert {tuple(map(test.setting, sizes)) for test in experiment.tests} == {(2, 8)}
+    assert {name: experiment.left_out[name] for name in FSDP} == dict.fromkeys(FSDP, NOT_SHARDED)
+    assert set(experiment.left_out) == {*FSDP, *GATHERED, "st_hsdp2x2"}
+
+
+@pytest.mark.parametrize(
+    ("options", "control", "more", "names"),
+    [
+        (f'{SIZES}, "{{dp_shard}}"', "dp_replicate = 2", "", [*DDP, *FSDP]),
+        (
+            f'{SIZES}, "{{dp_shard}}", "{{dp_replicate}}"',
+            "dp_shard = 2",
+            "",
+            [*DDP, *FSDP, "st_hsdp2x2"],
+        ),
+        (
+            f'{SIZES}, "{{dp_shard}}", "{{config.parallelism.fsdp_reshard_after_forward}}"',
+            "dp_shard = 2",
+            "",
+            [*DDP, *FSDP, *GATHERED],
+        ),
+        # It says nothing about sharding: it always shards.
+        (SIZES, "dp_shard = 2", "", [DDP[-1], *FSDP]),
+        ('"{gradient_accumulation_steps}"', "dp_replicate = 2", "", DDP),
+        ('"{config.training.local_batch_size}", "{global_batch_size}"', "", "", DDP),
+        # It takes its global batch at once, whatever the number of ranks.
+        ('"{global_batch_size}"', "dp_replicate = 2", "", ["st_ddp4_acc1"]),
+        (
+            f'{SIZES}, "{{pp}}"',
+            "dp_replicate = 2",
+            "pp = [1, 2]",
+            [*DDP, "st_ddp2_pp2_acc2", "st_ddp1_pp2_acc4"],
+        ),
+        (SIZES, "dp_replicate = 2", "pp = [1, 2]", DDP),
+    ],
+)
+def test_what_a_program_is_not_told_leaves_out_exactly_the_sets_that_need_it(
+    load, options, control, more, names
+):
+    experiment = load(text(options, control=control or "dp_replicate = 2", more=more))
+    assert [test.name for test in experiment.tests] == names
+    assert not set(names) & set(experiment.left_out)
+
+
+def test_a_selection_knows_what_is_left_out(load):
+    experiment = load(text(more='[[test]]\nname = "x"\nparallelism = { dp_replicate = 4 }\n'))
+    assert select(experiment, ["st"]).left_out == experiment.left_out
+    assert select(experiment, ["x"]).left_out == {}
+    with pytest.raises(ConfigError, match=r"'st_fsdp2_acc2' is left out: nothing passes"):
+        select(experiment, ["st_fsdp2_acc2"])
+
+
+def test_a_table_without_any_set_is_a_mistake(problems):
+    (found,) = problems(text(more="pp = [2]"))
+    assert "test[0].kind of 'st': leaves no set: nothing passes {pp} to the program, and" in found
+
+
+def test_samples_of_a_step_are_the_controls(problems):
+    (found,) = problems(text(product=2))
+    assert "product of 'st': 2 x local batch 2 = 4 samples per step" in found
