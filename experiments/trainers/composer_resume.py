@@ -119,13 +119,21 @@ class Training:
             save_interval=f"{self.options.every}ba",
         )
 
+    def newest(self) -> str | None:
+        """The newest checkpoint whose last file was written."""
+        found = {
+            int(each.parts[-3].removeprefix("ba")): str(each.parent)
+            for each in self.options.checkpoints.glob("ba*/*/.metadata")
+        }
+        return found[max(found)] if found else None
+
     def settings(self) -> dict[str, Any]:
         """Arguments of Trainer beside model, data, optimizer and callbacks."""
         return {
             "max_duration": f"{self.options.steps}ba",
             "schedulers": LinearScheduler(alpha_f=0.1),
-            "save_folder": str(self.options.checkpoints),
-            "autoresume": True,
+            "load_path": self.newest(),
+            "load_ignore_keys": [self.options.ignored] if self.options.ignored else None,
             "run_name": "converge",
             "parallelism_config": {"fsdp": {"state_dict_type": "sharded"}},
             "device_train_microbatch_size": self.options.microbatch,
@@ -176,6 +184,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--a-node-each", type=json.loads, default=False, help="true or false")
     parser.add_argument("--workers", type=int, default=0, help="of each rank's DataLoader")
     parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--ignored", default="", help="keys of a checkpoint that are not loaded")
     return parser
 
 
