@@ -52,7 +52,7 @@ class ProbedResume(Probed):
 
 
 class StopAfter(Callback):
-    """Saves and ends after a step. ``max_duration`` would do that, too, and shorten the schedule."""
+    """Saves and ends after a step. ``max_duration`` would shorten the schedule, too."""
 
     def __init__(self, step: int) -> None:
         self.step = step

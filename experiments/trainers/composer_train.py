@@ -27,9 +27,7 @@ Batch = dict[str, torch.Tensor]
 class Network(torch.nn.Module):
     """Two small transformer layers: tokens (batch, length) to logits."""
 
-    def __init__(
-        self, vocabulary: int, length: int, width: int = 64, dropout: float = 0.0
-    ) -> None:
+    def __init__(self, vocabulary: int, length: int, width: int = 64, dropout: float = 0.0) -> None:
         super().__init__()
         self.embedding = torch.nn.Embedding(vocabulary, width)
         self.position = torch.nn.Embedding(length, width)
