@@ -29,7 +29,6 @@ def test_sharded_checkpoints_and_the_order_of_samples_survive_a_resize(judged):
 
 def test_what_is_lost_fails_by_its_cause(judged):
     lost = {
-        "second_epoch": (7, "data order is lost at the resume: "),
         "dropout_killed": (5, "the random numbers (RNG) start over at step 5: "),
         "latest_link": (1, "pass 2 starts from the initial weights although step 4 was saved"),
     }
