@@ -34,7 +34,7 @@ UV = ("python", "-m", "uv")
 STREAMING_TOOLCHAIN = f"{DEFAULT_TOOLCHAIN}-streaming"
 FRAMEWORKS = {
     "deepspeed-0.19.8": ("tests/e2e/test_zero.py", "tests/rank/test_probe_deepspeed.py"),
-    "composer-0.32.1": ("tests/e2e/test_composer.py",),
+    "composer-0.32.1": ("tests/e2e/test_composer.py", "tests/e2e/test_composer_resumes.py"),
     "transformers-5.23.0": (
         "tests/e2e/test_hugging_face.py",
         "tests/e2e/test_hugging_face_resumes.py",

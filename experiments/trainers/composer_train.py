@@ -27,13 +27,13 @@ Batch = dict[str, torch.Tensor]
 class Network(torch.nn.Module):
     """Two small transformer layers: tokens (batch, length) to logits."""
 
-    def __init__(self, vocabulary: int, length: int, width: int = 64) -> None:
+    def __init__(self, vocabulary: int, length: int, width: int = 64, dropout: float = 0.0) -> None:
         super().__init__()
         self.embedding = torch.nn.Embedding(vocabulary, width)
         self.position = torch.nn.Embedding(length, width)
         self.layers = torch.nn.ModuleList(
             torch.nn.TransformerEncoderLayer(
-                *(width, 4, 4 * width), dropout=0.0, batch_first=True, norm_first=True
+                *(width, 4, 4 * width), dropout, batch_first=True, norm_first=True
             )
             for _ in range(2)
         )
@@ -51,9 +51,9 @@ class Network(torch.nn.Module):
 class LanguageModel(ComposerModel):
     """Its loss is the mean over the valid tokens of the microbatch that it is given."""
 
-    def __init__(self, vocabulary: int, length: int) -> None:
+    def __init__(self, vocabulary: int, length: int, dropout: float = 0.0) -> None:
         super().__init__()
-        self.network = Network(vocabulary, length)
+        self.network = Network(vocabulary, length, dropout=dropout)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         return self.network(batch["input_ids"])

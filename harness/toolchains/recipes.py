@@ -89,15 +89,19 @@ RECIPES = {
     # Composer pins torch < 2.7.1 and an older numpy. It imports torchvision (see Streaming) and a
     # cloud client, neither of which is used here: two stub modules replace them.
     "composer-0.32.1": Recipe(
-        "MosaicML Composer",
+        "MosaicML Composer and Streaming",
         instead=OLDER_TORCH,
         packages=(
             *("numpy", "requests", "pyyaml", "tqdm", "psutil", "py-cpuinfo", "packaging"),
             *("importlib-metadata", "lightning-utilities", "pillow"),
+            *("cramjam", "transformers", "xxhash"),
         ),
-        alone=("mosaicml", "torchmetrics", "coolname"),
+        alone=(
+            *("mosaicml", "torchmetrics", "coolname"),
+            *("mosaicml-streaming", "python-snappy", "brotli", "catalogue", "zstd"),
+        ),
         modules="experiments/trainers/stand_ins",
-        imports=("composer",),
+        imports=("composer", "streaming"),
     ),
     "transformers-5.23.0": Recipe(
         "Hugging Face transformers and accelerate",

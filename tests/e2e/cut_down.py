@@ -1,4 +1,4 @@
-"""An experiment of another framework, cut down, through the real command line."""
+"""An experiment of another framework, whole or cut down, through the real command line."""
 
 import json
 import os
@@ -29,15 +29,31 @@ def run_some(folder: Path, name: str, *only: str) -> dict[str, dict]:
     for named in beside:
         if not (folder / named.name).exists():
             (folder / named.name).symlink_to(named)
-    out = folder / name
+    return _run(experiment, folder, only, timeout_s=850)
+
+
+def run_whole(folder: Path, name: str, *only: str) -> dict[str, dict]:
+    """Run ``experiments/NAME.toml`` as it is, or some of its sets, as ``run_some`` does."""
+    return _run(ROOT / "experiments" / f"{name}.toml", folder, only, timeout_s=1400)
+
+
+def _run(
+    experiment: Path, folder: Path, only: tuple[str, ...], timeout_s: float
+) -> dict[str, dict]:
+    out = folder / experiment.stem
     where = ("--store", str(folder / "store"), "--out", str(out))
+    chosen = ("--only", *only) if only else ()
     result = subprocess.run(
-        [warm_python(), "-m", "converge_harness", "run", str(experiment), *where, "--only", *only],
+        [warm_python(), "-m", "converge_harness", "run", str(experiment), *where, *chosen],
         cwd=ROOT,
-        env={**os.environ, "CONVERGE_TOOLCHAINS": str(TOOLCHAINS)},
+        env={
+            **os.environ,
+            "CONVERGE_TOOLCHAINS": str(TOOLCHAINS),
+            "CONVERGE_HISTORY": str(folder / "history.sqlite"),
+        },
         capture_output=True,
         text=True,
-        timeout=850,
+        timeout=timeout_s,
         check=False,
     )
     assert (out / "report.json").is_file(), result.stdout + result.stderr
@@ -60,3 +76,8 @@ def _cut_down(folder: Path, name: str) -> Path:
 
 def verdicts(tests: dict[str, dict]) -> dict[str, str]:
     return {name: test["verdict"] for name, test in tests.items()}
+
+
+def outcomes(test: dict) -> dict[str, str]:
+    """By check, its outcome."""
+    return {check["name"]: check["outcome"] for check in test["checks"]}

@@ -1,16 +1,9 @@
 """docs/any-trainer.md by real runs: transformers.Trainer resumed on other ranks, and killed."""
 
-import json
-import os
-import subprocess
-from pathlib import Path
+from functools import partial
 
 import pytest
-from cut_down import need
-from warm_converge import warm_python
-from warm_toolchains import TOOLCHAINS
-
-ROOT = Path(__file__).parents[2]
+from cut_down import need, outcomes, run_whole
 
 STATE = "optimizer state (exp_avg, exp_avg_sq) and the learning rate lost at the resume"
 DATA = "data order is lost at the resume: "
@@ -33,34 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 def judged(tmp_path_factory):
     """What report.json says of each set of an experiment; both share their controls."""
     need("transformers-5.23.0")
-    folder = tmp_path_factory.mktemp("hugging_face_resumes")
-
-    def judged(name):
-        out = folder / name
-        where = ("--store", str(folder / "store"), "--out", str(out))
-        experiment = f"experiments/{name}.toml"
-        done = subprocess.run(
-            [warm_python(), "-m", "converge_harness", "run", experiment, *where],
-            cwd=ROOT,
-            env={
-                **os.environ,
-                "CONVERGE_TOOLCHAINS": str(TOOLCHAINS),
-                "CONVERGE_HISTORY": str(folder / "history.sqlite"),
-            },
-            capture_output=True,
-            text=True,
-            timeout=1400,
-            check=False,
-        )
-        report = out / "report.json"
-        assert report.is_file(), done.stdout + done.stderr
-        return {test["name"]: test for test in json.loads(report.read_text())["tests"]}
-
-    return judged
-
-
-def outcomes(test):
-    return {check["name"]: check["outcome"] for check in test["checks"]}
+    return partial(run_whole, tmp_path_factory.mktemp("hugging_face_resumes"))
 
 
 def test_it_is_the_same_resized_and_killed(judged):

@@ -1,0 +1,39 @@
+"""docs/any-trainer.md by real runs: Composer with a StreamingDataset, resized and killed."""
+
+from functools import partial
+
+import pytest
+from cut_down import need, outcomes, run_whole, verdicts
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """What report.json says of some sets of an experiment; both share their controls."""
+    need("composer-0.32.1")
+    return partial(run_whole, tmp_path_factory.mktemp("composer_resumes"))
+
+
+def test_sharded_checkpoints_and_the_order_of_samples_survive_a_resize(judged):
+    tests = judged("composer_resume", "resized", "killed_in_place")
+    assert verdicts(tests) == {"resized": "PASS", "killed_in_place": "PASS"}
+    for test in tests.values():
+        for check in ("passes-continuous", "state-restored", "data-resumed"):
+            assert outcomes(test)[check] == "PASS", (test["name"], check)
+    passes = tests["resized"]["passes"]
+    assert [each["degrees"] for each in passes] == ["FSDP 2", "one rank", "FSDP 4"]
+    assert [each["loaded_step"] for each in passes] == [0, 4, 8]  # an epoch has 6 steps
+    assert outcomes(tests["killed_in_place"])["random-numbers-go-on"] == "PASS"  # with dropout
+
+
+def test_what_is_lost_fails_by_its_cause(judged):
+    lost = {
+        "dropout_killed": (5, "the random numbers (RNG) start over at step 5: "),
+        "latest_link": (1, "pass 2 starts from the initial weights although step 4 was saved"),
+    }
+    tests = judged("composer_resume_mistakes", *lost)
+    assert verdicts(tests) == dict.fromkeys(lost, "FAIL")
+    for name, (step, words) in lost.items():
+        assert tests[name]["onset_step"] == step, name
+        assert words in tests[name]["cause"], name
