@@ -166,19 +166,6 @@ def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place)
             for path in ("", "/x", "../x")
         ),
         (
-            FAULT.replace("kill", "nan_batch"),
-            {},
-            (
-                "faults[0].kind of 'broken': converge cannot make nan_batch in runs of a command "
-                "trainer (one of kill, hang, ckpt_torn, preempt)"
-            ),
-        ),
-        (
-            FAULT.replace('"kill", step = 6, rank = 1', '"ckpt_torn", step = 5'),
-            {},
-            "converge cannot end a program while it writes a checkpoint (ckpt_torn with torn =",
-        ),
-        (
             FAULT.replace('"kill", step = 6', '"ckpt_torn", torn = "truncated", step = 5'),
             {},
             "the largest file is cut, whichever rank wrote it (leave rank out)",

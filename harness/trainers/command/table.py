@@ -32,7 +32,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from converge_harness.errors import Problem, suggest
-from converge_harness.model import FaultKind, Kind, RestartOwner, SetSpec, Torn, TrainConfig
+from converge_harness.model import Kind, RestartOwner, SetSpec, Torn, TrainConfig
 from converge_harness.run_folder.checkpoints import STEP, CheckpointForm
 from converge_harness.run_folder.launcher_variables import is_of_launcher
 from converge_harness.toml import FilePath, Table, Where, flatten, one_of
@@ -343,17 +343,9 @@ def restart_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
 
 
 def torn_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
-    """Torn checkpoints that nobody can make from outside of a program."""
+    """Ranks of truncated checkpoints: of a program's it is not known which rank wrote what."""
     faults = spec.recovery.faults if spec.recovery else ()
-    torn = [each for each in faults if each.kind is FaultKind.CKPT_TORN]
-    if any(each.torn is not Torn.TRUNCATED for each in torn):
-        yield Problem(
-            where("faults"),
-            f"converge cannot end a program while it writes a checkpoint (ckpt_torn with torn = "
-            f"{Torn.DEATH.value!r}, the default)",
-            f"torn = {Torn.TRUNCATED.value!r}: its checkpoint is cut once it is complete",
-        )
-    if any(each.torn is Torn.TRUNCATED and each.rank for each in torn):
+    if any(each.torn is Torn.TRUNCATED and each.rank for each in faults):
         yield Problem(
             where("faults"),
             "ckpt_torn has a rank, but of a program's checkpoint the largest file is cut, "

@@ -76,7 +76,7 @@ ON_ONE_NODE = frozenset({RankLauncher.COMPOSER, RankLauncher.DEEPSPEED, RankLaun
 """Launchers that srun starts on one node only."""
 RESUMED = (Kind.ELASTIC, Kind.FAULT)
 """Kinds of sets that a program can be trained as if it can be stopped and resumed."""
-FAULTS = frozenset({FaultKind.KILL, FaultKind.HANG, FaultKind.PREEMPT, FaultKind.CKPT_TORN})
+FAULTS = frozenset(FaultKind) - {FaultKind.AGENT_LOSS, FaultKind.JOIN}
 """Faults that the probe can make, or wait for."""
 
 
