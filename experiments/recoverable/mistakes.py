@@ -78,6 +78,14 @@ class RateScaledByRanks(Training):
         return super().rate(steps) * self.ranks / 2
 
 
+class BatchOfEveryRank(Training):
+    """Every rank takes as many samples as ever, so fewer ranks train on fewer samples."""
+
+    def batch(self, step: int) -> torch.Tensor:
+        self.args.global_batch = 4 * self.ranks
+        return super().batch(step)
+
+
 class WrittenInPlace(Training):
     """Whoever finds a checkpoint may find half of it."""
 
@@ -109,6 +117,7 @@ MISTAKES: dict[str, type[Training]] = {
     "one_random_state": OneRandomState,
     "rank_zero_alone_loads": RankZeroAloneLoads,
     "rate_scaled_by_ranks": RateScaledByRanks,
+    "batch_of_every_rank": BatchOfEveryRank,
     "written_in_place": WrittenInPlace,
     "older_removed_first": OlderRemovedFirst,
     "nan_trained_on": NanTrainedOn,

@@ -20,6 +20,7 @@ WRONG = {
     "written_in_place": "no recovery in time: no step ended after the fault ckpt_torn at step 8",
     "older_removed_first": "pass 2 starts from the initial weights although step 4 was saved",
     "nan_trained_on": "training blew up: loss is nan at step 6, where the control is finite",
+    "batch_of_every_rank": "trained on other samples than the control's; note that global_batch",
     "one_random_state": "and ranks that train on other samples now draw the same; step 5 is part",
 }
 
@@ -63,7 +64,7 @@ def test_a_script_that_saves_everything_is_the_same_resized_and_interrupted(judg
     assert {name: test["verdict"] for name, test in tests.items()} == dict.fromkeys(
         (
             *("resized", "killed", "killed_in_place", "hung", "torn", "preempted"),
-            *("killed_while_saving", "disk_full", "nan_batch"),
+            *("killed_while_saving", "disk_full", "nan_batch", "nodes_leave_and_join"),
         ),
         "PASS",
     ), {name: test["cause"] for name, test in tests.items()}
@@ -78,6 +79,9 @@ def test_a_script_that_saves_everything_is_the_same_resized_and_interrupted(judg
     assert loaded["killed_in_place"] == [0, 4]
     for name in ("hung", "torn", "killed_while_saving", "disk_full", "nan_batch"):
         assert loaded[name] == [0, 4], name
+    nodes = [each["degrees"] for each in tests["nodes_leave_and_join"]["passes"]]
+    assert nodes == ["DDP 2", "one rank", "DDP 2"]
+    assert loaded["nodes_leave_and_join"][:2] == [0, 4]
     # It ended by itself, after the step in which SIGTERM came, or after the next.
     assert loaded["preempted"] in ([0, 6], [0, 7])
     for name in ("killed_in_place", "preempted"):  # with dropout

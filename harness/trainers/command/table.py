@@ -342,6 +342,23 @@ def restart_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
         )
 
 
+FIXED_RANKS = ("ranks", "dp", "dp_replicate", "dp_shard", "gradient_accumulation_steps")
+"""Placeholders whose value is that of all nodes, however many are there."""
+
+
+def node_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
+    """Numbers of ranks in the command of a program whose nodes come and go."""
+    recovery, command = spec.recovery, spec.trainer.settings
+    if recovery is None or recovery.nodes[0] == recovery.nodes[1]:
+        return
+    for name in (name for name in FIXED_RANKS if name in passed(command)):
+        yield Problem(
+            where("nodes"),
+            f"the program is told {{{name}}} once, and it changes when a node leaves or joins",
+            "let it ask torch.distributed.get_world_size() instead",
+        )
+
+
 def torn_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
     """Ranks of truncated checkpoints: of a program's it is not known which rank wrote what."""
     faults = spec.recovery.faults if spec.recovery else ()
