@@ -2,7 +2,7 @@
 
 MISTAKE=optimizer_not_saved torchrun --nproc-per-node 2 mistakes.py --checkpoints FOLDER
 
-None of them raises an error, and none shows before the first resume.
+None of them raises an error before the first resume, and none shows before it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from train import Training, arguments, main
 
 
@@ -85,6 +86,37 @@ class DividedByRanks(Training):
         return self.ranks
 
 
+class BatchOfEveryRank(Training):
+    """Every rank takes as many samples as ever, so fewer ranks train on fewer samples."""
+
+    def batch(self, step: int) -> torch.Tensor:
+        self.args.global_batch = 4 * self.ranks
+        return super().batch(step)
+
+
+class WrittenInPlace(Training):
+    """Whoever finds a checkpoint may find half of it."""
+
+    def write(self, states: dict[str, Any], path: Path) -> None:
+        torch.save(states, path)
+
+
+class OlderRemovedFirst(Training):
+    """One checkpoint at a time has space enough, so the older one goes before the new one."""
+
+    def write(self, states: dict[str, Any], path: Path) -> None:
+        for older in path.parent.glob("step-*.pt"):
+            older.unlink()
+        super().write(states, path)
+
+
+class NanTrainedOn(Training):
+    """Clipping divides by the norm, so an update by it makes every parameter NaN."""
+
+    def clip(self) -> torch.Tensor:
+        return nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+
+
 MISTAKES: dict[str, type[Training]] = {
     "optimizer_not_saved": OptimizerNotSaved,
     "schedule_not_saved": ScheduleNotSaved,
@@ -94,6 +126,10 @@ MISTAKES: dict[str, type[Training]] = {
     "rank_zero_alone_loads": RankZeroAloneLoads,
     "rate_scaled_by_ranks": RateScaledByRanks,
     "divided_by_ranks": DividedByRanks,
+    "batch_of_every_rank": BatchOfEveryRank,
+    "written_in_place": WrittenInPlace,
+    "older_removed_first": OlderRemovedFirst,
+    "nan_trained_on": NanTrainedOn,
 }
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ class Training:
             loss = nn.functional.cross_entropy(logits, labels.flatten())
             (loss / self.divisor(len(microbatches))).backward()
             total += loss.detach() / len(microbatches)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        norm = self.clip()
         self.optimizer.step()
         self.schedule.step()
         dist.all_reduce(total)
@@ -91,6 +91,11 @@ class Training:
     def divisor(self, microbatches: int) -> int:
         """Of a microbatch's loss; DDP divides by the number of ranks."""
         return microbatches
+
+    def clip(self) -> torch.Tensor:
+        """Limit the gradients' norm; without one there is no update, and this rank ends."""
+        parameters = self.model.parameters()
+        return nn.utils.clip_grad_norm_(parameters, 1.0, error_if_nonfinite=True)
 
     def parts(self) -> dict[str, Any]:
         """What has a state, by its name in a checkpoint."""
@@ -107,10 +112,14 @@ class Training:
         if self.rank == 0:
             states = {name: part.state_dict() for name, part in self.parts().items()}
             path = self.args.checkpoints / f"step-{self.step}.pt"
-            half = path.with_suffix(".tmp")
-            torch.save({"step": self.step, "random": random, **states}, half)
-            half.rename(path)  # so that whoever finds it finds all of it
+            self.write({"step": self.step, "random": random, **states}, path)
         self.probe.saved(self.step)
+
+    def write(self, states: dict[str, Any], path: Path) -> None:
+        """Write the file of a checkpoint so that whoever finds it finds all of it."""
+        half = path.with_suffix(".tmp")
+        torch.save(states, half)
+        half.rename(path)
 
     def load(self, path: Path) -> None:
         """Go on from a checkpoint, which ranks of another number may have written."""

@@ -97,18 +97,21 @@ def _fault(table: FaultTable) -> Fault:
 
 
 def _node_problems(recovery: Recovery, spec: SetSpec, where: Where) -> Iterator[Problem]:
-    """Check that nodes have equally many ranks, and that dp_shard can shrink with the nodes."""
+    """Check that nodes have equally many ranks, and that a degree can shrink with the nodes."""
     fewest, most = recovery.nodes
     if most > 1 and not spec.trainer.can.faults >= OF_A_NODE:
         yield Problem(
             where("nodes"), f"a {spec.trainer.kind} trainer runs on one node", "leave it out"
         )
     degrees = spec.parallelism
-    if fewest < most and degrees.dp_shard % most:
+    replicas = spec.trainer.can.replicas_leave and degrees.dp_shard == 1
+    name = "dp_replicate" if replicas else "dp_shard"
+    degree = degrees.dp_replicate if replicas else degrees.dp_shard
+    if fewest < most and degree % most:
         yield Problem(
             where("nodes"),
-            f"dp_shard {degrees.dp_shard} is not a multiple of {most} nodes: a node that leaves "
-            "takes its part of dp_shard with it",
+            f"{name} {degree} is not a multiple of {most} nodes: a node that leaves takes its part "
+            f"of {name} with it",
         )
     elif degrees.world_size % most:
         yield Problem(where("nodes"), f"{degrees.world_size} ranks do not fill {most} nodes")

@@ -91,8 +91,7 @@ def spec_of(spec: SetSpec, each: Pass) -> SetSpec:
         )
     recovery = spec.recovery
     if recovery is not None and recovery.nodes[0] != recovery.nodes[1]:
-        # Nodes come and go (the check faults-struck asks that), and dp_shard follows from them.
+        # Nodes come and go (the check faults-struck asks that), and degrees follow from them.
         named = spec.parallelism
-        dp_shard = named.dp_shard * each.world_size // named.world_size
-        return replace(spec, parallelism=replace(named, dp_shard=dp_shard))
+        return replace(spec, parallelism=named.on_nodes(each.world_size, named.world_size))
     return spec

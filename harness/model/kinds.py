@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -25,6 +25,15 @@ class Parallelism:
     @property
     def world_size(self) -> int:
         return self.dp * self.tp * self.cp * self.pp
+
+    def on_nodes(self, nodes: int, most: int) -> Parallelism:
+        """What is left of degrees on ``most`` nodes when only ``nodes`` are there.
+
+        A node takes its part of dp_shard with it; where nothing is sharded, its replicas.
+        """
+        if self.dp_shard > 1:
+            return replace(self, dp_shard=self.dp_shard * nodes // most)
+        return replace(self, dp_replicate=self.dp_replicate * nodes // most)
 
     def __str__(self) -> str:
         """Label such as ``FSDP 2 x TP 2``, ``HSDP 2x2``, ``DDP 2``."""
@@ -148,8 +157,8 @@ class Recovery:
     within_s: float = 120.0
     """Longest time from a fault to the first step that ends after it."""
     nodes: tuple[int, int] = (1, 1)
-    """Least and largest number of nodes; the set's degrees are for the largest, and dp_shard
-    shrinks with the nodes.
+    """Least and largest number of nodes; the set's degrees are for the largest
+    (``Parallelism.on_nodes``).
     """
 
     @property

@@ -49,6 +49,8 @@ class Capabilities:
     """Kinds of sets that it can run."""
     faults: frozenset[FaultKind] = frozenset()
     """Faults that can be made in its runs."""
+    replicas_leave: bool = False
+    """Where nothing is sharded, dp_replicate shrinks with the nodes; else only dp_shard can."""
     continues: bool = False
     """A run of any kind continues from its own checkpoints, written as often as the file says."""
     checks_config: bool = False

@@ -25,6 +25,7 @@ rank code nor torch.
     watches.py       hooks: gradients before torch clips them; batches and losses of a loop
                      that cannot be edited
     faults.py        the faults of a job's script
+    write_limit.py   breaks off what is written, as a full disk does
     leaving.py       lets gloo's threads finish before the interpreter exits
     errors.py        ProbeError
 """

@@ -1,24 +1,35 @@
 """Makes the faults of a job's script happen in a program's ranks, in the calls of its loop.
 
 ``kill`` and ``hang`` strike one rank once the gradients of its step are recorded: after the
-backward pass, and before a parameter is updated. ``ckpt_torn`` cuts a checkpoint that looks
-complete, and kills every rank. A fault of the harness (``preempt``) comes from outside: the ranks
-wait for it where the next step begins, so that the checkpoint of its own step is complete. It may
-come earlier, too, as soon as the harness reads that the step has ended. What every rank of
-converge's own rank code does, and how a fault is recorded, is the same
-(``converge_harness.run_folder.faults``).
+backward pass, and before a parameter is updated. ``nan_batch`` makes the step's first forward pass
+on one rank return NaN. Faults of a checkpoint break off what is written between the end of its
+step and ``probe.saved`` (``write_limit.py``): ``disk_full`` on one rank, which then goes on or ends
+as the program has it; ``ckpt_torn`` on whichever rank writes, which dies of it. A truncated one is
+cut when it looks complete, and every rank dies.
+
+A fault of the harness (``preempt``) comes from outside: the ranks wait for it where the next step
+begins, so that the checkpoint of its own step is complete. It may come earlier, too, as soon as the
+harness reads that the step has ended. What every rank of converge's own rank code does, and how a
+fault is recorded, is the same (``converge_harness.run_folder.faults``).
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
 
 from converge_harness.probe.errors import ProbeError
+from converge_harness.probe.write_limit import WriteLimit
 from converge_harness.rank.recorder import world
 from converge_harness.run_folder.checkpoints import CheckpointForm
 from converge_harness.run_folder.faults import (
@@ -28,10 +39,12 @@ from converge_harness.run_folder.faults import (
     record_struck,
     struck_file,
 )
-from converge_harness.run_folder.job import RankJob
+from converge_harness.run_folder.job import RankFault, RankJob
 
-_KILL, _HANG, _TORN = "kill", "hang", "ckpt_torn"
-_MADE = (_KILL, _HANG, _TORN)
+_KILL, _HANG, _NAN, _TORN, _FULL = "kill", "hang", "nan_batch", "ckpt_torn", "disk_full"
+_MADE = (_KILL, _HANG, _NAN, _TORN, _FULL)
+_TRUNCATED = "truncated"
+"""``torn`` of a checkpoint that looks complete."""
 
 
 class ScriptedFaults:
@@ -45,26 +58,35 @@ class ScriptedFaults:
                 f"{job.name}: a probe cannot make the fault {unknown[0]}, only {', '.join(_MADE)}"
             )
         self._job = job
+        self._rank = rank
         self._pass_number = pass_number
         happened = {
             index for index in range(len(job.faults)) if struck_file(job.run_folder, index).exists()
         }
-        self._in_step = {
-            fault.step: index
-            for index, fault in enumerate(job.faults)
-            if fault.kind in (_KILL, _HANG) and fault.rank == rank and index not in happened
-        }
-        self._torn = {
-            fault.step: index
-            for index, fault in enumerate(job.faults)
-            if fault.kind == _TORN and index not in happened
-        }
+
+        def by_step(kinds: Collection[str], *, here: bool = False) -> dict[int, int]:
+            """Index of every fault to come, by its step; ``here``: those of this rank alone."""
+            return {
+                fault.step: index
+                for index, fault in enumerate(job.faults)
+                if fault.kind in kinds
+                and index not in happened
+                and (not here or fault.rank == rank)
+            }
+
+        self._in_step = by_step((_KILL, _HANG), here=True)
+        self._poisoned = by_step((_NAN,), here=True)
+        self._of_checkpoint = by_step((_TORN, _FULL))
         self._held = {
-            fault.step: over_file(job.run_folder, index)
-            for index, fault in enumerate(job.faults)
-            if fault.kind in HELD and index not in happened
+            step: over_file(job.run_folder, index) for step, index in by_step(HELD).items()
         }
+        self._limit: WriteLimit | None = None
+        """While writes of this rank are broken off."""
+        self._broke_off = False
+        """Whether one was, since ``checkpoint_due``."""
         self._notice: _Notice | None = None
+
+    # ------------------------------------------------------------------ in a step
 
     def in_step(self, step: int) -> None:
         """Kill or hang this rank if the script says so; called when its gradients are complete."""
@@ -77,13 +99,94 @@ class ScriptedFaults:
         while True:  # only a signal ends it
             time.sleep(60)
 
+    def poison(
+        self, model: torch.nn.Module, current_step: Callable[[], int]
+    ) -> Callable[[], None] | None:
+        """Let the first forward pass of a step return NaN if the script says so.
+
+        Returns what removes the hook; None if there is none.
+        """
+        if not self._poisoned:
+            return None
+
+        def poison(module: torch.nn.Module, _inputs: Any, output: Any) -> Any:
+            if not (module.training and torch.is_grad_enabled()):
+                return output
+            index = self._poisoned.pop(current_step(), None)
+            if index is None:
+                return output
+            poisoned = []
+
+            def made_nan(value: Any) -> Any:
+                if not isinstance(value, torch.Tensor) or not value.requires_grad:
+                    return value
+                poisoned.append(value)
+                return value * math.nan
+
+            changed = tree_map(made_nan, output)
+            if not poisoned:
+                raise ProbeError(
+                    f"{self._job.name}: {_NAN} cannot make the output of the model NaN: it is a "
+                    f"{type(output).__name__} without a tensor that has a gradient"
+                )
+            self._record(index)
+            return changed
+
+        # First, so that other hooks see what the loop gets.
+        return model.register_forward_hook(poison, prepend=True).remove
+
+    # ------------------------------------------------------------------ of a checkpoint
+
+    def checkpoint_due(self, step: int, smallest: int) -> None:
+        """Break off what this rank writes from now on, if the script says so; a step has ended.
+
+        ``smallest``: bytes that the file of a checkpoint has at least.
+        """
+        fault = self._breaks_off(step)
+        if fault is None or (fault.kind == _FULL and fault.rank != self._rank):
+            return
+        try:
+            self._limit = WriteLimit(smallest, lambda: self._break_off(step))
+        except RuntimeError as error:
+            raise ProbeError(
+                f"{self._job.name}: cannot make the fault {fault.kind}, because probe.step() of "
+                f"step {step} was not called in the main thread: {error}"
+            ) from None
+
+    def end_of_writing(self) -> None:
+        """Let this rank write again: it says that it has written, or begins the next step."""
+        if self._limit is not None:
+            self._limit.lift()
+            self._limit = None
+
+    def written(self, step: int) -> None:
+        """Called where the program says that it has written a checkpoint.
+
+        Collective over the world where its writing was to be broken off. Raises ProbeError there if
+        no write was.
+        """
+        fault, limit = self._breaks_off(step), self._limit
+        self.end_of_writing()
+        if fault is None:
+            return
+        found = world.everyones((self._broke_off, limit and limit.size))
+        self._broke_off = False
+        if not any(broke_off for broke_off, _ in found):
+            who = f"rank {fault.rank}" if fault.kind == _FULL else "any rank"
+            size = max((size for _, size in found if size), default=0)
+            raise ProbeError(
+                f"{self._job.name}: {fault.kind} could not strike: no file that {who} wrote "
+                f"between probe.step of step {step} and probe.saved({step}) has more than {size} "
+                "bytes"
+            )
+
     def saved(self, step: int) -> None:
-        """Tear the checkpoint of a step if the script says so; called once it is complete.
+        """Cut the checkpoint of a step if the script says so; called once it is complete.
 
         Collective over the world where it does, and no rank returns then.
         """
-        index = self._torn.get(step)
-        if index is None:
+        index = self._of_checkpoint.get(step)
+        if index is None or self._job.faults[index].torn != _TRUNCATED:
             return
         if world.rank() == 0:
             largest = _largest_file(self._job.checkpoints, self._job.run_folder, step)
@@ -92,8 +195,28 @@ class ScriptedFaults:
         world.everyones(None)  # no rank dies before it is cut
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def _breaks_off(self, step: int) -> RankFault | None:
+        """The fault that breaks off the checkpoint of a step."""
+        index = self._of_checkpoint.get(step)
+        fault = None if index is None else self._job.faults[index]
+        return None if fault is None or fault.torn == _TRUNCATED else fault
+
+    def _break_off(self, step: int) -> None:
+        """Called when a write has been broken off."""
+        index = self._of_checkpoint[step]
+        dies = self._job.faults[index].kind == _TORN
+        try:
+            if not self._broke_off:
+                self._broke_off = True
+                self._record(index)
+        finally:
+            if dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+
     def _record(self, index: int) -> None:
         record_struck(self._job.run_folder, index, self._job.faults[index], self._pass_number)
+
+    # ------------------------------------------------------------------ of the harness
 
     def step_ended(self, step: int) -> None:
         """Called before converge learns that a step has ended: from then on a fault may come."""

@@ -100,6 +100,9 @@ class ProbedLoop:
         """Only in a run of several passes; else None."""
         self._placed = this_pass is None
         """Whether it is known from which step training goes on."""
+        if self._faults is not None:
+            healed = self._faults.poison(model, lambda: self._step + (not self._under_way))
+            self._undo += [] if healed is None else [healed]
         if self._placed:
             self._begin()
         self._watch()
@@ -126,6 +129,8 @@ class ProbedLoop:
                 f"{self._job.name}: probe.saved({step}) {now}: call it right after the checkpoint "
                 "was written, with the number of the last step that the checkpoint has"
             )
+        if self._faults is not None:
+            self._faults.written(step)
         self._recorder.on_save(step, self._counters(step))
         if world.rank() == 0:
             self._leave_manifest(step)
@@ -177,6 +182,8 @@ class ProbedLoop:
 
     def _stop(self) -> None:
         self._closed = True
+        if self._faults is not None:
+            self._faults.end_of_writing()
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
@@ -192,6 +199,7 @@ class ProbedLoop:
                     "loaded, or 0"
                 )
             if self._faults is not None:
+                self._faults.end_of_writing()
                 self._faults.after_step(self._step)
             self._step += 1
             self._under_way = True
@@ -226,6 +234,8 @@ class ProbedLoop:
         if self._step == self._job.last_step:
             self._recorder.close()
             self._stop()
+        elif self._faults is not None:
+            self._faults.checkpoint_due(self._step, self._smallest_file())
 
     def _all_steps(self) -> str:
         """How many steps there should be, and what says so to the program."""
@@ -277,6 +287,14 @@ class ProbedLoop:
                 "checkpoint before the call, where [trainer.checkpoints] of the experiment says"
             )
         write_manifest(checkpoint, step, self._recorder.folder, form)
+
+    def _smallest_file(self) -> int:
+        """Bytes that some file of a checkpoint surely has.
+
+        By the largest parameter, because there may be many files, and in lower precision.
+        """
+        sizes = (local_shard(each).nbytes for _, each in self._wrapped.parameters)
+        return max(sizes, default=0) // 4
 
     # ---------------------------------------------------------------- watching
 

@@ -17,6 +17,10 @@ WRONG = {
     "rate_scaled_by_ranks": "learning-rate schedule: lr is ",
     "rank_zero_alone_loads": "optimizer state (exp_avg, exp_avg_sq) lost at the resume: ",
     "random_not_saved": "the random numbers (RNG) start over at step 5: ",
+    "written_in_place": "no recovery in time: no step ended after the fault ckpt_torn at step 8",
+    "older_removed_first": "pass 2 starts from the initial weights although step 4 was saved",
+    "nan_trained_on": "training blew up: loss is nan at step 6, where the control is finite",
+    "batch_of_every_rank": "trained on other samples than the control's; note that global_batch",
     "one_random_state": "and ranks that train on other samples now draw the same; step 5 is part",
 }
 
@@ -60,7 +64,11 @@ def outcomes(test):
 def test_a_script_that_saves_everything_is_the_same_resized_and_interrupted(judged):
     tests = judged("recoverable")
     assert {name: test["verdict"] for name, test in tests.items()} == dict.fromkeys(
-        ("resized", "killed", "killed_in_place", "hung", "torn", "preempted"), "PASS"
+        (
+            *("resized", "killed", "killed_in_place", "hung", "torn", "preempted"),
+            *("killed_while_saving", "disk_full", "nan_batch", "nodes_leave_and_join"),
+        ),
+        "PASS",
     ), {name: test["cause"] for name, test in tests.items()}
     for name, test in tests.items():
         found = outcomes(test)
@@ -71,13 +79,17 @@ def test_a_script_that_saves_everything_is_the_same_resized_and_interrupted(judg
     loaded = {name: [each["loaded_step"] for each in tests[name]["passes"]] for name in tests}
     assert loaded["killed"] == [0, 0, 4]
     assert loaded["killed_in_place"] == [0, 4]
-    assert loaded["hung"] == loaded["torn"] == [0, 4]
+    for name in ("hung", "torn", "killed_while_saving", "disk_full", "nan_batch"):
+        assert loaded[name] == [0, 4], name
+    nodes = [each["degrees"] for each in tests["nodes_leave_and_join"]["passes"]]
+    assert nodes == ["DDP 2", "one rank", "DDP 2"]
+    assert loaded["nodes_leave_and_join"][:2] == [0, 4]
     # It ended by itself, after the step in which SIGTERM came, or after the next.
     assert loaded["preempted"] in ([0, 6], [0, 7])
     for name in ("killed_in_place", "preempted"):  # with dropout
         for check in ("random-numbers-go-on", "ranks-draw-apart"):
             assert outcomes(tests[name])[check] == "PASS", (name, check)
-    for name in ("killed", "killed_in_place", "hung", "torn"):
+    for name in ("killed", "killed_in_place", "hung", "torn", "disk_full", "nan_batch"):
         assert outcomes(tests[name])["replays-agree"] == "PASS"
 
 
@@ -89,7 +101,8 @@ def test_what_people_forget_fails_by_its_cause(judged):
     ), causes
     for name, words in WRONG.items():
         assert words in causes[name], name
-        assert "pass 2" in causes[name], name  # and where it was lost
+        if name not in ("written_in_place", "nan_trained_on"):
+            assert "pass 2" in causes[name], name  # and where it was lost
 
 
 def test_ranks_are_traded_for_accumulation(judged):

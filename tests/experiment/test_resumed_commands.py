@@ -94,6 +94,24 @@ def test_a_program_that_looks_for_its_checkpoint_can_be_restarted_in_place(load)
     assert test.recovery.restarts is RestartOwner.TORCHRUN
 
 
+NODES = """
+[[test]]
+kind = "fault"
+name = "broken"
+parallelism = { dp_replicate = 2 }
+checkpoint_every = 5
+restarts = "torchrun"
+nodes = [1, 2]
+faults = [{ kind = "agent_loss", step = 6 }, { kind = "join", step = 12 }]
+"""
+
+
+def test_nodes_of_a_program_may_leave_and_join(load):
+    (test,) = load(text(NODES)).tests
+    assert (test.recovery.nodes, test.recovery.first_nodes) == ((1, 2), 2)
+    assert [fault.kind for fault in test.recovery.faults] == [FaultKind.AGENT_LOSS, FaultKind.JOIN]
+
+
 NAMED = f'{EVERY}, "--resume", "{{resume_from}}"'
 
 
@@ -166,19 +184,6 @@ def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place)
             for path in ("", "/x", "../x")
         ),
         (
-            FAULT.replace("kill", "nan_batch"),
-            {},
-            (
-                "faults[0].kind of 'broken': converge cannot make nan_batch in runs of a command "
-                "trainer (one of kill, hang, ckpt_torn, preempt)"
-            ),
-        ),
-        (
-            FAULT.replace('"kill", step = 6, rank = 1', '"ckpt_torn", step = 5'),
-            {},
-            "converge cannot end a program while it writes a checkpoint (ckpt_torn with torn =",
-        ),
-        (
             FAULT.replace('"kill", step = 6', '"ckpt_torn", torn = "truncated", step = 5'),
             {},
             "the largest file is cut, whichever rank wrote it (leave rank out)",
@@ -188,7 +193,19 @@ def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place)
             {},
             'torchrun does not detect a hanging rank (restarts = "harness")',
         ),
-        (FAULT + "nodes = [1, 2]\n", {}, "nodes of 'broken': a command trainer runs on one node"),
+        (
+            FAULT + "nodes = [1, 3]\n",
+            {},
+            "nodes of 'broken': dp_replicate 2 is not a multiple of 3 nodes: a node that leaves",
+        ),
+        *(
+            (
+                NODES,
+                {"options": f'{EVERY}, "{{{name}}}"'},
+                f"nodes of 'broken': the program is told {{{name}}} once, and it changes when a",
+            )
+            for name in ("ranks", "dp_replicate", "gradient_accumulation_steps")
+        ),
         (
             IN_PLACE,
             {"options": NAMED},

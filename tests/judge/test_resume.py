@@ -622,6 +622,24 @@ def test_a_torn_checkpoint_that_was_written_again_may_be_loaded():
     assert judged(test, fault_spec(faults=faults)).judgement is Judgement.PASS
 
 
+@pytest.mark.parametrize("saved", [[8], [4, 8]])
+def test_a_program_may_go_on_without_the_checkpoint_for_which_there_was_no_space(saved):
+    """Pass 1 goes on from step 4; a checkpoint of it that it says to have saved is none."""
+    full = Struck(0, "disk_full", 4, 1003.5, 1, torn=True)
+    test = resumed(
+        a_pass(1, 0, 9, saves=saved),
+        a_pass(2, 8, STEPS, saves=[12, 16], ended=True),
+        struck=(full, replace(STRUCK[0], index=1)),
+    )
+    faults = (Fault(FaultKind.DISK_FULL, 4), Fault(FaultKind.KILL, 10, rank=1))
+    verdict = judged(test, fault_spec(faults=faults, within_s=2000.0))
+    if saved == [8]:
+        assert verdict.judgement is Judgement.PASS, verdict.cause
+    else:
+        assert verdict.judgement is Judgement.INVALID
+        assert verdict.cause.startswith("disk_full at step 4 did not end pass 1")
+
+
 def test_nan_of_a_fault_is_no_difference_of_a_replay():
     poisoned = Struck(0, "nan_batch", 9, 1008.5, number=1)
     test = replace(BROKEN, struck=(poisoned, STRUCK[1]))

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from multiprocessing import get_context
 
 import numpy as np
@@ -14,6 +15,7 @@ from probed_loop import DEGREES, Model, lines_of, microbatches, write_job
 
 from converge_harness.probe import Probe, ProbeError, faults
 from converge_harness.probe.faults import ScriptedFaults
+from converge_harness.probe.write_limit import MAY_GROW
 from converge_harness.run_folder.checkpoints import CheckpointForm, newest_whole, set_torn_aside
 from converge_harness.run_folder.job import RankFault, RankJob, read_job
 from converge_harness.run_folder.layout import SEGMENT_VARIABLE
@@ -310,12 +312,128 @@ def job_of(folder, *script) -> RankJob:
 
 
 def test_a_fault_that_a_probe_cannot_make_is_refused(tmp_path):
-    job = job_of(tmp_path, {"kind": "nan_batch", "step": 2})
-    assert job.faults == (RankFault("nan_batch", 2),)
+    job = job_of(tmp_path, {"kind": "flood", "step": 2})
+    assert job.faults == (RankFault("flood", 2),)
     with pytest.raises(
-        ProbeError, match="cannot make the fault nan_batch, only kill, hang, ckpt_torn"
+        ProbeError,
+        match="cannot make the fault flood, only kill, hang, nan_batch, ckpt_torn, disk_full",
     ):
         ScriptedFaults(job, 0, 1)
+
+
+FILE = 2 * MAY_GROW
+"""Bytes of a checkpoint, whose writing can be broken off."""
+
+
+class Writer(Program):
+    """Writes a large checkpoint, as ``saves`` has it."""
+
+    def __init__(self, *arguments, saves):
+        super().__init__(*arguments)
+        self.saves = saves
+
+    def save(self):
+        path = FORM.path(self.folder, self.step)
+        path.parent.mkdir(exist_ok=True)
+        self.saves(self, path)
+
+
+def wrote_by(path, saves, *, steps=4):
+    """The exit code of a process that trains all steps, and saves a checkpoint after two."""
+
+    def run():
+        with pytest.MonkeyPatch.context() as patch:
+            program = Writer(path, patch, saves=saves)
+            program.probe.loaded(0)
+            program.train(2)
+            program.save()
+            program.train(steps)
+
+    torch.set_num_threads(1)  # so that it can be forked
+    process = get_context("fork").Process(target=run)
+    process.start()
+    process.join(120)
+    return process.exitcode
+
+
+def save_by_torch(program, path):
+    torch.save(torch.zeros(FILE // 4), path)
+    program.probe.saved(program.step)
+
+
+def save_by_python(program, path):
+    path.write_bytes(bytes(FILE))
+    program.probe.saved(program.step)
+
+
+@pytest.mark.parametrize("saves", [save_by_torch, save_by_python])
+def test_a_rank_dies_once_in_the_middle_of_a_checkpoint(tmp_path, saves):
+    path = job_with(tmp_path / "run", {"kind": "ckpt_torn", "step": 2})
+    assert wrote_by(path, saves) == -signal.SIGKILL
+    assert 0 < FORM.path(path.parent, 2).stat().st_size < FILE
+    struck = json.loads((path.parent / "faults" / "0.json").read_text())
+    assert (struck["kind"], struck["step"], struck["torn"]) == ("ckpt_torn", 2, True)
+    assert newest_whole(path.parent, FORM) is None
+    assert wrote_by(path, saves) == 0
+    assert newest_whole(path.parent, FORM) == 2
+
+
+def test_a_program_ends_for_want_of_space_or_goes_on_without_the_checkpoint(tmp_path):
+    def go_on(program, path):
+        with suppress(OSError):
+            path.write_bytes(bytes(FILE))
+            raise AssertionError
+        assert (program.folder / "faults" / "0.json").exists()
+        program.train(3)
+        path = FORM.path(program.folder, 3)  # there is space again
+        path.write_bytes(bytes(FILE))
+        program.probe.saved(3)
+
+    script = {"kind": "disk_full", "step": 2}
+    assert wrote_by(job_with(tmp_path / "ends", script), save_by_python) == 1
+    assert newest_whole(tmp_path / "ends", FORM) is None
+    assert wrote_by(job_with(tmp_path / "goes_on", script), go_on) == 0
+    assert newest_whole(tmp_path / "goes_on", FORM) == 3
+    assert len(lines_of(tmp_path / "goes_on" / "passes" / "001")) == 4
+
+
+def test_a_checkpoint_too_small_to_break_off_says_so(tmp_path):
+    def save(program, path):
+        path.write_bytes(b"small")
+        words = "no file that rank 0 wrote between probe.step of step 2 and probe.saved"
+        with pytest.raises(ProbeError, match=f"disk_full could not strike: {words}"):
+            program.probe.saved(2)
+
+    path = job_with(tmp_path / "run", {"kind": "disk_full", "step": 2})
+    assert wrote_by(path, save) == 0
+    assert not (path.parent / "faults").exists()
+
+
+def test_another_rank_s_disk_is_not_full(tmp_path):
+    path = job_with(tmp_path / "run", {"kind": "disk_full", "step": 2, "rank": 1})
+
+    def save(program, path):
+        path.write_bytes(bytes(FILE))
+        with pytest.raises(ProbeError, match="no file that rank 1 wrote"):
+            program.probe.saved(2)
+
+    assert wrote_by(path, save) == 0
+
+
+def test_a_forward_pass_returns_nan_once(start):
+    program = start(checkpoint_every=2, faults=[{"kind": "nan_batch", "step": 2}])
+    program.probe.loaded(0)
+    tokens, _ = microbatches(1)[0]
+    program.train(1)
+    with torch.no_grad():
+        assert program.model(tokens).isfinite().all()  # no training
+    assert program.model(tokens).isnan().all()
+    assert program.model(tokens).isfinite().all()
+    struck = json.loads((program.folder / "faults" / "0.json").read_text())
+    assert (struck["kind"], struck["step"], struck["rank"]) == ("nan_batch", 2, 0)
+    again = start()
+    again.probe.loaded(1)
+    assert again.model(tokens).isfinite().all()
 
 
 def test_a_program_gets_sigterm_while_it_is_held_for_it(tmp_path, monkeypatch):

@@ -309,6 +309,21 @@ def test_a_broken_run_is_called_again_from_its_newest_checkpoint():
     assert options_of(made)["max-restarts"] == "2"
 
 
+def test_every_node_of_a_broken_run_starts_its_part_of_the_ranks():
+    nodes = resumed(
+        parallelism=Parallelism(dp_replicate=4),
+        recovery=replace(
+            KILLED, faults=(Fault(FaultKind.AGENT_LOSS, 6),), checkpoint_every=4, nodes=(1, 2)
+        ),
+    )
+    made = options_of(argv(nodes, FOLDER, meeting=Rendezvous(1, 2, "/private/abc", "abc")))
+    assert (made["nnodes"], made["nproc-per-node"]) == ("1:2", "2")
+    assert made["rdzv-endpoint"] == "/private/abc"
+    printed = printable_command(nodes, FOLDER)
+    assert "--nnodes=1:2 --nproc-per-node=2 --rdzv-backend=c10d" in printed
+    assert "--rdzv-endpoint=HEAD_NODE:29500" in printed
+
+
 def test_ranks_that_make_their_own_store_under_torchrun_keep_it_to_loopback():
     """torchrun's agent makes it otherwise, but not where it may restart its ranks."""
     folder = str(Path(loopback.__file__).parent / "on_loopback")

@@ -414,8 +414,16 @@ def _without_effect(test: Evidence) -> Iterator[tuple[str, int]]:
             yield f"{fault.kind} at step {fault.step} {text}", fault.step
             continue
         text = f"{fault.kind} at step {fault.step} did not end pass {number}"
+        if _went_on_without_checkpoint(fault, each):
+            continue
         if fault.index not in ended:
             yield f"{text}, which went on to step {each.steps.max(initial=0)}", fault.step
+
+
+def _went_on_without_checkpoint(fault: Struck, each: Pass) -> bool:
+    """Whether a program trained on after a full disk, and knew that its checkpoint is not whole."""
+    said_so = fault.step not in {sample.step for sample in each.saved}
+    return fault.kind == FaultKind.DISK_FULL and said_so
 
 
 def _without_fault(test: Evidence) -> Iterator[tuple[str, int]]:

@@ -168,9 +168,8 @@ def phases(job: Job) -> Iterator[JobPhase]:
 
 
 def _on(job: Job, nodes: int, most: int) -> Job:
-    """The job on fewer nodes, with dp_shard reduced accordingly."""
-    degrees = job.spec.parallelism
-    left = replace(degrees, dp_shard=degrees.dp_shard * nodes // most)
+    """The job on fewer nodes, with the degrees that are left."""
+    left = job.spec.parallelism.on_nodes(nodes, most)
     return replace(job, spec=replace(job.spec, parallelism=left))
 
 

@@ -29,6 +29,7 @@ from converge_harness.trainers.calls import (
     calls_of_segments,
     comes_in_passes,
     first_call,
+    most_nodes,
     part_of,
 )
 from converge_harness.trainers.command.settings import (
@@ -44,6 +45,7 @@ from converge_harness.trainers.command.settings import (
     placeholders,
 )
 from converge_harness.trainers.environment import OWN_STORE
+from converge_harness.trainers.torchrun import HEAD_NODE
 
 TORCHRUN = ("-m", "torch.distributed.run")
 ANY_PORT = 29500
@@ -221,8 +223,9 @@ def command_argv(
         case RankLauncher.TORCHRUN:
             meeting = meeting or Rendezvous()
             nodes, *where = meeting.arguments()
+            per_node = ranks // meeting.most
             return (
-                *(python, *torchrun, nodes, f"--nproc-per-node={ranks}", *where),
+                *(python, *torchrun, nodes, f"--nproc-per-node={per_node}", *where),
                 f"--rdzv-id={meeting.name or job.identity[:12]}",
                 f"--max-restarts={call.max_restarts}",
                 f"--log-dir={logs or folder.absolute() / LOGS}",
@@ -329,18 +332,23 @@ def variables_of_file(
 
 
 def printable(job: Job, folder: Path, data: Path | None = None) -> str:
-    """The call as one shell line, in converge's working directory for it.
+    """The call as one shell line, in converge's working directory for it; for each of its nodes.
 
     For a run in several segments, their calls one after another. A probe needs the run folder's
     ``job.json``, so the line repeats a run that was started before.
     """
     command = command_of(job.spec)
+    recovery = job.spec.recovery if most_nodes(job) > 1 else None
+    meeting = None
+    if recovery is not None:
+        fewest, most = recovery.nodes
+        meeting = Rendezvous(fewest, most, endpoint=HEAD_NODE, here=False)
     lines = [f"cd {shlex.quote(str(command.folder))}"]
     for call in calls_of_segments(job):
         own = own_variables(job, folder, device="", data=data, call=call)
         shown = {name: own[name] for name in own if name != "PATH" or name in command.environment}
         variables = shlex.join(f"{name}={value}" for name, value in shown.items())
-        typed = shlex.join(command_argv(job, folder, call=call, data=data))
+        typed = shlex.join(command_argv(job, folder, call=call, meeting=meeting, data=data))
         lines.append(f"env {variables} {typed}")
     return " && ".join(lines)
 

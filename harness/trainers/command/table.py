@@ -35,7 +35,6 @@ from pydantic_core import PydanticCustomError
 from converge_harness.errors import Problem, suggest
 from converge_harness.model import (
     RESHARD,
-    FaultKind,
     Kind,
     Parallelism,
     RestartOwner,
@@ -386,18 +385,27 @@ def restart_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
         )
 
 
-def torn_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
-    """Torn checkpoints that nobody can make from outside of a program."""
-    faults = spec.recovery.faults if spec.recovery else ()
-    torn = [each for each in faults if each.kind is FaultKind.CKPT_TORN]
-    if any(each.torn is not Torn.TRUNCATED for each in torn):
+FIXED_RANKS = ("ranks", "dp", "dp_replicate", "dp_shard", "gradient_accumulation_steps")
+"""Placeholders whose value is that of all nodes, however many are there."""
+
+
+def node_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
+    """Numbers of ranks in the command of a program whose nodes come and go."""
+    recovery, command = spec.recovery, spec.trainer.settings
+    if recovery is None or recovery.nodes[0] == recovery.nodes[1]:
+        return
+    for name in (name for name in FIXED_RANKS if name in passed(command)):
         yield Problem(
-            where("faults"),
-            f"converge cannot end a program while it writes a checkpoint (ckpt_torn with torn = "
-            f"{Torn.DEATH.value!r}, the default)",
-            f"torn = {Torn.TRUNCATED.value!r}: its checkpoint is cut once it is complete",
+            where("nodes"),
+            f"the program is told {{{name}}} once, and it changes when a node leaves or joins",
+            "let it ask torch.distributed.get_world_size() instead",
         )
-    if any(each.torn is Torn.TRUNCATED and each.rank for each in torn):
+
+
+def torn_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
+    """Ranks of truncated checkpoints: of a program's it is not known which rank wrote what."""
+    faults = spec.recovery.faults if spec.recovery else ()
+    if any(each.torn is Torn.TRUNCATED and each.rank for each in faults):
         yield Problem(
             where("faults"),
             "ckpt_torn has a rank, but of a program's checkpoint the largest file is cut, "

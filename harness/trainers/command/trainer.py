@@ -57,6 +57,7 @@ from converge_harness.trainers.command.settings import (
 from converge_harness.trainers.command.table import (
     CommandTable,
     lacks,
+    node_problems,
     not_told,
     read_command,
     restart_problems,
@@ -77,8 +78,8 @@ ON_ONE_NODE = frozenset({RankLauncher.COMPOSER, RankLauncher.DEEPSPEED, RankLaun
 """Launchers that srun starts on one node only."""
 RESUMED = (Kind.ELASTIC, Kind.FAULT)
 """Kinds of sets that a program can be trained as if it can be stopped and resumed."""
-FAULTS = frozenset({FaultKind.KILL, FaultKind.HANG, FaultKind.PREEMPT, FaultKind.CKPT_TORN})
-"""Faults that the probe can make, or wait for."""
+FAULTS = frozenset(FaultKind)
+"""All: the probe can make them, or wait for them."""
 
 
 def trained_by(command: Command) -> TrainerSpec:
@@ -90,6 +91,7 @@ def trained_by(command: Command) -> TrainerSpec:
         rounds_otherwise=probed,
         kinds=frozenset({Kind.PARALLEL, Kind.SPACE_TIME, *resumed}),
         faults=FAULTS if Kind.FAULT in resumed else frozenset(),
+        replicas_leave=True,
         under_scheduler=command.launcher is not RankLauncher.MPIRUN,
     )
     return TrainerSpec("command", can, command)
@@ -132,7 +134,11 @@ class CommandTrainer(Trainer):
     def pass_problems(
         self, spec: SetSpec, own: Mapping[str, Any], where: Where, whole: Where
     ) -> Iterable[Problem]:
-        return (*restart_problems(spec, where), *torn_problems(spec, where))
+        return (
+            *restart_problems(spec, where),
+            *torn_problems(spec, where),
+            *node_problems(spec, where),
+        )
 
     def why_not(self, kind: Kind, trainer: TrainerSpec) -> tuple[str, str]:
         if kind not in RESUMED:
