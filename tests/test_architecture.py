@@ -86,7 +86,7 @@ def layer_of(path: Path) -> str:
 
 
 @functools.cache
-def tree_of(path):
+def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
@@ -386,7 +386,7 @@ def unnamed_in_docstrings(folder: Path) -> dict[str, set[str]]:
     """
     found: dict[str, set[str]] = {}
     for init in sorted(folder.rglob("__init__.py")):
-        docstring = ast.get_docstring(ast.parse(init.read_text())) or ""
+        docstring = ast.get_docstring(tree_of(init)) or ""
         modules = {path.stem for path in init.parent.glob("*.py")} - {"__init__", "__main__"}
         modules |= {path.parent.name for path in init.parent.glob("*/__init__.py")}
         named = {name for each in NAMED.findall(docstring) for name in each if name}

@@ -137,16 +137,16 @@ class ScriptedFaults:
 
     # ------------------------------------------------------------------ of a checkpoint
 
-    def checkpoint_due(self, step: int, smallest: int) -> None:
+    def checkpoint_due(self, step: int, smallest: Callable[[], int]) -> None:
         """Break off what this rank writes from now on, if the script says so; a step has ended.
 
-        ``smallest``: bytes that the file of a checkpoint has at least.
+        ``smallest`` gives the bytes that the file of a checkpoint has at least.
         """
         fault = self._breaks_off(step)
         if fault is None or (fault.kind == _FULL and fault.rank != self._rank):
             return
         try:
-            self._limit = WriteLimit(smallest, lambda: self._break_off(step))
+            self._limit = WriteLimit(smallest(), lambda: self._break_off(step))
         except RuntimeError as error:
             raise ProbeError(
                 f"{self._job.name}: cannot make the fault {fault.kind}, because probe.step() of "

@@ -235,7 +235,7 @@ class ProbedLoop:
             self._recorder.close()
             self._stop()
         elif self._faults is not None:
-            self._faults.checkpoint_due(self._step, self._smallest_file())
+            self._faults.checkpoint_due(self._step, self._smallest_file)
 
     def _all_steps(self) -> str:
         """How many steps there should be, and what says so to the program."""

@@ -29,16 +29,18 @@ def run_some(folder: Path, name: str, *only: str) -> dict[str, dict]:
     for named in beside:
         if not (folder / named.name).exists():
             (folder / named.name).symlink_to(named)
-    return _run(experiment, folder, only, timeout_s=850)
+    return _run(experiment, folder, only, 850, TOOLCHAINS)
 
 
-def run_whole(folder: Path, name: str, *only: str) -> dict[str, dict]:
+def run_whole(
+    folder: Path, name: str, *only: str, toolchains: Path = TOOLCHAINS
+) -> dict[str, dict]:
     """Run ``experiments/NAME.toml`` as it is, or some of its sets, as ``run_some`` does."""
-    return _run(ROOT / "experiments" / f"{name}.toml", folder, only, timeout_s=1400)
+    return _run(ROOT / "experiments" / f"{name}.toml", folder, only, 1400, toolchains)
 
 
 def _run(
-    experiment: Path, folder: Path, only: tuple[str, ...], timeout_s: float
+    experiment: Path, folder: Path, only: tuple[str, ...], timeout_s: float, toolchains: Path
 ) -> dict[str, dict]:
     out = folder / experiment.stem
     where = ("--store", str(folder / "store"), "--out", str(out))
@@ -48,7 +50,7 @@ def _run(
         cwd=ROOT,
         env={
             **os.environ,
-            "CONVERGE_TOOLCHAINS": str(TOOLCHAINS),
+            "CONVERGE_TOOLCHAINS": str(toolchains),
             "CONVERGE_HISTORY": str(folder / "history.sqlite"),
         },
         capture_output=True,

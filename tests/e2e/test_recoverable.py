@@ -1,15 +1,11 @@
 """docs/any-trainer.md by real runs: a script that is resized and interrupted, right and wrong."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
+from cut_down import outcomes, run_whole
 from warm_toolchains import warm_torch
 
-ROOT = Path(__file__).parents[2]
 WRONG = {
     "optimizer_not_saved": "optimizer state (exp_avg, exp_avg_sq) and the learning rate lost at",
     "schedule_not_saved": "learning-rate schedule: lr is ",
@@ -31,34 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 def judged(tmp_path_factory):
     """What report.json says of each set of an experiment; both share their controls."""
     folder = tmp_path_factory.mktemp("recoverable")
-
-    def judged(name, *only):
-        where = ("--store", str(folder / "store"), "--out", str(folder / name))
-        if only:
-            where += ("--only", *only)
-        experiment = f"experiments/{name}.toml"
-        done = subprocess.run(
-            [sys.executable, "-m", "converge_harness", "run", experiment, *where],
-            cwd=ROOT,
-            env={
-                **os.environ,
-                "CONVERGE_TOOLCHAINS": str(warm_torch()),
-                "CONVERGE_HISTORY": str(folder / "history.sqlite"),
-            },
-            capture_output=True,
-            text=True,
-            timeout=1400,
-            check=False,
-        )
-        report = folder / name / "report.json"
-        assert report.is_file(), done.stdout + done.stderr
-        return {test["name"]: test for test in json.loads(report.read_text())["tests"]}
-
-    return judged
-
-
-def outcomes(test):
-    return {check["name"]: check["outcome"] for check in test["checks"]}
+    return partial(run_whole, folder, toolchains=warm_torch())
 
 
 def test_a_script_that_saves_everything_is_the_same_resized_and_interrupted(judged):

@@ -144,8 +144,7 @@ def _of_program(folder: Path, job: JobDocument, known: dict[str, Any]) -> Eviden
         rarely = logged_every(evidence.steps, job.get("steps"))
         means = evidence.mean_over if curve.mean_over == 1 else curve.mean_over
         found = {"precision": _precision(job, None), "logged_every": rarely, **expected}
-        found["mean_over"] = means
-        return replace(evidence, **found)
+        return replace(evidence, mean_over=means, **found)
     except EvidenceError as error:
         return _unread(str(error), precision=_precision(job, None), **expected)
 
