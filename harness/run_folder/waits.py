@@ -31,7 +31,7 @@ def read_waits(run_folder: Path) -> frozenset[int]:
     return frozenset(_read(run_folder)["after"])
 
 
-def told_to_wait(job: RankJob) -> RankJob:
+def with_saves_before_waits(job: RankJob) -> RankJob:
     """A rank's job, with the steps of ``saves``: there it writes a checkpoint before it waits.
 
     Call it once, before any rank trains: until then nobody changes the file, so all ranks read the

@@ -202,7 +202,7 @@ def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place)
             (
                 NODES,
                 {"options": f'{EVERY}, "{{{name}}}"'},
-                f"nodes of 'broken': the program is told {{{name}}} once, and it changes when a",
+                f"nodes of 'broken': {{{name}}} is put into the command once, and changes as nodes",
             )
             for name in ("ranks", "dp_replicate", "gradient_accumulation_steps")
         ),

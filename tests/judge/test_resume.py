@@ -1018,6 +1018,22 @@ def test_a_program_is_looked_at_where_it_saves_and_loads(name, words):
         assert of_torchtitan not in verdict.look_at
 
 
+@pytest.mark.parametrize(
+    ("loaded", "advice"),
+    [
+        (0, "pass 2 counts its steps from 1 again, although a checkpoint of step 8 is there"),
+        (8, "let the program derive them from {seed} alone"),
+    ],
+)
+def test_a_program_with_other_weights_at_step_0_is_told_what_to_mend(loaded, advice):
+    passes = (ELASTIC_PASSES[0], a_pass(2, loaded, 14, ONE, saves=[14], segment=1, ended=True))
+    test = resumed(*passes, ELASTIC_PASSES[2], samples=samples(initial=lambda name, x: x + 1))
+    verdict = judged(test, replace(ELASTIC_SPEC, trainer=PROGRAM))
+    assert verdict.judgement is Judgement.INVALID
+    assert "starts from other weights than the control" in verdict.cause
+    assert advice in verdict.cause
+
+
 ERROR = RankError(0, "AssertionError: dp_degree is inconsistent before and after checkpoint")
 
 

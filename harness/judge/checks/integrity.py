@@ -31,7 +31,7 @@ from converge_harness.judge.compare.reported import agreement, other_objective
 from converge_harness.judge.compare.sketches import sizes_of
 from converge_harness.judge.compare.tensors import Comparisons
 from converge_harness.judge.programs import BEFORE_CLIPPING, probing, required
-from converge_harness.judge.resume.passes import INTERRUPTED
+from converge_harness.judge.resume.passes import INTERRUPTED, newest_whole
 from converge_harness.judge.soundness import (
     Flaw,
     began_later,
@@ -372,10 +372,22 @@ def starts_as_the_control(
         return invalid(
             f"{test.name} starts from other weights than the control ({found.outside.size} of "
             f"{len(names)} parameters, {names[int(found.outside[0])]} for one): "
-            f"{_OF_A_PROGRAM if program else _OF_A_CHECKPOINT}",
+            f"{_advice(test) if program else _OF_A_CHECKPOINT}",
             0,
         )
     return passed(f"{found.difference.size} initial parameters")
+
+
+def _advice(test: Evidence) -> str:
+    """What a program should do that starts from other weights than its control."""
+    for each in test.passes:
+        saved = newest_whole(test, each.number)
+        if saved and each.loaded_step == 0:
+            return (
+                f"pass {each.number} counts its steps from 1 again, although a checkpoint of step "
+                f"{saved} is there; if it loaded the weights of that one, let it load the step, too"
+            )
+    return _OF_A_PROGRAM
 
 
 TENSOR_CHECKS: tuple[Question, ...] = (samples_whole, same_parameters, starts_as_the_control)

@@ -23,7 +23,7 @@ from converge_harness.rank.start.loopback import listen_on_loopback
 from converge_harness.rank.start.parent import die_with_parent
 from converge_harness.run_folder.job import JobError, RankJob, read_job
 from converge_harness.run_folder.layout import GPU_OF_RANK
-from converge_harness.run_folder.waits import told_to_wait
+from converge_harness.run_folder.waits import with_saves_before_waits
 
 DIALECTS = {
     "megatron_0_16": "converge_harness.rank.megatron",
@@ -97,7 +97,7 @@ def _segments_problems(module: ModuleType, job_path: str, job: RankJob) -> list[
 
 
 def _run(job_path: str, segment: int | None) -> None:
-    job = told_to_wait(read_job(job_path, segment))
+    job = with_saves_before_waits(read_job(job_path, segment))
     if job.segments and segment is None:
         raise JobError(
             f"{job_path}: has {len(job.segments)} segments: say which one to run (--segment INDEX)"

@@ -397,7 +397,7 @@ def node_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
     for name in (name for name in FIXED_RANKS if name in passed(command)):
         yield Problem(
             where("nodes"),
-            f"the program is told {{{name}}} once, and it changes when a node leaves or joins",
+            f"{{{name}}} is put into the command once, and changes as nodes leave or join",
             "let it ask torch.distributed.get_world_size() instead",
         )
 
