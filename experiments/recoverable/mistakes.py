@@ -2,7 +2,8 @@
 
 MISTAKE=optimizer_not_saved torchrun --nproc-per-node 2 mistakes.py --checkpoints FOLDER
 
-None of them raises an error before the first resume, and none shows before it.
+None of them shows before the first resume or fault, except DividedByRanks, which is a mistake of
+accumulation.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class WrittenInPlace(Training):
 
 
 class OlderRemovedFirst(Training):
-    """One checkpoint at a time has space enough, so the older one goes before the new one."""
+    """To save space, the older checkpoint is removed before the new one is written."""
 
     def write(self, states: dict[str, Any], path: Path) -> None:
         for older in path.parent.glob("step-*.pt"):

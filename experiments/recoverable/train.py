@@ -93,7 +93,7 @@ class Training:
         return microbatches
 
     def clip(self) -> torch.Tensor:
-        """Limit the gradients' norm; without one there is no update, and this rank ends."""
+        """Limit the gradients' norm. Raises if it is not finite, so there is no update."""
         parameters = self.model.parameters()
         return nn.utils.clip_grad_norm_(parameters, 1.0, error_if_nonfinite=True)
 

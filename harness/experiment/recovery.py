@@ -206,9 +206,7 @@ def _target_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wr
     ranks = spec.parallelism.world_size // most * at.nodes
     rank = at.fault.rank
     if at.kind is FaultKind.CKPT_TORN and rank is not None and at.fault.torn != Torn.TRUNCATED:
-        yield _Wrong(
-            "rank", "every rank dies: only a truncated shard has a rank", 'torn = "truncated"'
-        )
+        yield _Wrong("rank", "whichever rank writes the checkpoint dies", "leave rank out")
     elif rank is not None and rank >= ranks:
         there = f" on the {at.nodes} of {most} nodes that are there" if at.nodes < most else ""
         yield _Wrong(

@@ -94,7 +94,8 @@ class FaultKind(StrEnum):
     CKPT_TORN = "ckpt_torn"
     """The checkpoint of the step is torn: the job dies before it is complete, or a shard is cut."""
     DISK_FULL = "disk_full"
-    """No space is left (ENOSPC) for one rank's shard of the checkpoint of the step."""
+    """No space is left (ENOSPC; in programs of one's own EFBIG) for what one rank writes of the
+    checkpoint of the step."""
     PREEMPT = "preempt"
     """SIGTERM to the whole job after the step, as on a spot instance."""
     AGENT_LOSS = "agent_loss"
@@ -107,7 +108,8 @@ class Torn(StrEnum):
     """How a checkpoint is torn."""
 
     DEATH = "death"
-    """Every rank dies after the shards and before the metadata."""
+    """Every rank dies after the shards and before the metadata; of a program of one's own, every
+    rank that writes, in the middle of a file."""
     TRUNCATED = "truncated"
     """The checkpoint looks complete, but one shard is cut, and the job dies after it."""
 

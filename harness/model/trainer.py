@@ -50,7 +50,7 @@ class Capabilities:
     faults: frozenset[FaultKind] = frozenset()
     """Faults that can be made in its runs."""
     replicas_leave: bool = False
-    """Where nothing is sharded, dp_replicate shrinks with the nodes; else only dp_shard can."""
+    """When a node leaves, dp_replicate shrinks where nothing is sharded; False: only dp_shard."""
     continues: bool = False
     """A run of any kind continues from its own checkpoints, written as often as the file says."""
     checks_config: bool = False

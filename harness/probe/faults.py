@@ -4,8 +4,8 @@
 backward pass, and before a parameter is updated. ``nan_batch`` makes the step's first forward pass
 on one rank return NaN. Faults of a checkpoint break off what is written between the end of its
 step and ``probe.saved`` (``write_limit.py``): ``disk_full`` on one rank, which then goes on or ends
-as the program has it; ``ckpt_torn`` on whichever rank writes, which dies of it. A truncated one is
-cut when it looks complete, and every rank dies.
+as the program has it; ``ckpt_torn`` kills every rank that writes, in the middle of a file. With
+``torn = "truncated"`` the complete checkpoint is cut, and every rank dies.
 
 A fault of the harness (``preempt``) comes from outside: the ranks wait for it where the next step
 begins, so that the checkpoint of its own step is complete. It may come earlier, too, as soon as the
@@ -40,6 +40,7 @@ from converge_harness.run_folder.faults import (
     struck_file,
 )
 from converge_harness.run_folder.job import RankFault, RankJob
+from converge_harness.run_folder.layout import CHECKPOINTS
 
 _KILL, _HANG, _NAN, _TORN, _FULL = "kill", "hang", "nan_batch", "ckpt_torn", "disk_full"
 _MADE = (_KILL, _HANG, _NAN, _TORN, _FULL)
@@ -82,8 +83,8 @@ class ScriptedFaults:
         }
         self._limit: WriteLimit | None = None
         """While writes of this rank are broken off."""
-        self._broke_off = False
-        """Whether one was, since ``checkpoint_due``."""
+        self._refused = False
+        """Whether a write was broken off since ``checkpoint_due``."""
         self._notice: _Notice | None = None
 
     # ------------------------------------------------------------------ in a step
@@ -104,7 +105,8 @@ class ScriptedFaults:
     ) -> Callable[[], None] | None:
         """Let the first forward pass of a step return NaN if the script says so.
 
-        Returns what removes the hook; None if there is none.
+        Returns what removes the hook; None if there is none. The forward pass raises ProbeError if
+        no tensor is found in what it returns.
         """
         if not self._poisoned:
             return None
@@ -126,8 +128,9 @@ class ScriptedFaults:
             changed = tree_map(made_nan, output)
             if not poisoned:
                 raise ProbeError(
-                    f"{self._job.name}: {_NAN} cannot make the output of the model NaN: it is a "
-                    f"{type(output).__name__} without a tensor that has a gradient"
+                    f"{self._job.name}: {_NAN} cannot make the output of the model NaN: no tensor "
+                    f"with a gradient is found in a {type(output).__name__}. Return a tensor, a "
+                    "tuple, a dict, or a class that torch.utils._pytree knows"
                 )
             self._record(index)
             return changed
@@ -141,12 +144,15 @@ class ScriptedFaults:
         """Break off what this rank writes from now on, if the script says so; a step has ended.
 
         ``smallest`` gives the bytes that the file of a checkpoint has at least.
+
+        Raises ProbeError outside of the main thread, where no write can be broken off.
         """
-        fault = self._breaks_off(step)
+        fault = self._fault_of_writing(step)
         if fault is None or (fault.kind == _FULL and fault.rank != self._rank):
             return
+        self._refused = False
         try:
-            self._limit = WriteLimit(smallest(), lambda: self._break_off(step))
+            self._limit = WriteLimit(smallest(), lambda: self._strike_writer(step))
         except RuntimeError as error:
             raise ProbeError(
                 f"{self._job.name}: cannot make the fault {fault.kind}, because probe.step() of "
@@ -154,7 +160,7 @@ class ScriptedFaults:
             ) from None
 
     def end_of_writing(self) -> None:
-        """Let this rank write again: it says that it has written, or begins the next step."""
+        """Lift the limit: the program has written the checkpoint, or begins the next step."""
         if self._limit is not None:
             self._limit.lift()
             self._limit = None
@@ -165,19 +171,21 @@ class ScriptedFaults:
         Collective over the world where its writing was to be broken off. Raises ProbeError there if
         no write was.
         """
-        fault, limit = self._breaks_off(step), self._limit
+        fault, limit = self._fault_of_writing(step), self._limit
         self.end_of_writing()
         if fault is None:
             return
-        found = world.everyones((self._broke_off, limit and limit.size))
-        self._broke_off = False
-        if not any(broke_off for broke_off, _ in found):
+        largest = (limit.size, str(limit.open_file or "")) if limit else (0, "")
+        found = world.everyones((self._refused, largest))
+        if not any(refused for refused, _ in found):
             who = f"rank {fault.rank}" if fault.kind == _FULL else "any rank"
-            size = max((size for _, size in found if size), default=0)
+            size, open_file = max(largest for _, largest in found)
+            why = f" (a little more than {open_file}, which is open for writing)"
             raise ProbeError(
                 f"{self._job.name}: {fault.kind} could not strike: no file that {who} wrote "
                 f"between probe.step of step {step} and probe.saved({step}) has more than {size} "
-                "bytes"
+                f"bytes{why if open_file else ''}. Write the checkpoint there, in the rank's own "
+                "process"
             )
 
     def saved(self, step: int) -> None:
@@ -195,26 +203,34 @@ class ScriptedFaults:
         world.everyones(None)  # no rank dies before it is cut
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _breaks_off(self, step: int) -> RankFault | None:
+    def _fault_of_writing(self, step: int) -> RankFault | None:
         """The fault that breaks off the checkpoint of a step."""
         index = self._of_checkpoint.get(step)
         fault = None if index is None else self._job.faults[index]
         return None if fault is None or fault.torn == _TRUNCATED else fault
 
-    def _break_off(self, step: int) -> None:
+    def _strike_writer(self, step: int) -> None:
         """Called when a write has been broken off."""
         index = self._of_checkpoint[step]
         dies = self._job.faults[index].kind == _TORN
         try:
-            if not self._broke_off:
-                self._broke_off = True
-                self._record(index)
+            if not self._refused:
+                self._refused = True
+                self._record(index, rank=self._rank, torn=self._leaves_half_a_file())
         finally:
             if dies:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def _record(self, index: int) -> None:
-        record_struck(self._job.run_folder, index, self._job.faults[index], self._pass_number)
+    def _leaves_half_a_file(self) -> bool:
+        """Whether what was broken off is a file in the folder of checkpoints, not another one."""
+        size = self._limit.size if self._limit else 0
+        files = (self._job.run_folder / CHECKPOINTS).rglob("*")
+        return any(each.is_file() and each.stat().st_size == size for each in files)
+
+    def _record(self, index: int, *, rank: int | None = None, torn: bool | None = None) -> None:
+        fault = self._job.faults[index]
+        run_folder, number = self._job.run_folder, self._pass_number
+        record_struck(run_folder, index, fault, number, rank=rank, torn=torn)
 
     # ------------------------------------------------------------------ of the harness
 

@@ -113,8 +113,9 @@ class Probe:
         Args:
             step: the last step that the checkpoint has.
 
-        Raises ProbeError for another step than the one that ended last, and, on rank 0, if there is
-        no such checkpoint where ``[trainer.checkpoints]`` of the experiment says.
+        Raises ProbeError for another step than the one that ended last; on rank 0, if there is no
+        such checkpoint where ``[trainer.checkpoints]`` of the experiment says; and if a fault of
+        the experiment should have broken off the writing, and could not.
         """
         if self._loop is not None:
             self._loop.saved(step)
@@ -172,8 +173,9 @@ class Probe:
             ranks' losses are averaged with their tokens as weights; None if a rank has none.
             grad_norm: as the program reports it.
 
-        Raises ProbeError without a ``batch`` in the step, for more steps than the job has, and when
-        the model's parameters have been replaced by other tensors.
+        Raises ProbeError without a ``batch`` in the step, for more steps than the job has, when the
+        model's parameters have been replaced by other tensors, and outside of the main thread if a
+        fault of the experiment is to break off the checkpoint of this step.
         """
         if self._loop is not None:
             self._loop.step(loss, grad_norm)

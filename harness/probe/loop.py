@@ -101,8 +101,8 @@ class ProbedLoop:
         self._placed = this_pass is None
         """Whether it is known from which step training goes on."""
         if self._faults is not None:
-            healed = self._faults.poison(model, lambda: self._step + (not self._under_way))
-            self._undo += [] if healed is None else [healed]
+            remove_poison = self._faults.poison(model, lambda: self._step + (not self._under_way))
+            self._undo += [] if remove_poison is None else [remove_poison]
         if self._placed:
             self._begin()
         self._watch()

@@ -3,11 +3,12 @@
 The kernel writes up to the limit, refuses the rest (EFBIG, "File too large"), and sends SIGXFSZ
 (setrlimit(2), ``RLIMIT_FSIZE``). So every way to write a file is broken off in its middle, in
 Python or not: ``torch.save``, torch's distributed checkpoint, safetensors. Processes that are
-started meanwhile have the same limit.
+started meanwhile keep the limit for good, and notice nothing.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import signal
@@ -15,27 +16,38 @@ import stat
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 
 OPEN_FILES = "/dev/fd"
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - nothing is written there
 MAY_GROW = 64 * 1024
 """Bytes by which files that are open already, such as logs, may still grow."""
 
 
 class WriteLimit:
-    """The limit, from its making until ``lift``. SIGXFSZ is its own meanwhile."""
+    """A limit that holds until ``lift``; until then it handles SIGXFSZ."""
 
     def __init__(self, size: int, reached: Callable[[], None]) -> None:
-        """Files may have ``size`` bytes, or a little more than the largest that is open now.
+        """No file may grow beyond ``size`` bytes.
 
-        ``reached`` is called in the main thread whenever a write has been broken off.
+        If a file that this process writes to is open, and has more than ``size`` - ``MAY_GROW``
+        bytes, the limit is that file's size and ``MAY_GROW``: it may be a log.
+
+        ``reached`` is called in the main thread whenever a write of this process was broken off.
 
         Raises RuntimeError outside of the main thread, which alone may handle signals.
         """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("only the main thread can limit what is written")
-        self.size = max(size, _largest_open_file() + MAY_GROW)
+        largest, has = _largest_open_file()
+        self.size = max(size, has + MAY_GROW)
+        """Bytes that a file may have. A limit of the user's own that is lower stays in force."""
+        self.open_file = largest if self.size > size else None
+        """The open file because of which it is more than was asked for."""
         self._reached = reached
+        self._process = os.getpid()
+        self._lifted = False
         self._handler = signal.signal(signal.SIGXFSZ, self._notice)
         self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         soft, hard = self._limits
@@ -43,21 +55,32 @@ class WriteLimit:
         resource.setrlimit(resource.RLIMIT_FSIZE, (least, hard))
 
     def lift(self) -> None:
-        """Let files grow again."""
+        """Let files grow again. Any thread may call it."""
+        self._lifted = True
         resource.setrlimit(resource.RLIMIT_FSIZE, self._limits)
-        # None: a handler that was not set in Python, which cannot be put back.
-        signal.signal(signal.SIGXFSZ, self._handler or signal.SIG_IGN)
+        if threading.current_thread() is threading.main_thread():
+            # None: a handler that was not set in Python, which cannot be put back.
+            before = signal.SIG_IGN if self._handler is None else self._handler
+            signal.signal(signal.SIGXFSZ, before)
 
     def _notice(self, _number: int, _frame: FrameType | None) -> None:
-        self._reached()
+        # A forked process inherits the handler.
+        if not self._lifted and os.getpid() == self._process:
+            self._reached()
 
 
-def _largest_open_file() -> int:
-    """Bytes of the largest regular file that this process has open; 0 if there is none."""
-    sizes = [0]
+def _largest_open_file() -> tuple[Path | None, int]:
+    """The largest regular file that this process has open for writing, and its bytes.
+
+    Files that are only read, such as memory-mapped tokens, do not grow, and neither does shared
+    memory. None and 0 if there is none.
+    """
+    largest: tuple[Path | None, int] = (None, 0)
     for name in os.listdir(OPEN_FILES):  # noqa: PTH208 (these are numbers)
         with suppress(OSError):  # the folder itself, which is closed by now
             found = os.fstat(int(name))
-            if stat.S_ISREG(found.st_mode):
-                sizes.append(found.st_size)
-    return max(sizes)
+            written = fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+            path = Path(OPEN_FILES, name).readlink()
+            if stat.S_ISREG(found.st_mode) and written and SHARED_MEMORY not in path.parents:
+                largest = max(largest, (path, found.st_size), key=lambda each: each[1])
+    return largest

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from converge_harness.run_folder.documents import SCHEMA, write_json
@@ -68,12 +69,25 @@ def hold_until(over: Path, or_else: Callable[[], bool] = lambda: False) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def record_struck(run_folder: Path, index: int, fault: RankFault, pass_number: int) -> None:
-    """Record that a fault of the ranks happens now. The file is synced when this returns."""
+def record_struck(
+    run_folder: Path,
+    index: int,
+    fault: RankFault,
+    pass_number: int,
+    *,
+    rank: int | None = None,
+    torn: bool | None = None,
+) -> None:
+    """Record that a fault of the ranks happens now. The file is synced when this returns.
+
+    ``rank`` and ``torn`` default to what the fault says. Several ranks may call this at once for
+    one fault: the file of the first stays.
+    """
     path = struck_file(run_folder, index)
     path.parent.mkdir(exist_ok=True)
+    own = path.with_name(f"{path.name}.{os.getpid()}")
     write_json(
-        path,
+        own,
         {
             "schema": SCHEMA,
             "index": index,
@@ -81,10 +95,13 @@ def record_struck(run_folder: Path, index: int, fault: RankFault, pass_number: i
             "step": fault.step,
             "at": time.time(),
             "pass": pass_number,
-            "rank": fault.rank,
-            "torn": fault.kind in ("ckpt_torn", "disk_full"),
+            "rank": fault.rank if rank is None else rank,
+            "torn": fault.kind in ("ckpt_torn", "disk_full") if torn is None else torn,
         },
     )
+    with suppress(FileExistsError):
+        os.link(own, path)
+    own.unlink()
     for written in (path, path.parent):
         descriptor = os.open(written, os.O_RDONLY)
         os.fsync(descriptor)

@@ -89,6 +89,19 @@ def test_a_fault_set_has_the_documented_defaults(load):
     assert test.recovery == Recovery((Fault(FaultKind.KILL, 6, rank=1),), checkpoint_every=5)
 
 
+@pytest.mark.parametrize(
+    ("degrees", "left"),
+    [
+        ({"dp_shard": 4}, {"dp_shard": 2}),
+        ({"dp_replicate": 2}, {}),
+        ({"dp_replicate": 2, "dp_shard": 2}, {"dp_replicate": 2}),
+        ({"dp_replicate": 2, "tp": 2}, {"tp": 2}),
+    ],
+)
+def test_half_the_nodes_leave_half_of_what_is_split_over_nodes(degrees, left):
+    assert Parallelism(**degrees).on_nodes(1, 2) == Parallelism(**left)
+
+
 def test_a_space_time_table_is_sets_of_equal_product(load):
     text = SPACE_TIME.replace("product = 2", "product = 4\nlocal_batch_size = 2\npp = [1, 2]")
     tests = load(text + 'note = "why"\n').tests
@@ -203,7 +216,7 @@ WRONG = {
     ),
     "a rank of a death of all": (
         FAULT + 'checkpoint_every = 5\nfaults = [{ kind = "ckpt_torn", step = 5, rank = 1 }]\n',
-        ["faults[0].rank", 'torn = "truncated"'],
+        ["faults[0].rank", "leave rank out"],
     ),
     "keys of another fault": (
         FAULT + SCRIPT.replace("rank = 1", 'torn = "death", node = 1'),

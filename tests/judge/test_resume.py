@@ -11,6 +11,7 @@ from resume_examples import (
     ELASTIC,
     ELASTIC_PASSES,
     ELASTIC_SPEC,
+    FAULTS,
     ONE,
     RUN,
     SEGMENTS,
@@ -637,7 +638,34 @@ def test_a_program_may_go_on_without_the_checkpoint_for_which_there_was_no_space
         assert verdict.judgement is Judgement.PASS, verdict.cause
     else:
         assert verdict.judgement is Judgement.INVALID
-        assert verdict.cause.startswith("disk_full at step 4 did not end pass 1")
+        assert verdict.cause.startswith(
+            "disk_full at step 4 did not end pass 1, which reported the checkpoint of step 4 as "
+            "saved although its writing had failed"
+        )
+
+
+def test_a_death_long_after_a_full_disk_is_not_of_it():
+    """Pass 1 trains on without the checkpoint of step 4, and dies after step 11 of something else."""
+    full = Struck(0, "disk_full", 4, 1003.5, 1, torn=True)
+    test = resumed(
+        a_pass(1, 0, 11, saves=[8]), a_pass(2, 8, STEPS, saves=[12, 16], ended=True), struck=(full,)
+    )
+    faults = (Fault(FaultKind.DISK_FULL, 4),)
+    verdict = judged(test, fault_spec(faults=faults, within_s=2000.0))
+    assert verdict.judgement is Judgement.INVALID
+    assert (
+        "pass 1 died, and not by a fault of the script" in answer(verdict, "faults-struck").detail
+    )
+
+
+@pytest.mark.parametrize("kind", [FaultKind.CKPT_TORN, FaultKind.DISK_FULL])
+def test_a_write_that_was_no_checkpoint_s_shows_nothing(kind):
+    struck = replace(STRUCK[1], kind=kind.value, torn=False)
+    faults = (FAULTS[0], Fault(kind, 16))
+    verdict = judged(replace(BROKEN, struck=(STRUCK[0], struck)), fault_spec(faults=faults))
+    found = answer(verdict, "faults-struck")
+    assert found.outcome is INVALID
+    assert "no file in the folder of checkpoints" in found.detail
 
 
 def test_nan_of_a_fault_is_no_difference_of_a_replay():

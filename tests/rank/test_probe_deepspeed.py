@@ -191,7 +191,7 @@ def problems_of_another_optimizer():
     engine = engine_of(small_model().bfloat16(), 0, bf16={"enabled": True})
     (problem,) = wrapped_engine(engine).problems
     assert "FP16" in problem
-    assert "stage 0 is not probed" in problem
+    assert "stage 0 is not supported by the probe" in problem
 
 
 def test_an_optimizer_whose_pieces_are_unknown_is_refused_in_words():

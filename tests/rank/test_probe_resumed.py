@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import threading
 import time
@@ -13,10 +14,12 @@ import pytest
 import torch
 from probed_loop import DEGREES, Model, lines_of, microbatches, write_job
 
+from converge_harness.model.kinds import FaultKind
 from converge_harness.probe import Probe, ProbeError, faults
 from converge_harness.probe.faults import ScriptedFaults
-from converge_harness.probe.write_limit import MAY_GROW
+from converge_harness.probe.write_limit import MAY_GROW, WriteLimit
 from converge_harness.run_folder.checkpoints import CheckpointForm, newest_whole, set_torn_aside
+from converge_harness.run_folder.faults import HELD, record_struck
 from converge_harness.run_folder.job import RankFault, RankJob, read_job
 from converge_harness.run_folder.layout import SEGMENT_VARIABLE
 
@@ -392,9 +395,126 @@ def test_a_program_ends_for_want_of_space_or_goes_on_without_the_checkpoint(tmp_
     script = {"kind": "disk_full", "step": 2}
     assert wrote_by(job_with(tmp_path / "ends", script), save_by_python) == 1
     assert newest_whole(tmp_path / "ends", FORM) is None
+    assert 0 < FORM.path(tmp_path / "ends", 2).stat().st_size < FILE
+    struck = struck_of(tmp_path / "ends")
+    assert (struck["kind"], struck["rank"], struck["torn"]) == ("disk_full", 0, True)
     assert wrote_by(job_with(tmp_path / "goes_on", script), go_on) == 0
     assert newest_whole(tmp_path / "goes_on", FORM) == 3
     assert len(lines_of(tmp_path / "goes_on" / "passes" / "001")) == 4
+
+
+def struck_of(folder, index=0):
+    return json.loads((folder / "faults" / f"{index}.json").read_text())
+
+
+def test_the_next_checkpoint_after_a_full_disk_is_broken_off_and_recorded_too(tmp_path):
+    def save_both(program, path):
+        for step in (2, 3):
+            with pytest.raises(OSError, match="File too large"):
+                FORM.path(program.folder, step).write_bytes(bytes(FILE))
+            program.train(step + 1)
+
+    script = ({"kind": "disk_full", "step": 2}, {"kind": "disk_full", "step": 3})
+    path = job_with(tmp_path / "run", *script)
+    assert wrote_by(path, save_both) == 0
+    assert [struck_of(path.parent, index)["step"] for index in (0, 1)] == [2, 3]
+
+
+def test_another_file_that_is_broken_off_is_no_torn_checkpoint(tmp_path):
+    def save(program, path):
+        (program.folder / "evaluation.bin").write_bytes(bytes(FILE))
+        raise AssertionError
+
+    path = job_with(tmp_path / "run", {"kind": "ckpt_torn", "step": 2})
+    assert wrote_by(path, save) == -signal.SIGKILL
+    assert struck_of(path.parent)["torn"] is False
+
+
+@pytest.mark.parametrize(("mode", "strikes"), [("rb", True), ("ab", False)])
+def test_a_large_file_that_is_only_read_does_not_move_the_limit(tmp_path, mode, strikes):
+    large = tmp_path / "tokens.bin"
+    large.write_bytes(bytes(2 * FILE))
+
+    def save(program, path):
+        if strikes:
+            with pytest.raises(OSError, match="File too large"):
+                path.write_bytes(bytes(FILE))
+            return
+        path.write_bytes(bytes(FILE))
+        words = f"has more than .* more than {large}, which is open for writing"
+        with pytest.raises(ProbeError, match=words):
+            program.probe.saved(2)
+
+    with large.open(mode):
+        assert wrote_by(job_with(tmp_path / "run", {"kind": "disk_full", "step": 2}), save) == 0
+
+
+def test_the_limit_and_its_handler_are_as_before_afterwards(tmp_path):
+    def state():
+        return signal.getsignal(signal.SIGXFSZ), resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def save(program, path):
+        assert state() != before
+        path.write_bytes(b"small")
+        with pytest.raises(ProbeError, match="could not strike"):
+            program.probe.saved(2)
+        assert state() == before
+
+    had = signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    try:
+        before = state()
+        assert wrote_by(job_with(tmp_path / "run", {"kind": "disk_full", "step": 2}), save) == 0
+    finally:
+        signal.signal(signal.SIGXFSZ, had)
+
+
+def test_another_thread_may_lift_the_limit(tmp_path):
+    def lift(program, path):
+        limit = WriteLimit(0, lambda: None)
+        thread = threading.Thread(target=limit.lift)
+        thread.start()
+        thread.join()
+        path.write_bytes(bytes(FILE))
+
+    assert wrote_by(job_with(tmp_path / "run"), lift) == 0
+
+
+def test_a_forked_process_does_not_strike_for_its_rank(tmp_path):
+    def save(program, path):
+        child = os.fork()
+        if not child:
+            with suppress(OSError):
+                path.write_bytes(bytes(FILE))
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        with pytest.raises(ProbeError, match="ckpt_torn could not strike"):
+            program.probe.saved(2)
+
+    path = job_with(tmp_path / "run", {"kind": "ckpt_torn", "step": 2})
+    assert wrote_by(path, save) == 0
+    assert not (path.parent / "faults").exists()
+
+
+def test_of_several_ranks_that_record_a_fault_at_once_the_first_stays(tmp_path):
+    def record(barrier, rank):
+        for index in range(20):
+            barrier.wait()
+            record_struck(tmp_path, index, RankFault("ckpt_torn", 2), 1, rank=rank)
+
+    fork = get_context("fork")
+    barrier = fork.Barrier(3)
+    processes = [fork.Process(target=record, args=(barrier, rank)) for rank in range(3)]
+    for each in processes:
+        each.start()
+    for each in processes:
+        each.join()
+    assert [each.exitcode for each in processes] == [0, 0, 0]
+    assert all(struck_of(tmp_path, index)["rank"] in (0, 1, 2) for index in range(20))
+    assert len(list((tmp_path / "faults").iterdir())) == 20
+
+
+def test_a_probe_makes_every_kind_of_fault_or_waits_for_it():
+    assert sorted([*faults._MADE, *HELD]) == sorted(FaultKind)
 
 
 def test_a_checkpoint_too_small_to_break_off_says_so(tmp_path):
@@ -434,6 +554,13 @@ def test_a_forward_pass_returns_nan_once(start):
     again = start()
     again.probe.loaded(1)
     assert again.model(tokens).isfinite().all()
+
+
+def test_a_forward_pass_of_another_rank_stays_finite(start):
+    program = start(checkpoint_every=2, faults=[{"kind": "nan_batch", "step": 1, "rank": 1}])
+    program.probe.loaded(0)
+    program.train(1)
+    assert not (program.folder / "faults").exists()
 
 
 def test_a_program_gets_sigterm_while_it_is_held_for_it(tmp_path, monkeypatch):

@@ -12,7 +12,12 @@ from converge_harness.rank.titan.common.checkpoints import checkpoint_settings, 
 from converge_harness.rank.waiting import wait_after, wait_between_steps
 from converge_harness.run_folder.job import BaseConfig, Degrees, RankJob
 from converge_harness.run_folder.passes import claim_pass
-from converge_harness.run_folder.waits import read_waits, told_to_wait, wait_file, waits_document
+from converge_harness.run_folder.waits import (
+    read_waits,
+    with_saves_before_waits,
+    wait_file,
+    waits_document,
+)
 
 
 @pytest.fixture
@@ -41,7 +46,7 @@ def after_steps(folder, *steps):
     return ended, thread
 
 
-def test_a_run_that_nobody_told_to_wait_does_not(tmp_path, say):
+def test_a_run_that_nobody_with_saves_before_waits_does_not(tmp_path, say):
     assert read_waits(tmp_path) == frozenset()
     ended, thread = after_steps(tmp_path, 1, 2)
     thread.join(10)
@@ -116,23 +121,23 @@ def job_in(folder, **values):
 
 
 def test_a_rank_that_is_told_to_saves_before_it_waits(tmp_path, say):
-    job = told_to_wait(job_in(tmp_path))
+    job = with_saves_before_waits(job_in(tmp_path))
     assert job == job_in(tmp_path)
     say(25, 50)
-    assert told_to_wait(job_in(tmp_path)) == job_in(tmp_path)
+    assert with_saves_before_waits(job_in(tmp_path)) == job_in(tmp_path)
     say(16, 25, 50, 100, saves=(25, 50, 100))
-    job = told_to_wait(job_in(tmp_path))
+    job = with_saves_before_waits(job_in(tmp_path))
     assert job.resumes
     assert job.is_continued
     assert [step for step in range(1, 101) if job.saves_at(step)] == [25, 50]  # never the last
-    often = told_to_wait(job_in(tmp_path, checkpoint_every=40))
+    often = with_saves_before_waits(job_in(tmp_path, checkpoint_every=40))
     assert [step for step in range(1, 101) if often.saves_at(step)] == [25, 40, 50, 80]
     settings = dict(checkpoint_settings(job))
     assert settings["checkpoint.interval"] == 1  # it has to be asked at every step
     # Let train on, or begun again where nobody waits: it continues from what it has saved.
     wait_file(tmp_path).unlink()
     claim_pass(tmp_path)
-    again = told_to_wait(job_in(tmp_path))
+    again = with_saves_before_waits(job_in(tmp_path))
     assert again.resumes
     assert not any(map(again.saves_at, range(1, 101)))
 

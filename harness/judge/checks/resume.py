@@ -39,8 +39,8 @@ from converge_harness.judge.resume.faults import (
     nodes_in,
     pass_of,
     steps_after,
-    struck_in,
     torn_checkpoints,
+    trained_on_without,
 )
 from converge_harness.judge.resume.passes import (
     INTERRUPTED,
@@ -338,6 +338,7 @@ def _unscheduled(test: Evidence, segments: tuple[Segment, ...]) -> Iterator[tupl
 def faults_struck(test: Evidence, spec: SetSpec | None) -> CheckResult:
     """Every fault of the script happened, once, and ended the pass that it struck; no other did.
 
+    A program may train on after a full disk, if it does not report that checkpoint as saved.
     A run that was not interrupted shows no recovery, nor does one that broke down by itself.
     """
     if spec is None or spec.recovery is None:
@@ -375,8 +376,9 @@ def _unscripted(test: Evidence, script: tuple[Fault, ...]) -> Iterator[tuple[str
             return
         if (found.kind, found.step) != (fault.kind.value, fault.step):
             yield f"{text} was {found.kind} at step {found.step}", fault.step
-        if fault.kind is FaultKind.CKPT_TORN and not found.torn:
-            yield f"{text} left no torn checkpoint", fault.step
+        if fault.kind in (FaultKind.CKPT_TORN, FaultKind.DISK_FULL) and not found.torn:
+            other = "what was broken off is no file in the folder of checkpoints"
+            yield f"{text} left no torn checkpoint: {other}", fault.step
         if elsewhere := _elsewhere(fault, found):
             yield f"{text} {elsewhere}", fault.step
     more = test.struck[len(script) :]
@@ -413,28 +415,27 @@ def _without_effect(test: Evidence) -> Iterator[tuple[str, int]]:
                 text = "struck an unknown pass"
             yield f"{fault.kind} at step {fault.step} {text}", fault.step
             continue
-        text = f"{fault.kind} at step {fault.step} did not end pass {number}"
-        if _went_on_without_checkpoint(fault, each):
+        if fault.index in ended or trained_on_without(fault, each):
             continue
-        if fault.index not in ended:
-            yield f"{text}, which went on to step {each.steps.max(initial=0)}", fault.step
-
-
-def _went_on_without_checkpoint(fault: Struck, each: Pass) -> bool:
-    """Whether a program trained on after a full disk, and knew that its checkpoint is not whole."""
-    said_so = fault.step not in {sample.step for sample in each.saved}
-    return fault.kind == FaultKind.DISK_FULL and said_so
+        text = f"{fault.kind} at step {fault.step} did not end pass {number}"
+        if fault.kind == FaultKind.DISK_FULL and fault.step in each.whole:
+            text += (
+                f", which reported the checkpoint of step {fault.step} as saved although its "
+                "writing had failed"
+            )
+        yield f"{text}, which went on to step {each.steps.max(initial=0)}", fault.step
 
 
 def _without_fault(test: Evidence) -> Iterator[tuple[str, int]]:
     """Passes that died without a fault of the script."""
     last = 0
+    ended = {pass_of(test, fault) for fault in faults_that_ended(test)}
     for index, each in enumerate(test.passes, 1):
         if each.number != index:
             yield f"pass {index} left no evidence, and no fault of the script ended it", last + 1
             return
         last = int(each.steps.max(initial=last))
-        if not each.ended and not struck_in(test, each):
+        if not each.ended and each.number not in ended:
             yield f"pass {each.number} died, and not by a fault of the script", last + 1
 
 

@@ -28,9 +28,25 @@ def struck_in(evidence: Evidence, each: Pass) -> list[Struck]:
 
 
 def faults_that_ended(evidence: Evidence) -> list[Struck]:
-    """Faults that ended a pass: the last that struck it, if the pass did not finish."""
-    faults = ((each, struck_in(evidence, each)) for each in evidence.passes if not each.ended)
-    return [struck[-1] for _, struck in faults if struck]
+    """Faults that ended a pass: the last that struck it, if the pass did not finish.
+
+    A full disk ended none that trained on without that checkpoint.
+    """
+    found = []
+    for each in evidence.passes:
+        struck = [
+            fault for fault in struck_in(evidence, each) if not trained_on_without(fault, each)
+        ]
+        if struck and not each.ended:
+            found.append(struck[-1])
+    return found
+
+
+def trained_on_without(fault: Struck, each: Pass) -> bool:
+    """Whether a program made steps after a full disk, and never said that it had saved its own."""
+    saved = fault.step in {sample.step for sample in each.saved}
+    later = int(each.steps.max(initial=0)) > fault.step
+    return fault.kind == FaultKind.DISK_FULL and later and not saved
 
 
 def torn_checkpoints(evidence: Evidence) -> frozenset[tuple[int | None, int]]:

@@ -332,7 +332,7 @@ def variables_of_file(
 
 
 def printable(job: Job, folder: Path, data: Path | None = None) -> str:
-    """The call as one shell line, in converge's working directory for it; for each of its nodes.
+    """The call as one shell line, to be run on every node; it changes to converge's own directory.
 
     For a run in several segments, their calls one after another. A probe needs the run folder's
     ``job.json``, so the line repeats a run that was started before.
