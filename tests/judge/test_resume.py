@@ -645,7 +645,7 @@ def test_a_program_may_go_on_without_the_checkpoint_for_which_there_was_no_space
 
 
 def test_a_death_long_after_a_full_disk_is_not_of_it():
-    """Pass 1 trains on without the checkpoint of step 4, and dies after step 11 of something else."""
+    """Pass 1 trains on without the checkpoint of step 4; what it dies of in step 12 is unknown."""
     full = Struck(0, "disk_full", 4, 1003.5, 1, torn=True)
     test = resumed(
         a_pass(1, 0, 11, saves=[8]), a_pass(2, 8, STEPS, saves=[12, 16], ended=True), struck=(full,)

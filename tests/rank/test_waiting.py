@@ -14,9 +14,9 @@ from converge_harness.run_folder.job import BaseConfig, Degrees, RankJob
 from converge_harness.run_folder.passes import claim_pass
 from converge_harness.run_folder.waits import (
     read_waits,
-    with_saves_before_waits,
     wait_file,
     waits_document,
+    with_saves_before_waits,
 )
 
 
