@@ -32,7 +32,7 @@ from converge_harness.probe import Probe
 
 
 class ProbedResume(Probed):
-    """Tells the probe what was loaded and saved, too. The checkpoint saver has to come before."""
+    """Tells the probe what was loaded and saved, too. In callbacks it stands after the saver."""
 
     started = False
 
@@ -70,8 +70,8 @@ def take_a_node_each() -> None:
 def name_shared_memory() -> None:
     """Let names in /dev/shm begin with a word that only ranks of this start, on this node, have.
 
-    Streaming takes the first number that is free: so do other jobs of this machine that start now,
-    and the other nodes if they are simulated. Collective.
+    Streaming takes the first free number, which other jobs on this machine, and simulated nodes,
+    may take at the same moment. Collective.
     """
     words = [uuid.uuid4().hex[:12]]
     dist.broadcast_object_list(words)

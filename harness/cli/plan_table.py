@@ -74,7 +74,7 @@ def _listed(names: Sequence[str]) -> str:
     if len(names) <= _MOST_LISTED:
         return ", ".join(names)
     shown = ", ".join(names[: _MOST_LISTED - 2])
-    return f"{shown} and {len(names) - _MOST_LISTED + 2} more (--json names all)"
+    return f"{shown} and {len(names) - _MOST_LISTED + 2} more (converge plan --json names all)"
 
 
 def print_left_out(console: Console, made: Plan) -> None:

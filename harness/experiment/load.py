@@ -403,10 +403,11 @@ def _nothing_left(
     for where, names in of_tables.items():
         if all(name in builder.left_out and name not in built for name in names):
             whys = dict.fromkeys(builder.left_out[name] for name in names)
-            yield Problem(where("kind"), f"leaves no set: {', and '.join(whys)}", _TELL)
-
-
-_TELL = "pass what sets differ in by placeholders (docs/any-trainer.md)"
+            yield Problem(
+                where("kind"),
+                f"leaves no set: {', and '.join(whys)}",
+                "pass what sets differ in by placeholders: see docs/any-trainer.md",
+            )
 
 
 def _trainer_named(table: TestTable | ElasticTable) -> str | None:

@@ -80,8 +80,7 @@ class SetBuilder:
     common: dict[str, Setting] = field(init=False)
     """``[trainer.set]``, dotted."""
     left_out: dict[str, str] = field(default_factory=dict)
-    """By the name of a generated set that is not built, why: its trainer cannot be told to run it.
-    """
+    """By name, why a generated set is not built: its trainer cannot be told to run it."""
     train_configs: dict[str, TrainConfig | None] = field(default_factory=dict)
     """By path as written; None if it could not be read, which was already reported."""
     trainer: Trainer = field(init=False)

@@ -35,7 +35,7 @@ GROUPS = 2
 """Replicas of the sharded model in the HSDP set."""
 
 
-SHORT = {"dp_shard": "fsdp", "dp_replicate": "ddp"}
+_SHORT = {"dp_shard": "fsdp", "dp_replicate": "ddp"}
 """By data-parallel degree, its name in the names of sets."""
 
 
@@ -85,7 +85,7 @@ def hold_global_batch(
     Reasons why its samples are not the control's are added to ``problems``.
     """
     config = spec.train_config
-    # A program of one's own has its own data: their order is among what is judged.
+    # A program of one's own reads its own data; with the probe, their order is judged.
     ours = spec.trainer.can.guided
     if ours and (config.data is None or config.loader is Loader.TORCHTITAN):
         problems.append(
@@ -133,7 +133,7 @@ def _layouts(
             for dp in range(product, fewest - 1, -1):
                 if product % dp == 0 and dp * pp <= product:
                     pipeline = f"_pp{pp}" if pp > 1 else ""
-                    name = f"{SHORT[degree]}{dp}{pipeline}_acc{product // dp}"
+                    name = f"{_SHORT[degree]}{dp}{pipeline}_acc{product // dp}"
                     yield name, {degree: dp, "pp": pp}, None
     if "dp_replicate" not in accumulated:
         yield f"ddp{product}", {"dp_replicate": product}, None

@@ -138,31 +138,37 @@ def other_steps(evidence: Evidence, control: Evidence) -> Flaw | None:
 def other_means(evidence: Evidence, control: Evidence) -> Flaw | None:
     """The losses at a common step are means over other steps than the control's.
 
-    Of a source that says nothing of means, and has the rows that the other one has, the same is
-    assumed. The first common row is left out: what came before it may not be in the source.
+    A source that does not say whether it has means is taken to have them since its last row. Steps
+    out of order are another check's.
     """
-    if evidence.mean_over == control.mean_over == 1:
+    if evidence.mean_over == control.mean_over == 1 or disordered(evidence) or disordered(control):
         return None
-    common = common_steps(evidence.steps, control.steps).steps[1:]
-    ours, theirs = (_means(each, common) for each in (evidence, control))
-    other = np.flatnonzero(ours != theirs)
+    common = common_steps(evidence.steps, control.steps)
+    ours, theirs = _means(evidence)[common.first], _means(control)[common.second]
+    other = np.flatnonzero((ours != theirs) & (ours > 0) & (theirs > 0))
     if not other.size:
         return None
-    step, mine, his = (int(each[other[0]]) for each in (common, ours, theirs))
+    step, mine, his = (int(each[other[0]]) for each in (common.steps, ours, theirs))
     return Flaw(
-        f"has another mean at step {step}: its loss is over {_so_many(mine)}, the control's over "
+        f"logs at step {step} the mean loss of {_so_many(mine)}, its control that of "
         f"{_so_many(his)}; log both at the same interval",
         step,
     )
 
 
-def _means(evidence: Evidence, at: Integers) -> Integers:
-    """Over how many steps the loss at each of some steps is the mean."""
-    since_last = np.diff(evidence.steps, prepend=0)[np.searchsorted(evidence.steps, at)]
-    # A row for each step cannot be told from means that nobody declared, but for its distance.
-    if evidence.mean_over <= 1:
-        return since_last
-    return np.minimum(evidence.mean_over, at)
+def _means(evidence: Evidence) -> Integers:
+    """Over how many steps the loss of each row is the mean; 0: that is not known.
+
+    It is not of a first row that comes later than an interval after the start: training before it
+    may be in another log.
+    """
+    steps = evidence.steps
+    if evidence.mean_over > 1:
+        return np.minimum(evidence.mean_over, steps)
+    since_last = np.diff(steps, prepend=0)
+    if steps.size and (steps.size == 1 or steps[0] > steps[1] - steps[0]):
+        since_last[0] = 0
+    return since_last
 
 
 def _so_many(steps: int) -> str:

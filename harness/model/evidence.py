@@ -362,8 +362,8 @@ class Evidence:
     logged_every: int = 1
     """A program's own curve may have one step in so many, from the first or so on, to the end."""
     mean_over: int = 1
-    """The loss at a step is the mean over so many steps, of which it is the last; 0: over all since
-    the step before it here. Other signals are the step's own."""
+    """The loss at a step is the mean over this many steps up to it; 0: over all steps since the row
+    before. 1 also if nothing says so. Other signals are the step's own."""
     settled_of: int | None = None
     """Planned steps of a run that ended after its last step here because its equivalence was
     settled, or because every set that reads it had been stopped; None for other runs."""

@@ -48,7 +48,7 @@ DISTRIBUTIONS = (
 PACKAGES = "packages"
 """Key among the versions for a digest of all distributions: any may change the numbers."""
 _CODE = (".py", ".so", ".pyd", ".dylib")
-_NAME_AND_VERSION = re.compile(r"^(Name|Version): *(\S+)", re.MULTILINE)
+_NAME_AND_VERSION = re.compile(r"^(Name|Version):[ \t]*(\S+)", re.MULTILINE | re.IGNORECASE)
 _INSTALLING_S = 2.0
 """Installers may still write files this long after the ``RECORD``; also covers coarse clocks."""
 
@@ -176,7 +176,7 @@ def _version(distribution: Distribution, headers: Mapping[str, str]) -> str:
     pip records the commit in ``direct_url.json`` (PEP 610). An installed package that was edited in
     place gets a digest of the edited files: ``2.15.0+edited.1a2b3c4d``.
     """
-    version = headers["Version"]
+    version = headers.get("Version", "")
     try:
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
         version = marked(version, f"g{str(origin['vcs_info']['commit_id'])[:12]}")
@@ -187,11 +187,15 @@ def _version(distribution: Distribution, headers: Mapping[str, str]) -> str:
 
 
 def _headers(distribution: Distribution) -> dict[str, str]:
-    """Name and version, of one line each. The metadata's parser takes ten times as long."""
+    """The headers Name and Version, which never have a second line; a missing one is left out.
+
+    The parser of e-mails, which metadata is written for, takes ten times as long.
+    """
     # Its third place: an .egg-info that is a file.
     places = map(distribution.read_text, ("METADATA", "PKG-INFO", ""))
     text = next(filter(None, places), "")
-    return dict(_NAME_AND_VERSION.findall(text.partition("\n\n")[0]))
+    found = _NAME_AND_VERSION.findall(text.partition("\n\n")[0])
+    return {name.title(): value for name, value in reversed(found)}
 
 
 def is_local(distribution: Distribution) -> bool:

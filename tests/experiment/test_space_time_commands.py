@@ -6,6 +6,7 @@ from converge_harness.errors import ConfigError
 from converge_harness.model import Kind, Parallelism
 from converge_harness.plan.select import select
 
+LOCAL = '"{local_batch_size}"'
 SIZES = '"--micro", "{local_batch_size}", "--global", "{global_batch_size}"'
 DDP = ["st_ddp4_acc1", "st_ddp2_acc2", "st_ddp1_acc4"]
 FSDP = ["st_fsdp4_acc1", "st_fsdp2_acc2"]
@@ -71,7 +72,8 @@ def test_a_ddp_script_trades_ranks_for_accumulation(load):
         ),
         # It says nothing about sharding: it always shards.
         (SIZES, "dp_shard = 2", "", [DDP[-1], *FSDP]),
-        ('"{gradient_accumulation_steps}"', "dp_replicate = 2", "", DDP),
+        (f'"{{gradient_accumulation_steps}}", {LOCAL}', "dp_replicate = 2", "", DDP),
+        ('"{gradient_accumulation_steps}", "{global_batch_size}"', "dp_replicate = 2", "", DDP),
         ('"{config.training.local_batch_size}", "{global_batch_size}"', "", "", DDP),
         # It takes its global batch at once, whatever the number of ranks.
         ('"{global_batch_size}"', "dp_replicate = 2", "", ["st_ddp4_acc1"]),
@@ -82,6 +84,9 @@ def test_a_ddp_script_trades_ranks_for_accumulation(load):
             [*DDP, "st_ddp2_pp2_acc2", "st_ddp1_pp2_acc4"],
         ),
         (SIZES, "dp_replicate = 2", "pp = [1, 2]", DDP),
+        # Nothing says what its ranks do under a control of one rank, or under HSDP.
+        (SIZES, "dp_replicate = 1", "", [DDP[-1]]),
+        (SIZES, "dp_replicate = 2, dp_shard = 2", "", [DDP[-1]]),
     ],
 )
 def test_what_a_program_is_not_told_leaves_out_exactly_the_sets_that_need_it(
@@ -90,6 +95,21 @@ def test_what_a_program_is_not_told_leaves_out_exactly_the_sets_that_need_it(
     experiment = load(text(options, control=control or "dp_replicate = 2", more=more))
     assert [test.name for test in experiment.tests] == names
     assert not set(names) & set(experiment.left_out)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        '"{gradient_accumulation_steps}"',  # the control's local batch is 4, theirs 2
+        # Values of the file, which are the same in every set.
+        '"{config.training.gradient_accumulation_steps}", "{config.training.dp_shard}"',
+    ],
+)
+def test_a_program_that_is_not_told_its_batch_has_no_set(problems, options):
+    fixed = "training = { gradient_accumulation_steps = 1, dp_shard = 1, "
+    (found,) = problems(text(options).replace("training = { ", fixed))
+    assert "leaves no set" in found
+    assert "{local_batch_size}" in found
 
 
 def test_a_selection_knows_what_is_left_out(load):

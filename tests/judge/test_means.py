@@ -7,7 +7,8 @@ import pytest
 from judge_examples import judge
 
 from converge_harness.judge import calibrate
-from converge_harness.model import Evidence, Judgement
+from converge_harness.judge.soundness import other_means
+from converge_harness.model import Column, Evidence, Judgement, SeedRuns
 
 EVERY = 5
 LOSS = 2.0 + 5.0 * np.exp(-np.arange(1, 61) / 12)
@@ -52,16 +53,41 @@ def test_means_over_the_same_steps_are_compared():
         (logged("test", over=10), CONTROL),
     ],
 )
-def test_means_over_other_steps_are_refused(test, control):
-    verdict = judge(test, control)
+@pytest.mark.parametrize("repeats", [0, 2])
+def test_means_over_other_steps_are_refused(test, control, repeats):
+    found = calibrate(control, [replace(control, name=f"r{n}") for n in range(repeats)])
+    verdict = judge(test, control, found if repeats else None)
     assert verdict.judgement is Judgement.INVALID
-    assert "test has another mean at step " in verdict.cause
+    assert "test logs at step " in verdict.cause
     assert "; log both at the same interval" in verdict.cause
+
+
+@pytest.mark.parametrize("question", [{}, {"target": 3.0, "margin": 0.05}])
+def test_of_several_seeds_each_needs_the_same_means(question):
+    losses = [LOSS + np.random.default_rng(seed).normal(0, 0.02, LOSS.size) for seed in range(12)]
+    seeds = {"every": 5, "first": True}
+    controls = tuple(logged(f"c{n}", loss=loss, **seeds) for n, loss in enumerate(losses[:6]))
+    same = tuple(logged(f"t{n}", loss=loss, **seeds) for n, loss in enumerate(losses[6:]))
+    every_step = Evidence("t3", "t3", np.arange(1, 61), {"loss": losses[9]})
+    other = (*same[:3], every_step, *same[4:])
+    for found, words in ((same, ""), (other, "t3 logs at step 5 the mean loss of that step alone")):
+        runs = SeedRuns(controls, found)
+        verdict = judge(found[0], controls[0], seeds=runs, same_seed=False, **question)
+        assert words in verdict.cause
+        assert (verdict.judgement is Judgement.INVALID) is bool(words), verdict.cause
+
+
+def test_steps_out_of_order_are_another_check_s():
+    steps = CONTROL.steps.copy()
+    steps[[2, 3]] = steps[[3, 2]]
+    verdict = judge(replace(CONTROL, name="test", steps=steps), CONTROL, limits())
+    assert verdict.judgement is Judgement.INVALID
+    assert "has step 15 after step 20" in verdict.cause
 
 
 def test_a_repeat_of_other_means_gives_no_limits():
     (problem,) = limits(over=10).problems
-    assert "the repeat rerun has another mean at step 10: its loss is over the last 10" in problem
+    assert "the repeat rerun logs at step 10 the mean loss of the last 10 steps" in problem
 
 
 def test_the_same_means_may_be_declared_in_several_ways():
@@ -77,5 +103,17 @@ def test_a_first_row_of_its_own_is_counted():
     test, control = logged("test", first=True), logged("control", first=True)
     calibration = calibrate(control, [replace(control, name="r")])
     assert judge(test, control, calibration).judgement is Judgement.PASS
-    # Row 5 is over 4 steps in one, over 5 in the other; it is the first that both have.
-    assert judge(test, CONTROL).judgement is not Judgement.PASS
+    verdict = judge(test, CONTROL, limits())
+    assert verdict.judgement is Judgement.INVALID
+    assert "at step 5 the mean loss of the last 4 steps, its control that of" in verdict.cause
+
+
+def test_what_the_first_row_of_a_later_log_is_a_mean_of_is_not_known():
+    late = replace(
+        CONTROL,
+        name="test",
+        steps=CONTROL.steps[3:],
+        signals={"loss": Column.of(CONTROL.signals["loss"].values[3:])},
+    )
+    assert other_means(late, CONTROL) is None
+    assert other_means(CONTROL, late) is None

@@ -16,7 +16,13 @@ from own_fork import write_hooked
 
 import converge_harness
 from converge_harness.errors import ToolchainError
-from converge_harness.toolchains.find import available_toolchains, toolchain_root, unfinished
+from converge_harness.toolchains.find import (
+    all_packages,
+    available_toolchains,
+    toolchain_root,
+    unfinished,
+    versions,
+)
 from converge_harness.toolchains.this_package import code_version
 from converge_harness.trainers import assume_toolchain, find_toolchain
 from converge_harness.trainers.command import trained_by
@@ -37,6 +43,26 @@ def build(root: Path, name: str, **versions: str) -> Path:
             f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
         )
     return python
+
+
+@pytest.mark.parametrize(
+    ("metadata", "found"),
+    [
+        ("Name: numpy\nVersion: 1.0\n", "1.0"),
+        ("name: numpy\nversion:\t1.0\n", "1.0"),
+        ("Name: numpy\nVersion: 1.0\nVersion: 2.0\n", "1.0"),
+        ("Name: numpy\nVersion: 1.0\n\nVersion: 2.0 is in the description\n", "1.0"),
+        ("Name: numpy\n", ""),
+        ("Name: numpy\nVersion:\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_package_without_a_version_has_none(tmp_path, metadata, found):
+    info = tmp_path / "numpy-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(metadata)
+    assert versions([str(tmp_path)], ["numpy"]) == {"numpy": found}
+    assert len(all_packages([str(tmp_path)])) == 16
 
 
 @pytest.mark.parametrize(("version", "dialect"), [("0.2.2", "titan_0_2"), ("0.3.0", "titan_0_3")])

@@ -55,6 +55,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """``converge submit``: exit code 0 when every job that had to be was submitted."""
     with leaving_when_interrupted():
         from converge_harness.cli.console import make_console, say
+        from converge_harness.cli.plan_table import print_left_out
         from converge_harness.cli.progress import Display, noticing_launches
         from converge_harness.matrix.submit import submit_jobs
     console = make_console()
@@ -62,6 +63,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     objects = _objects(plan, arguments.objects)
     store = store_of(arguments)
     store.require_writable()
+    print_left_out(console, plan)
     with Display(console) as display:
         observer = noticing_launches(display, arguments)
         submitted = submit_jobs(plan, store, observer, fresh=arguments.fresh, objects=objects)

@@ -394,11 +394,12 @@ def _to_files(figure: Figure, axes: Axes, handles: Sequence[tuple[Line2D, str]])
         layout.execute(figure)
     # Both forms have this layout; to find it takes as long as to draw.
     figure.set_layout_engine("none")
+    # In this order: drawing an SVG leaves the figure with 72 dots per inch.
     return {form: _saved(figure, form) for form in ("png", "svg")}
 
 
 def _saved(figure: Figure, form: str) -> bytes:
-    """One form, by its own canvas: ``savefig`` would draw everything once more to no end."""
+    """One form, by its own canvas: ``savefig`` would first draw everything once for nothing."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         _ignore_missing_letters()

@@ -160,6 +160,7 @@ def build_view(
         waived=tuple(plain(sentence) for sentence in plan.waived) if plan else (),
         notes=(
             *_where(experiment),
+            *map(plain, _left_out(experiment)),
             *_kernels(jobs.values()),
             *_not_asked(verdicts),
             *map(plain, _answers(verdicts)),
@@ -176,6 +177,14 @@ def build_view(
         entropy_floor=entropy_floor,
         wall_s=wall_s,
     )
+
+
+def _left_out(experiment: Experiment | None) -> Iterator[str]:
+    """Generated sets that were not run, by why."""
+    left_out = experiment.left_out if experiment else {}
+    for why in dict.fromkeys(left_out.values()):
+        names = ", ".join(name for name, each in left_out.items() if each == why)
+        yield f"Left out: {names}: {why}."
 
 
 def _settled(comparisons: Mapping[str, RunComparison]) -> Iterator[str]:

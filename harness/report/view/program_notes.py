@@ -64,7 +64,7 @@ def _of_curves(runs: int, compared: Sequence[RunComparison]) -> str:
     if rarest > 1 and all(each.test.mean_over in (0, rarest) for each in compared):
         between = (
             f" They have one step in {rarest}, and each loss is the mean of the steps since the "
-            "one before: a difference at a single step is that much smaller."
+            f"one before: a difference at a single step is divided by {rarest}."
         )
     return (
         f"Curves only: the program is not probed, so of {count(runs, 'run')} at most {signals} "

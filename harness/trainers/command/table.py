@@ -34,6 +34,7 @@ from pydantic_core import PydanticCustomError
 
 from converge_harness.errors import Problem, suggest
 from converge_harness.model import (
+    LOCAL_BATCH,
     RESHARD,
     Kind,
     Parallelism,
@@ -339,18 +340,26 @@ def lacks(kind: Kind, command: Command) -> tuple[str, str]:
     return "", ""
 
 
+SIZES = ("local_batch_size", "global_batch_size")
+
+
 def not_told(spec: SetSpec, control: SetSpec, accumulated: int) -> str:
     """Why a program cannot learn what a ``space_time`` set wants of it, as a clause; or empty.
 
     Ranks of a program that gets neither ``{dp_replicate}`` nor ``{dp_shard}`` hold the parameters
     as its control's do. ``accumulated``: microbatches of a rank in a step.
     """
-    told = {name.removeprefix(f"{CONFIG}training.") for name in passed(spec.trainer.settings)}
+    told = set(passed(spec.trainer.settings))
+    told |= {size for size in SIZES if f"{CONFIG}training.{size}" in told}
     needed = _of_degrees(spec.parallelism, control.parallelism, told)
     if RESHARD in spec.overrides:
         needed = (*needed, CONFIG + RESHARD)
-    if accumulated > 1 and "gradient_accumulation_steps" not in told:
-        needed = (*needed, "local_batch_size", "global_batch_size")
+    knows_accumulation = "gradient_accumulation_steps" in told
+    if accumulated > 1 and not knows_accumulation:
+        needed = (*needed, *SIZES)
+    elif spec.setting(LOCAL_BATCH) != control.setting(LOCAL_BATCH):
+        by_all = "global_batch_size" in told and (accumulated == 1 or knows_accumulation)
+        needed = needed if by_all else (*needed, "local_batch_size")
     missing = [f"{{{name}}}" for name in needed if name not in told]
     return f"nothing passes {' and '.join(missing)} to the program" if missing else ""
 
@@ -367,7 +376,8 @@ def _of_degrees(
     shards = degrees.dp_shard > 1
     if "dp_shard" in told or ("dp_replicate" in told and not shards):
         return pipeline
-    as_control = "dp_replicate" not in told and shards is (control.dp_shard > 1)
+    one_way = (control.dp_shard > 1) != (control.dp_replicate > 1)
+    as_control = "dp_replicate" not in told and one_way and shards is (control.dp_shard > 1)
     return pipeline if as_control else (*pipeline, "dp_shard")
 
 

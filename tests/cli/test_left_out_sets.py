@@ -1,0 +1,50 @@
+"""Generated sets that a program cannot be told to run: named in the plan and in the report."""
+
+import json
+import sys
+
+from curve_program import PROGRAM
+
+from converge_harness.cli import main
+
+EXPERIMENT = """
+schema = 1
+repeats = []
+[trainer]
+kind = "command"
+command = ["{python}", "program.py", "{output}/curve.csv", "1.0", "{dp_replicate}",
+    "{local_batch_size}", "{global_batch_size}"]
+python = "PYTHON"
+launcher = "none"
+probe = false
+curves = "{output}/curve.csv"
+[trainer.config]
+training = { steps = 12, local_batch_size = 4, global_batch_size = 8 }
+[control]
+name = "right"
+parallelism = { dp_replicate = 2 }
+waive = ["control-is-repeated"]
+[[test]]
+kind = "space_time"
+name = "st"
+product = 4
+local_batch_size = 2
+"""
+SHARDED = {"st_fsdp4_acc1", "st_fsdp2_acc2"}
+
+
+def test_sets_that_are_left_out_are_named_with_what_is_missing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "e.toml").write_text(EXPERIMENT.replace("PYTHON", sys.executable))
+    main(["plan", "e.toml", "--json"])
+    planned = json.loads(capsys.readouterr().out)["left_out"]
+    why = "nothing passes {dp_shard} to the program"
+    names = [name for name, each in planned.items() if each == why]
+    assert set(names) >= SHARDED
+    main(["run", "e.toml", "--store", "store", "--out", "report"])
+    printed = capsys.readouterr()
+    notes = json.loads((tmp_path / "report" / "report.json").read_text())["notes"]
+    said = f"eft out: {', '.join(names)}: {why}"
+    assert f"l{said}" in " ".join((printed.out + printed.err).split())
+    assert f"L{said}." in notes
