@@ -467,6 +467,10 @@ class Trainer(ABC):
         """Names of folders in the run folder that a job needs, empty when it starts."""
         return ()
 
+    def folder_of_call(self, job: Job, folder: Path, call: Call) -> Path | None:
+        """A folder in the run folder that only one call of a job writes to; None: it has none."""
+        return None
+
     def work_folder(self, job: Job, folder: Path) -> Path:
         """The working directory of a job's processes."""
         return folder
@@ -475,8 +479,11 @@ class Trainer(ABC):
         """What the checkpoints between a job's passes look like."""
         return OUR_FORM
 
-    def curve(self, job: Job, folder: Path) -> Path | None:
-        """The curve file of a job without the probe; while it grows, the job is alive."""
+    def curve(self, job: Job, folder: Path, call: Call | None = None) -> Path | None:
+        """The curve file of a job without the probe in a call (None: the first).
+
+        While it grows, the job is alive.
+        """
         return None
 
     def is_complete(self, job: Job, folder: Path) -> bool:

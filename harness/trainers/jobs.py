@@ -136,9 +136,9 @@ def needs_port(job: Job) -> bool:
     return trainer_of(job.spec).needs_port(job)
 
 
-def curves_of(job: Job, folder: Path) -> Path | None:
-    """The curve file of a program without the probe; None for a probed one."""
-    return trainer_of(job.spec).curve(job, folder)
+def curves_of(job: Job, folder: Path, call: Call | None = None) -> Path | None:
+    """The curve file of a program without the probe, in a call; None for a probed one."""
+    return trainer_of(job.spec).curve(job, folder, call)
 
 
 def is_complete(job: Job, folder: Path) -> bool:
