@@ -167,6 +167,15 @@ def test_a_row_that_is_missing_is_invalid(tmp_path, first, second, words):
     assert words in found.cause
 
 
+@pytest.mark.parametrize("curve", [None, csv([5, 6])])
+def test_a_start_that_died_has_the_steps_of_its_curve(tmp_path, curve):
+    folder = run_folder(tmp_path, FIRST, curve, returncode=None)
+    run = read_run(folder)
+    assert not run.complete
+    assert [each.loaded_step for each in run.passes] == [0, None if curve is None else 4]
+    assert run.steps.size == (4 if curve is None else 6)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
