@@ -479,12 +479,13 @@ class Trainer(ABC):
         """What the checkpoints between a job's passes look like."""
         return OUR_FORM
 
-    def curve(self, job: Job, folder: Path, call: Call | None = None) -> Path | None:
-        """The curve file of a job without the probe in a call (None: the first).
-
-        While it grows, the job is alive.
-        """
+    def curve(self, job: Job, folder: Path) -> Path | None:
+        """The curve file of a job without the probe; while it grows, the job is alive."""
         return None
+
+    def curve_of_call(self, job: Job, folder: Path, call: Call) -> Path | None:
+        """The same in one of its calls, if each leaves a curve of its own."""
+        return self.curve(job, folder)
 
     def is_complete(self, job: Job, folder: Path) -> bool:
         """Whether a job that ended without error left complete results. Reads the run folder."""

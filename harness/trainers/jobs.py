@@ -137,8 +137,12 @@ def needs_port(job: Job) -> bool:
 
 
 def curves_of(job: Job, folder: Path, call: Call | None = None) -> Path | None:
-    """The curve file of a program without the probe, in a call; None for a probed one."""
-    return trainer_of(job.spec).curve(job, folder, call)
+    """The curve file of a program without the probe, in a call (None: the first).
+
+    None for a probed program.
+    """
+    trainer = trainer_of(job.spec)
+    return trainer.curve_of_call(job, folder, call) if call else trainer.curve(job, folder)
 
 
 def is_complete(job: Job, folder: Path) -> bool:

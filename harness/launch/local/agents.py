@@ -216,13 +216,14 @@ def end_start(run: Run, *, by_itself: bool) -> None:
     if not path.is_file():
         return
     code = run.call.returncode if by_itself else None
-    write_json(path, {**read_start(path), "returncode": code})
-    if code != 0:
-        return
     form = trainer_of(run.job.spec).checkpoint_form(run.job)
-    for step, checkpoint in form.found(run.folder):
-        if not is_whole(run.folder, step, form):
-            write_manifest(checkpoint, step, path.parent, form)
+    try:
+        write_json(path, {**read_start(path), "returncode": code})
+        for step, checkpoint in form.found(run.folder) if code == 0 else ():
+            if not is_whole(run.folder, step, form):
+                write_manifest(checkpoint, step, path.parent, form)
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path.parent}: cannot record how the start ended: {error}") from error
 
 
 def start_next_call(place: Machine, run: Run, call: Call) -> None:

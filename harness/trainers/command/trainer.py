@@ -349,7 +349,10 @@ class CommandTrainer(Trainer):
     def checkpoint_form(self, job: Job) -> CheckpointForm:
         return command_of(job.spec).checkpoints or OUR_FORM
 
-    def curve(self, job: Job, folder: Path, call: Call | None = None) -> Path | None:
+    def curve(self, job: Job, folder: Path) -> Path | None:
+        return argv.curves_of(job, folder)
+
+    def curve_of_call(self, job: Job, folder: Path, call: Call) -> Path | None:
         return argv.curves_of(job, folder, call)
 
     def is_complete(self, job: Job, folder: Path) -> bool:
