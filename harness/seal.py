@@ -28,6 +28,7 @@ from converge_harness.run_folder.layout import (
     WRITTEN_LATER,
     is_inside,
 )
+from converge_harness.run_folder.starts import read_start, start_files
 from converge_harness.trainers import trainer_of_document
 
 _LARGEST = 1 << 30
@@ -145,24 +146,26 @@ def _evidence_files(folder: Path) -> Iterator[tuple[str, Path]]:
             continue
         if path.suffix in EVIDENCE_SUFFIXES and not inside.name.startswith(".") and path.is_file():
             yield inside.as_posix(), path
-    curves = _curves(folder)
-    if curves is not None:
+    for curves in _curves(folder):
         for path in sorted(curves.rglob("*")) if curves.is_dir() else [curves]:
             if path.is_file():
                 yield path.relative_to(folder).as_posix(), path
 
 
-def _curves(folder: Path) -> Path | None:
-    """The curve file of a run without the probe; the run folder may have been moved since.
+def _curves(folder: Path) -> list[Path]:
+    """The curve file of a run without the probe, or those of its starts.
 
-    None for other runs, and for a file outside of the folder, which is never read.
+    The run folder may have been moved since. Empty for other runs, and without files outside of the
+    folder, which are never read.
     """
     job = _job(folder)
     try:
         curve = trainer_of_document(job).curve_of(folder, job) if job else None
-    except (ConvergeError, KeyError, TypeError, ValueError):
-        return None
-    return curve.path if curve and is_inside(curve.path, folder) else None
+        starts = [folder / read_start(path)["curve"] for path in start_files(folder).values()]
+    except (ConvergeError, OSError, KeyError, TypeError, ValueError):
+        return []
+    found = starts or ([curve.path] if curve else [])
+    return [path for path in found if is_inside(path, folder)]
 
 
 def _job(folder: Path) -> JobDocument:

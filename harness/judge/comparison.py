@@ -27,7 +27,15 @@ from converge_harness.judge.compare.tensors import Comparisons, compare_tensors
 from converge_harness.judge.compare.tost import ALPHA
 from converge_harness.judge.programs import is_curve
 from converge_harness.judge.soundness import disordered
-from converge_harness.model import JUDGED_SIGNALS, Calibration, Evidence, Floats, SeedRuns, SetSpec
+from converge_harness.model import (
+    JUDGED_SIGNALS,
+    Calibration,
+    Evidence,
+    Floats,
+    SeedRuns,
+    Segment,
+    SetSpec,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,8 @@ class RunComparison:
     """What the test set names; None for curves that are not ours, or of a program that is not
     probed: then nothing is audited."""
     control_spec: SetSpec | None = None
+    segments: tuple[Segment, ...] = ()
+    """The schedule of an elastic set, also of a program that is not probed."""
     margin: float | None = None
     """Largest relative difference of the mean loss that is equivalent; None: the default."""
     tolerances: Mapping[str, float] = field(default_factory=dict)
@@ -126,6 +136,7 @@ def compare_runs(
     A run whose steps are out of order has no envelope: it is not known which value is whose.
     Raises ValueError for an unusable tolerance.
     """
+    segments = spec.segments if spec else ()
     if is_curve(spec) or is_curve(control_spec):
         spec = control_spec = None
         own_start = False
@@ -144,6 +155,7 @@ def compare_runs(
         calibration=calibration,
         spec=spec,
         control_spec=control_spec,
+        segments=segments,
         margin=margin,
         tolerances=tolerances,
         own_start=own_start,

@@ -44,10 +44,19 @@ def unfinished(evidence: Evidence) -> Flaw | None:
     expected = evidence.expected_steps
     rarely = evidence.logged_every > 1  # the reader has looked at all of its steps
     if expected is not None and evidence.steps.size != expected and not rarely:
-        return Flaw(f"left {evidence.steps.size} of {expected} steps{_rarely(evidence)}", last)
+        which = _missing_row(evidence, expected) or _rarely(evidence)
+        return Flaw(f"left {evidence.steps.size} of {expected} steps{which}", last)
     if not evidence.complete:
         return Flaw(f"ended early, after step {last}", last)
     return None
+
+
+def _missing_row(evidence: Evidence, expected: int) -> str:
+    """The first step that is in none of the curves of a program's starts; empty for other runs."""
+    missing = np.setdiff1d(np.arange(1, expected + 1), evidence.steps)
+    if not evidence.by_curves or not missing.size:
+        return ""
+    return f": no curve of its starts has a row of step {missing[0]}"
 
 
 def _rarely(evidence: Evidence) -> str:

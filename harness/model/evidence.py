@@ -289,6 +289,9 @@ class Pass:
     """Steps of the checkpoints whose save had returned, in order."""
     random_states: tuple[str | None, ...] = ()
     """As in ``Evidence``."""
+    by_curve: bool = False
+    """Whether it is known by the program's own curve alone: then ``loaded_step`` is the step before
+    the first of it, and nothing shows what was saved and loaded."""
 
     def up_to(self, step: int) -> Pass:
         """This pass as if the run had ended with ``step``."""
@@ -427,6 +430,11 @@ class Evidence:
     def interrupted(self) -> bool:
         """Whether it was interrupted, by no script, and continued."""
         return self.may_continue and len(self.passes) > 1
+
+    @property
+    def by_curves(self) -> bool:
+        """Whether its passes are known by the program's own curves alone."""
+        return any(each.by_curve for each in self.passes)
 
     def up_to(self, step: int) -> Evidence:
         """This run as if ``step`` had been its last.

@@ -16,6 +16,7 @@ identity. ``docs/architecture.md`` describes the files.
     arrays.py       .npz files (tensors/, frozen.npz and state/): names of their arrays
     in_force.py     in_force.json: what really ran
     passes.py       passes/NNN of a resumed run, and who may write there
+    starts.py       start.json: a start of a program without the probe
     checkpoints.py  which checkpoints are complete; sets torn ones aside
     faults.py       faults/: which faults happened, and when
     waits.py        wait.json: the steps after which ranks wait

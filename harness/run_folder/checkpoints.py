@@ -141,9 +141,10 @@ def _sizes(run_folder: Path, step: int) -> dict[str, int] | None:
     """File sizes from the last pass that saved the step; None if the save did not return."""
     for of_pass in reversed(pass_folders(run_folder)):
         state = of_pass / STATE
-        if not (state / arrays_name(SAVED, step)).is_file():
-            continue
         path = state / manifest_name(step)
+        # A program without the probe leaves no arrays, and converge writes the manifest itself.
+        if not (state / arrays_name(SAVED, step)).is_file() and not path.is_file():
+            continue
         try:
             parsed = json.loads(path.read_bytes())
             return dict(upgraded(path.name, parsed)["files"])

@@ -20,6 +20,11 @@ def is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether a JSON value is a whole number, which may be negative."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def is_counts(value: object) -> TypeGuard[dict[str, int]]:
     """Whether a JSON value is an object of counts."""
     return isinstance(value, dict) and all(map(is_count, value.values()))

@@ -467,6 +467,10 @@ class Trainer(ABC):
         """Names of folders in the run folder that a job needs, empty when it starts."""
         return ()
 
+    def folder_of_call(self, job: Job, folder: Path, call: Call) -> Path | None:
+        """A folder in the run folder that only one call of a job writes to; None: it has none."""
+        return None
+
     def work_folder(self, job: Job, folder: Path) -> Path:
         """The working directory of a job's processes."""
         return folder
@@ -478,6 +482,10 @@ class Trainer(ABC):
     def curve(self, job: Job, folder: Path) -> Path | None:
         """The curve file of a job without the probe; while it grows, the job is alive."""
         return None
+
+    def curve_of_call(self, job: Job, folder: Path, call: Call) -> Path | None:
+        """The same in one of its calls, if each leaves a curve of its own."""
+        return self.curve(job, folder)
 
     def is_complete(self, job: Job, folder: Path) -> bool:
         """Whether a job that ended without error left complete results. Reads the run folder."""

@@ -136,9 +136,13 @@ def needs_port(job: Job) -> bool:
     return trainer_of(job.spec).needs_port(job)
 
 
-def curves_of(job: Job, folder: Path) -> Path | None:
-    """The curve file of a program without the probe; None for a probed one."""
-    return trainer_of(job.spec).curve(job, folder)
+def curves_of(job: Job, folder: Path, call: Call | None = None) -> Path | None:
+    """The curve file of a program without the probe, in a call (None: the first).
+
+    None for a probed program.
+    """
+    trainer = trainer_of(job.spec)
+    return trainer.curve_of_call(job, folder, call) if call else trainer.curve(job, folder)
 
 
 def is_complete(job: Job, folder: Path) -> bool:

@@ -83,3 +83,19 @@ def test_ranks_are_traded_for_accumulation(judged):
     assert (right["verdict"], hidden["verdict"]) == ("PASS", "PASS")
     assert wrong["verdict"] == "FAIL"
     assert "scaled by 4, which equals gradient accumulation steps (4)" in wrong["cause"]
+
+
+def test_without_the_probe_the_curves_of_its_starts_are_judged(judged):
+    right, wrong = map(
+        judged("recoverable_by_curves", "resized", "checkpoint_ignored").get,
+        ("resized", "checkpoint_ignored"),
+    )
+    assert right["verdict"] == "PASS", right["cause"]
+    assert [each["loaded_step"] for each in right["passes"]] == [0, 4, 8]
+    found = outcomes(right)
+    assert (found["passes-continuous"], found["segments-as-scheduled"]) == ("PASS", "PASS")
+    assert (found["state-restored"], found["data-resumed"]) == ("SKIPPED", "SKIPPED")
+    assert wrong["verdict"] == "FAIL"
+    assert wrong["cause"].startswith(
+        "state is lost at the resume: pass 2 starts from the initial weights although step 4"
+    )

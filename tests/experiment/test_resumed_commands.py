@@ -94,6 +94,14 @@ def test_a_program_that_looks_for_its_checkpoint_can_be_restarted_in_place(load)
     assert test.recovery.restarts is RestartOwner.TORCHRUN
 
 
+BY_CURVE = 'probe = false\ncurves = "{output}/loss.csv"\n'
+
+
+def test_a_program_that_leaves_a_curve_of_each_start_can_be_resized(load):
+    (test,) = load(text(ELASTIC, trainer=BY_CURVE)).tests
+    assert (test.kind, test.trainer.can.probed) == (Kind.ELASTIC, False)
+
+
 NODES = """
 [[test]]
 kind = "fault"
@@ -155,12 +163,22 @@ def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place)
         (
             FAULT,
             {"trainer": 'probe = false\ncurves = "{output}/x"'},
-            "'fault' needs the probe: without it nothing shows what a resume restored",
+            "'fault' needs the probe, which makes the faults in the program's ranks (set probe",
         ),
         (
-            "",
-            {"trainer": 'probe = false\ncurves = "{output}/x"'},
-            "trainer.checkpoints: has no effect on a program without the probe",
+            ELASTIC,
+            {"trainer": f"{BY_CURVE}mean_over = 10"},
+            "'elastic' needs the loss of every step, and mean_over says that a row is a mean over",
+        ),
+        (
+            ELASTIC,
+            {"trainer": BY_CURVE.replace("loss.csv", "trainer_state.json")},
+            "'elastic' needs a curve of each start alone: trainer_state.json has the rows of all",
+        ),
+        (
+            ELASTIC,
+            {"trainer": f'{BY_CURVE}launcher = "composer"'},
+            "'elastic' needs launcher = 'torchrun': converge resumes no program with launcher =",
         ),
         (
             "",

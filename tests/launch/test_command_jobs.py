@@ -15,6 +15,7 @@ from launch_jobs import broken, elastic, plan_of, tiny_job
 from converge_harness.launch import run_plan
 from converge_harness.launch.local.agents import PROCESS_GUARD
 from converge_harness.model import Fault, FaultKind, Parallelism, RunStatus, Toolchain
+from converge_harness.readers import read_run
 from converge_harness.run_folder.checkpoints import CheckpointForm
 from converge_harness.trainers.command import trained_by
 from converge_harness.trainers.command.failure import program_error
@@ -237,6 +238,68 @@ def test_a_segment_of_a_program_without_its_checkpoint_says_what_to_do(store, co
         "program has to stop after the step that {stop_at} says, write that step's checkpoint into "
         "{checkpoint_dir}, and then call probe.saved(step)"
     )
+
+
+BY_CURVE = """
+import pathlib, sys
+output, checkpoints, resume_from, stop_at, mode = sys.argv[1:]
+first = int(pathlib.Path(resume_from).stem) if resume_from else 0
+rows = [f"{step},{1 / step}" for step in range(first + 1, int(stop_at) + 1)]
+pathlib.Path(output, "loss.csv").write_text("\\n".join(["step,loss", *rows]) + "\\n")
+if mode != "forget":
+    pathlib.Path(checkpoints, f"{stop_at}.txt").write_text("state")
+sys.exit(3 if mode == "exit" and first else 0)
+"""
+
+
+def curve_job(name, *segments, mode="well"):
+    """A program without the probe that is resized; nothing but its curves says what it did."""
+    job = elastic(recoverable_job(name, mode=mode), *segments)
+    arguments = ("{output}", "{checkpoint_dir}", "{resume_from}", "{stop_at}", mode)
+    command = replace(
+        job.spec.trainer.settings,
+        argv=("{python}", "-c", BY_CURVE.replace("{", "{{").replace("}", "}}"), *arguments),
+        probed=False,
+        curves="{output}/loss.csv",
+    )
+    return replace(job, spec=replace(job.spec, trainer=trained_by(command)))
+
+
+def test_a_program_without_the_probe_leaves_a_curve_of_every_start(store, cold):
+    job = curve_job("by_curve", (2, 1), (5, 1), (6, 1))
+    (record,) = run(plan_of(job), store, cold)
+    assert record.status is RunStatus.FINISHED, record.error
+    starts = [json.loads(path.read_text()) for path in record.folder.glob("passes/*/start.json")]
+    starts.sort(key=lambda start: start["at"])
+    assert [start["resumes_from"] for start in starts] == [None, 2, 5]
+    assert [(start["segment"], start["ranks"]) for start in starts] == [(0, 1), (1, 1), (2, 1)]
+    evidence = read_run(record.folder)
+    assert [each.steps.tolist() for each in evidence.passes] == [[1, 2], [3, 4, 5], [6]]
+    assert evidence.complete
+    (again,) = run(plan_of(job), store, cold)
+    assert again == replace(record, reused=True)
+    (record.folder / starts[1]["curve"]).write_text("step,loss\n3,9.0\n")
+    assert "output/start-02/loss.csv was changed after" in read_run(record.folder).problems[0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        (
+            "forget",
+            (
+                "segment 1 (steps 1 to 2): wrote no complete checkpoint of step 2 for the next "
+                "one: the program has to stop after the step that {stop_at} says, write that "
+                "step's checkpoint into {checkpoint_dir} as {step}.txt"
+            ),
+        ),
+        ("exit", "segment 2 (steps 3 to 4): the program ended with exit code 3 without output"),
+    ],
+)
+def test_a_start_without_the_probe_that_ends_badly_says_how(store, cold, mode, words):
+    (record,) = run(plan_of(curve_job(mode, (2, 1), (4, 1), mode=mode)), store, cold)
+    assert record.status is RunStatus.CRASHED
+    assert record.error.message.startswith(words)
 
 
 def test_a_program_is_restarted_from_its_newest_whole_checkpoint(store, cold):

@@ -45,6 +45,13 @@ def test_only_whole_checkpoints_are_left_to_load(tmp_path):
     assert names(tmp_path / "torn") == ["step-10", "step-4", "step-6", "step-8"]
 
 
+def test_without_the_probe_the_manifest_alone_says_what_is_whole(tmp_path):
+    for step, size in ((4, 100), (8, 50)):
+        checkpoint(tmp_path, step, size=size)
+        (tmp_path / "passes/001/state" / f"saved-step-{step:08d}.npz").unlink()
+    assert newest_whole(tmp_path) == 4
+
+
 def test_a_step_that_is_torn_once_more_is_set_aside_beside_the_first(tmp_path):
     for number in (1, 2):
         checkpoint(tmp_path, 4, number=number, metadata=False, manifest=None)

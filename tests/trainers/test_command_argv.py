@@ -242,6 +242,17 @@ def test_a_run_that_left_no_curve_is_not_complete(tmp_path):
     assert is_complete(job(CURVES), tmp_path)
 
 
+def test_every_start_of_a_program_has_an_output_and_a_curve_of_its_own(tmp_path):
+    parts = (Segment(8, Parallelism(), 2), Segment(20, Parallelism(), 2))
+    resized = job(CURVES)
+    resized = replace(resized, spec=replace(resized.spec, segments=parts))
+    second = curves_of(resized, tmp_path, Call(number=2, segment=1))
+    assert curves_of(resized, tmp_path) == tmp_path / "output/start-01/42/loss.csv"
+    assert second == tmp_path / "output/start-02/42/loss.csv"
+    called = argv(resized, tmp_path, call=Call(number=2, segment=1), data=DATA)
+    assert f"--output={tmp_path}/output/start-02/x" in called
+
+
 def test_a_probed_run_is_complete_with_the_probes_own_file(tmp_path):
     assert not is_complete(job(), tmp_path)
     (tmp_path / "metrics.jsonl").touch()

@@ -18,6 +18,7 @@ from converge_harness.judge.causes.context import (
     ratio_words,
     words_of,
 )
+from converge_harness.judge.causes.resume import of_pass
 from converge_harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
 from converge_harness.judge.causes.updates import first_part
 from converge_harness.judge.compare.envelopes import Envelope
@@ -365,6 +366,7 @@ def curves_part(context: Context) -> Cause | None:
             f"the curves differ: {words_of(curve)} {test} for {control} at step {step} (relative "
             f"{off:.2g})"
         )
+    head += of_pass(context, step)
     lasting = onset is None and context.detail(f"{_slug(curve)}-envelope")
     return Cause(f"{head}; {lasting + '; ' if lasting else ''}{_SAME_IN_CURVES}", _KIND, _LOOK_AT)
 

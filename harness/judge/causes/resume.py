@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from converge_harness.judge.causes.context import Context
-from converge_harness.judge.causes.signature import Basis, Cause, Stage, signature
+from converge_harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
 from converge_harness.judge.causes.updates import initial_words
 from converge_harness.judge.checks.resume import Lost, not_restored
 from converge_harness.judge.degrees import owner
@@ -149,6 +149,7 @@ def state_lost(context: Context) -> Cause | None:
     Stage.RESUME,
     # A pass that goes on from another step draws other numbers.
     overrides=("random_numbers_lost",),
+    asked_of=(ComparisonKind.ORDINARY, ComparisonKind.CURVES),
 )
 def not_continued(context: Context) -> Cause | None:
     """A pass went on from another place, or with other counters."""
@@ -304,7 +305,8 @@ def _look_at(context: Context) -> _LookAt:
     """For a program of which only what is visible from outside is known, or for torchtitan."""
     spec = context.compared.spec
     is_program = spec is not None and not spec.trainer.can.audits_config
-    return _IN_A_PROGRAM if is_program else _IN_TORCHTITAN
+    by_curves = context.compared.test.by_curves
+    return _IN_A_PROGRAM if is_program or by_curves else _IN_TORCHTITAN
 
 
 def _lost(found: Lost | None) -> bool:

@@ -112,11 +112,11 @@ def state_restored(test: Evidence, control: Evidence, spec: SetSpec | None) -> C
     Compared by sketches of whole tensors, so across a change of degrees too: all tensors that the
     runs' samples know. A run that never loaded a checkpoint of its own tests no resume.
     """
-    if not test.passes:
-        return invalid(NO_PASSES)
+    if unknown := _not_shown(test, "what a resume restored"):
+        return unknown
     limit = Limit(RESTORED, "rounding of sums in float64")
     compared: list[Lost] = []
-    unknown: list[Load] = []
+    silent: list[Load] = []
     resumes = list(loads(test))
     for load in resumes:
         lost = not_restored(load)
@@ -125,9 +125,9 @@ def state_restored(test: Evidence, control: Evidence, spec: SetSpec | None) -> C
         if lost is not None:
             compared.append(lost)
         elif load.into.steps.size:  # one that made no step may have died before it was looked at
-            unknown.append(load)
-    if unknown:
-        return invalid(f"nothing shows what was restored in {unknown[0].text}", unknown[0].step + 1)
+            silent.append(load)
+    if silent:
+        return invalid(f"nothing shows what was restored in {silent[0].text}", silent[0].step + 1)
     for load in resumes:
         if empty := says_nothing(load, test, control):
             return invalid(f"in {load.text}, nothing shows {empty}", load.step + 1)
@@ -142,6 +142,15 @@ def state_restored(test: Evidence, control: Evidence, spec: SetSpec | None) -> C
         limit=limit,
         unit="relative",
     )
+
+
+def _not_shown(test: Evidence, what: str) -> CheckResult | None:
+    """The answer about a run whose evidence cannot show ``what``; None if it may."""
+    if not test.passes:
+        return invalid(NO_PASSES)
+    if test.by_curves:
+        return skipped(f"a curve does not show {what}: the probe does (docs/probe.md)")
+    return None
 
 
 def _restored(compared: list[Lost]) -> str:
@@ -242,8 +251,9 @@ def data_resumed(test: Evidence, control: Evidence, spec: SetSpec | None) -> Che
 
     The loader lost its place at a resume: it starts over, skips samples or gives them twice.
     """
-    if not test.passes or never_interrupted(test):
-        return skipped(NEVER_INTERRUPTED) if test.passes else invalid(NO_PASSES)
+    unknown = _not_shown(test, "which samples a resume goes on with")
+    if unknown or never_interrupted(test):
+        return unknown or skipped(NEVER_INTERRUPTED)
     expected = digests_of(control)
     if not expected or not any(any(each.batch_digests) for each in test.passes):
         detail = "no batch digests: nothing shows which samples a resume went on with"
@@ -297,17 +307,17 @@ CHECKS: tuple[Question, ...] = (passes_continuous, state_restored, data_resumed)
 
 
 @check(Tier.RESUME)
-def segments_as_scheduled(test: Evidence, spec: SetSpec | None) -> CheckResult:
+def segments_as_scheduled(test: Evidence, segments: tuple[Segment, ...]) -> CheckResult:
     """Each segment of the schedule is one pass with its steps and its number of ranks.
 
     A run with another schedule is another experiment.
     """
-    if spec is None or not spec.segments:
+    if not segments:
         return skipped("no segments are named")
     if not test.passes:
         return invalid(NO_PASSES)
-    wrong = next(_unscheduled(test, spec.segments), None)
-    return invalid(*wrong) if wrong else passed(counted(len(spec.segments), "segment"))
+    wrong = next(_unscheduled(test, segments), None)
+    return invalid(*wrong) if wrong else passed(counted(len(segments), "segment"))
 
 
 def _unscheduled(test: Evidence, segments: tuple[Segment, ...]) -> Iterator[tuple[str, int]]:

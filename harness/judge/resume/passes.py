@@ -120,7 +120,9 @@ def gaps(evidence: Evidence, spec: SetSpec | None = None) -> Iterator[Gap]:
     """
     counts = spec is not None and spec.train_config.own_loader and spec.trainer.can.counts_tokens
     for each in evidence.passes:
-        if each.loaded_step is not None:
+        if each.loaded_step is not None and each.by_curve:
+            yield from _wrong_start_of_curve(evidence, each, each.loaded_step)
+        elif each.loaded_step is not None:
             yield from _wrong_start(evidence, each, each.loaded_step)
         elif each.steps.size:
             first = int(each.steps[0])
@@ -130,13 +132,14 @@ def gaps(evidence: Evidence, spec: SetSpec | None = None) -> Iterator[Gap]:
                 yield Gap(f"pass {each.number} {FROM_ELSEWHERE}", first, unplaced=each.number)
         if spec is not None and not never_interrupted(evidence):
             yield from _not_saved(evidence, spec, each)
-    for load in loads(evidence):
+    for load in loads(evidence) if not evidence.by_curves else ():
         yield from _counters(load, counts=counts)
     steps = evidence.steps
     lost = np.setdiff1d(np.arange(1, steps.max(initial=0) + 1), steps)
     if lost.size:
         last = int(lost[-1])
-        yield Gap(f"{_steps(int(lost[0]), last)} not part of the final state", int(lost[0]))
+        text = f"{_steps(int(lost[0]), last)} not part of the final state"
+        yield Gap(text, int(lost[0]), shown=not evidence.by_curves)
 
 
 def _not_saved(evidence: Evidence, spec: SetSpec, each: Pass) -> Iterator[Gap]:
@@ -186,10 +189,7 @@ def _wrong_start(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:
         )
     elif loaded and saved is None:
         yield Gap(f"nothing shows what was saved at step {loaded}", loaded + 1, shown=False)
-    newest = newest_whole(evidence, number)
-    if loaded < newest:
-        which = f"step {loaded}" if loaded else "the initial weights"
-        yield Gap(f"pass {number} starts from {which} although step {newest} was saved", loaded + 1)
+    yield from _older_start(evidence, each, loaded)
     expected = np.arange(loaded + 1, loaded + 1 + each.steps.size)
     wrong = np.flatnonzero(each.steps != expected)
     if wrong.size:
@@ -200,6 +200,33 @@ def _wrong_start(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:
             text = f"trains step {step} next: {_steps(step, wanted - 1)} trained twice"
         after = f"loads step {loaded} and" if wanted == loaded + 1 else f"after step {wanted - 1}"
         yield Gap(f"pass {number} {after} {text}", min(step, wanted))
+
+
+def _older_start(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:
+    """A pass that starts from an older step than the newest checkpoint's."""
+    newest = newest_whole(evidence, each.number)
+    if loaded < newest:
+        which = f"step {loaded}" if loaded else "the initial weights"
+        text = f"pass {each.number} starts from {which} although step {newest} was saved"
+        yield Gap(text, loaded + 1)
+
+
+def _wrong_start_of_curve(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:
+    """The same where only a curve shows where a pass starts: a row may also be missing in it."""
+    number, newest = each.number, newest_whole(evidence, each.number)
+    yield from _older_start(evidence, each, loaded)
+    if loaded > newest:
+        before = [other.steps for other in evidence.passes if other.number < number]
+        if any(loaded in steps for steps in before):
+            text = f"pass {number} starts from step {loaded}, of which no checkpoint is whole"
+            yield Gap(text, loaded + 1)
+        else:
+            text = f"pass {number} goes on from step {newest}, and its curve begins with step "
+            yield Gap(f"{text}{loaded + 1}", newest + 1, shown=False)
+    missing = np.setdiff1d(np.arange(loaded + 1, each.steps.max(initial=loaded)), each.steps)
+    if missing.size:
+        text = f"the curve of pass {number} has no row of step {missing[0]}"
+        yield Gap(text, int(missing[0]), shown=False)
 
 
 def _steps(first: int, last: int) -> str:

@@ -26,8 +26,10 @@ from converge_harness.launch.warm import WarmServers
 from converge_harness.model import Fault, FaultKind, Job
 from converge_harness.run_folder.checkpoints import (
     TornCheckpointError,
+    is_whole,
     newest_whole,
     set_torn_aside,
+    write_manifest,
 )
 from converge_harness.run_folder.faults import over_file, struck_file
 from converge_harness.run_folder.layout import (
@@ -38,6 +40,7 @@ from converge_harness.run_folder.layout import (
     call_logs,
     calls_so_far,
 )
+from converge_harness.run_folder.starts import read_start, start_file
 from converge_harness.run_folder.waits import wait_file, waits_document
 from converge_harness.store import RunLock, Store, write_json
 from converge_harness.trainers import (
@@ -53,6 +56,7 @@ from converge_harness.trainers import (
     job_payload,
     most_nodes,
     needs_port,
+    part_of,
     trainer_of,
 )
 from converge_harness.trainers.environment import SMALL_NCCL
@@ -118,6 +122,7 @@ def start_run(
         waits = tuple(each for each in waits if each > step or (waits_again and each == step))
     if waits:
         write_json(wait_file(folder), waits_document(waits, saves=saves))
+    _begin_start(job, folder, first)
     call = _start_call(place, job, folder, first, slots)
     return Run(
         job=job,
@@ -138,7 +143,7 @@ def start_run(
         ),
         payload=payload,
         tail=tail,
-        growth=_growth(job, folder),
+        growth=_growth(job, folder, first),
         waits=waits,
         saves=saves,
         in_passes=in_passes,
@@ -164,10 +169,61 @@ def _prepare(job: Job, folder: Path) -> None:
         raise StoreError(f"{path}: cannot be made: {error.strerror or error}") from error
 
 
-def _growth(job: Job, folder: Path) -> Growth | None:
-    """Growing output that shows progress of a job without step reports; None for other jobs."""
-    curves = curves_of(job, folder)
+def _growth(job: Job, folder: Path, call: Call) -> Growth | None:
+    """Growing output that shows progress of a call without step reports; None for other jobs."""
+    curves = curves_of(job, folder, call)
     return None if curves is None else Growth(curves, folder / LOGS)
+
+
+def _begin_start(job: Job, folder: Path, call: Call) -> None:
+    """Write down how a program without the probe is started, if it is started several times.
+
+    Raises StoreError if that cannot be written.
+    """
+    curves = curves_of(job, folder, call)
+    output = trainer_of(job.spec).folder_of_call(job, folder, call)
+    if curves is None or output is None:
+        return
+    path = start_file(folder, call.number)
+    try:
+        output.mkdir()
+        path.parent.mkdir(parents=True)
+    except OSError as error:
+        raise StoreError(f"{error.filename or folder}: cannot be made: {error.strerror}") from error
+    write_json(
+        path,
+        {
+            "segment": call.segment,
+            "ranks": part_of(job, call).world_size,
+            "resumes_from": call.resumes_from,
+            "curve": str(curves.relative_to(folder)),
+            "at": time.time(),
+            "returncode": None,
+        },
+    )
+
+
+def end_start(run: Run, *, by_itself: bool) -> None:
+    """Write down how a start of a program without the probe ended; nothing for other runs.
+
+    A program that ended with 0 says that what it wrote is whole, so the checkpoints that are new
+    get their manifests. ``by_itself``: converge did not have to end it.
+
+    Raises StoreError if that cannot be written.
+    """
+    number = run.call.call.number
+    path = start_file(run.folder, number)
+    if not path.is_file():
+        return
+    code = run.call.returncode if by_itself else None
+    form = trainer_of(run.job.spec).checkpoint_form(run.job)
+    try:
+        write_json(path, {**read_start(path), "returncode": code})
+        for step, checkpoint in form.found(run.folder) if code == 0 else ():
+            if not is_whole(run.folder, step, form):
+                write_manifest(checkpoint, step, path.parent, form)
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path.parent}: cannot record how the start ended: {error}") from error
 
 
 def start_next_call(place: Machine, run: Run, call: Call) -> None:
@@ -181,10 +237,11 @@ def start_next_call(place: Machine, run: Run, call: Call) -> None:
     except TornCheckpointError as error:
         raise StoreError(str(error)) from error
     call = replace(call, resumes_from=newest_whole(run.folder, form))
+    _begin_start(run.job, run.folder, call)
     following = _start_call(place, run.job, run.folder, call, run.slots)
     following.faults_before = struck_faults(run.folder)
     run.earlier.append(run.call)
-    run.call = following
+    run.call, run.growth = following, _growth(run.job, run.folder, call)
 
 
 def start_node(place: Machine, run: Run) -> None:

@@ -25,6 +25,7 @@ from converge_harness.run_folder.checkpoints import is_whole
 from converge_harness.run_folder.faults import struck_files
 from converge_harness.run_folder.metrics import StepLine
 from converge_harness.run_folder.passes import last_step
+from converge_harness.run_folder.starts import last_start_ended_well
 from converge_harness.store import RunLock
 from converge_harness.trainers import (
     Call,
@@ -192,10 +193,12 @@ class Run:
     def decide(self) -> Decision:
         """What comes after the call that is over, if ``calls_again`` holds for the job."""
         recovery = self.job.spec.recovery
-        reached = last_step(self.folder)
-        complete = reached == self.job.steps
         target = self.call.call.segment
         until = self.job.steps if target is None else self.job.spec.segments[target].until
+        reached = last_step(self.folder)
+        if self.growth is not None:  # the judge reads its curve
+            reached = until if last_start_ended_well(self.folder) else None
+        complete = reached == self.job.steps
         form = trainer_of(self.job.spec).checkpoint_form(self.job)
         outcome = CallOutcome(
             ended_well=self.call.returncode == 0 or (complete and len(self.call.agents) > 1),

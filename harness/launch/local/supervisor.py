@@ -36,6 +36,7 @@ from converge_harness.launch.interruption import Interruption, interruptible
 from converge_harness.launch.local.agents import (
     Machine,
     end_faults,
+    end_start,
     let_train_on,
     start_next_call,
     start_run,
@@ -671,6 +672,7 @@ class Supervisor:
         """Start the next segment of a run, or restart it, if there is more to do."""
         if not calls_again(run.job):
             return False
+        end_start(run, by_itself=not why)
         decision = run.decide()
         if decision.call is None:
             return False

@@ -266,3 +266,18 @@ def faults_on_a_cluster(planned: PlannedJob) -> Iterator[Breach]:
         yield Breach(
             "nodes", "a scheduler decides on the nodes: they do not change during a job", HERE
         )
+
+
+@necessity
+def starts_recorded(planned: PlannedJob) -> Iterator[Breach]:
+    """A program without the probe is stopped and resumed on this machine only."""
+    spec = planned.job.spec
+    resumes = spec.kind in (Kind.ELASTIC, Kind.FAULT)
+    if planned.experiment.cluster is None or not resumes or spec.trainer.can.probed:
+        return
+    yield Breach(
+        "kind",
+        "converge does not run next to the ranks of a cluster, so without the probe nothing "
+        "records how the program was started again",
+        f"trainer.probe = true (docs/probe.md), or {HERE}",
+    )

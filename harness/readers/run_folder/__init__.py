@@ -7,4 +7,5 @@
     metrics.py     metrics.jsonl
     arrays.py      the .npz files: samples of tensors, frozen steps, checkpoints
     passes.py      the passes of a resumed run, merged into one curve
+    starts.py      the same of a program without the probe, by the curve of each start
 """

@@ -41,6 +41,7 @@ from converge_harness.readers.run_folder.arrays import (
 from converge_harness.readers.run_folder.documents import read_in_force, read_job
 from converge_harness.readers.run_folder.metrics import Metrics, read_metrics
 from converge_harness.readers.run_folder.passes import merge, read_passes, read_struck
+from converge_harness.readers.run_folder.starts import merge_starts, read_starts
 from converge_harness.run_folder.job import (
     FaultDocument,
     JobDocument,
@@ -140,6 +141,10 @@ def _of_program(folder: Path, job: JobDocument, known: dict[str, Any]) -> Eviden
         curve = trainer_of_document(job).curve_of(folder, job)
         if curve is None:
             return _uninterrupted(folder, job, known)
+        starts = read_starts(folder, curve.columns)
+        if starts is not None:
+            of_starts = merge_starts(starts, job.get("steps"), **known)
+            return replace(of_starts, precision=_precision(job, None))
         evidence = read_foreign(_inside(curve.path, folder), dict(curve.columns))
         rarely = logged_every(evidence.steps, job.get("steps"))
         means = evidence.mean_over if curve.mean_over == 1 else curve.mean_over

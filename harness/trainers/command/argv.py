@@ -73,15 +73,20 @@ def command_of(spec: SetSpec) -> Command:
     return spec.trainer.settings
 
 
-def output_of(folder: Path) -> Path:
-    """The value of ``{output}``: a folder in the run folder."""
-    return folder.absolute() / OUTPUT
+def output_of(job: Job, folder: Path, call: Call) -> Path:
+    """The value of ``{output}`` in a call: a folder in the run folder.
+
+    A program without the probe has one for each of its starts, so that each leaves its own curve.
+    """
+    output = folder.absolute() / OUTPUT
+    by_start = comes_in_passes(job) and not command_of(job.spec).probed
+    return output / f"start-{call.number:02d}" if by_start else output
 
 
-def curves_of(job: Job, folder: Path) -> Path | None:
-    """The curve file of a program without the probe; None for a probed one."""
+def curves_of(job: Job, folder: Path, call: Call | None = None) -> Path | None:
+    """The curve file of a program without the probe in a call; None for a probed one."""
     curves = command_of(job.spec).curves
-    return None if curves is None else Path(filled(curves, job, folder))
+    return None if curves is None else Path(filled(curves, job, folder, call=call))
 
 
 def needs_port(job: Job) -> bool:
@@ -127,7 +132,11 @@ def filled(
     """A template of the job's command with its values in a call; None: the first."""
     call = call or first_call(job)
     part = part_of(job, call)
-    values = _values(part, folder, data) | _of_checkpoints(job, folder, call)
+    values = {
+        "output": str(output_of(job, folder, call)),
+        **_values(part, data),
+        **_of_checkpoints(job, folder, call),
+    }
 
     def value_of(name: str) -> str:
         if name == CONFIG + LOCAL_BATCH and call.segment is not None:
@@ -144,10 +153,9 @@ def written(value: Setting) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _values(job: Job, folder: Path, data: Path | None) -> dict[str, str]:
+def _values(job: Job, data: Path | None) -> dict[str, str]:
     degrees = job.spec.parallelism
     return {
-        "output": str(output_of(folder)),
         "data": UNKNOWN_DATA if data is None else str(data.absolute()),
         "python": str(job.toolchain.python),
         "name": job.name,

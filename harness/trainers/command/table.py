@@ -134,6 +134,9 @@ class CommandTable(InlineTable):
 EXAMPLE = 'such as ["train.py", "--steps", "{steps}", "--output", "{output}"]'
 NAME_EXAMPLE = 'name = "step-{step}.pt"'
 OUTPUT = "{output}/"
+PROBE = "set probe = true, and call the probe in the program (docs/probe.md)"
+TRAINER_STATE = "trainer_state.json"
+"""Hugging Face's Trainer loads it with a checkpoint, and writes it whole again."""
 _REFUSED_CHECKPOINTS = CheckpointForm(STEP)
 """In place of a ``[trainer.checkpoints]`` with a mistake, so that what needs such a table is not
 reported as well. The file does not load, so no run has it."""
@@ -296,12 +299,6 @@ def _checkpoint_problems(table: CommandTable, where: Where) -> Iterator[Problem]
                             f"add [trainer.checkpoints] with {NAME_EXAMPLE}",
                         )
         return
-    if not table.probe:
-        yield Problem(
-            where("checkpoints"),
-            "has no effect on a program without the probe: nothing would show what it restored",
-            "leave it out, or set probe = true and call the probe (docs/probe.md)",
-        )
     if _is_readable(table) and CHECKPOINT_DIR not in _names(table):
         yield Problem(
             where("checkpoints"),
@@ -320,10 +317,10 @@ def lacks(kind: Kind, command: Command) -> tuple[str, str]:
         Kind.ELASTIC: (STOP_AT, "a program that stops where a segment ends"),
         Kind.FAULT: (CHECKPOINT_EVERY, "a program that writes checkpoints while it trains"),
     }[kind]
-    if not command.probed:
+    if kind is Kind.FAULT and not command.probed:
         return (
-            "needs the probe: without it nothing shows what a resume restored",
-            "set probe = true, and call the probe in the program (docs/probe.md)",
+            "needs the probe, which makes the faults in the program's ranks",
+            PROBE,
         )
     if command.launcher is not RankLauncher.TORCHRUN:
         other = f"launcher = {command.launcher.value!r}"
@@ -337,6 +334,19 @@ def lacks(kind: Kind, command: Command) -> tuple[str, str]:
         option = f'"--{needed.replace("_", "-")}", "{{{needed}}}"'
         why = f"needs {purpose}, and nothing passes {{{needed}}} to it"
         return why, f"such as {option} in trainer.command"
+    return _curve_lacks(command)
+
+
+def _curve_lacks(command: Command) -> tuple[str, str]:
+    """The same of the curve that a program without the probe leaves of each of its starts."""
+    if command.mean_over != 1:
+        return (
+            "needs the loss of every step, and mean_over says that a row is a mean over several",
+            "let the program log every step",
+        )
+    if PurePath(command.curves or "").name == TRAINER_STATE:
+        why = f"needs a curve of each start alone: {TRAINER_STATE} has the rows of all starts"
+        return why, "name a file to which the program writes the steps of this start"
     return "", ""
 
 

@@ -24,6 +24,7 @@ from converge_harness.model import (
 from converge_harness.run_folder.checkpoints import OUR_FORM, CheckpointForm
 from converge_harness.run_folder.job import moved_with
 from converge_harness.run_folder.layout import AGENT_LOG, CHECKPOINTS, JOB, OUTPUT, PROGRAM_LOG
+from converge_harness.run_folder.starts import last_start_ended_well
 from converge_harness.toml import Where
 from converge_harness.toolchains.find import assume_environment, find_environment
 from converge_harness.toolchains.this_package import install_source
@@ -37,7 +38,7 @@ from converge_harness.trainers.base import (
     is_complete,
     job_document,
 )
-from converge_harness.trainers.calls import Call, NodeCommand, Rendezvous
+from converge_harness.trainers.calls import Call, NodeCommand, Rendezvous, comes_in_passes
 from converge_harness.trainers.command import argv, on_nodes
 from converge_harness.trainers.command.argv import (
     command_of,
@@ -338,6 +339,10 @@ class CommandTrainer(Trainer):
             return (OUTPUT,)
         return (OUTPUT, CHECKPOINTS)
 
+    def folder_of_call(self, job: Job, folder: Path, call: Call) -> Path | None:
+        output = argv.output_of(job, folder, call)
+        return None if output == folder.absolute() / OUTPUT else output
+
     def work_folder(self, job: Job, folder: Path) -> Path:
         return command_of(job.spec).folder
 
@@ -347,9 +352,14 @@ class CommandTrainer(Trainer):
     def curve(self, job: Job, folder: Path) -> Path | None:
         return argv.curves_of(job, folder)
 
+    def curve_of_call(self, job: Job, folder: Path, call: Call) -> Path | None:
+        return argv.curves_of(job, folder, call)
+
     def is_complete(self, job: Job, folder: Path) -> bool:
         if command_of(job.spec).probed:
             return is_complete(job, folder)
+        if comes_in_passes(job):
+            return last_start_ended_well(folder)
         curves = argv.curves_of(job, folder)
         return curves is not None and curves.exists()  # it may be a folder, such as TensorBoard's
 
@@ -385,9 +395,14 @@ class CommandTrainer(Trainer):
         )
 
     def unsaved(self, job: Job) -> str:
+        command = command_of(job.spec)
+        form = command.checkpoints
+        then = f" as {form.name}" if form else ""
+        if command.probed:
+            then = ", and then call probe.saved(step)"
         return (
             f"the program has to stop after the step that {{{STOP_AT}}} says, write that step's "
-            f"checkpoint into {{{CHECKPOINT_DIR}}}, and then call probe.saved(step)"
+            f"checkpoint into {{{CHECKPOINT_DIR}}}{then}"
         )
 
     def waits_for(self, job: Job) -> str:
