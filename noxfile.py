@@ -355,7 +355,8 @@ def e2e(session: nox.Session) -> None:
     if missing and "CONVERGE_NO_SKIPS" in os.environ:
         session.error("$CONVERGE_NO_SKIPS is set: not continuing without them")
     env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
-    build_toolchain(session, DEFAULT_TOOLCHAIN)
+    for name in (DEFAULT_TOOLCHAIN, OLDER_TORCH_TOOLCHAIN):
+        build_toolchain(session, name)
     runs = list(UNHURRIED)
     for name, files in FRAMEWORKS.items():
         of_ranks = [file for file in files if file.startswith("tests/rank/")]
