@@ -1077,14 +1077,6 @@ def test_a_crash_at_a_resume_is_an_error_that_says_which():
         )
 
 
-def test_a_crash_while_the_last_checkpoint_of_a_segment_is_written_is_no_crash_at_a_resume():
-    passes = (a_pass(1, 0, 8, segment=0, ended=True),)
-    test = replace(resumed(*passes), status=RunStatus.CRASHED, error=ERROR, complete=False)
-    cause = judged(test, ELASTIC_SPEC).cause
-    assert cause.startswith("a checkpoint is missing: pass 1 has left no checkpoint of step 8; ")
-    assert cause.endswith(f"the run then crashed: rank 0: {ERROR.message}")
-
-
 def test_a_crash_in_the_middle_of_a_pass_is_no_crash_at_a_resume():
     half = a_pass(2, 8, 11, ONE, segment=1)
     test = replace(resumed(ELASTIC_PASSES[0], half), status=RunStatus.CRASHED, error=ERROR)

@@ -330,8 +330,7 @@ def at_resume(evidence: Evidence, spec: SetSpec | None) -> str:
     last = passes[-1]
     if last.steps.size and last.ended:
         before, after = last, (last.segment or 0) + 1
-        saved = int(last.steps[-1]) in last.whole  # else it died while it saved
-        if spec is None or after >= len(spec.segments) or not saved:
+        if spec is None or after >= len(spec.segments):
             return ""
     elif last.steps.size or len(passes) == 1:
         return ""
