@@ -13,6 +13,7 @@ from converge_harness.judge.causes.context import Context
 from converge_harness.judge.causes.signature import Basis, Cause, Stage, signature
 from converge_harness.judge.causes.updates import initial_words
 from converge_harness.judge.checks.resume import Lost, not_restored
+from converge_harness.judge.compare.random_states import generators, repeated
 from converge_harness.judge.degrees import owner
 from converge_harness.judge.resume.passes import (
     SCHEDULE,
@@ -45,11 +46,30 @@ def data_lost(context: Context) -> Cause | None:
     if not _first(context, "data-resumed"):
         return None
     sentence = f"data order is lost at the resume: {context.detail('data-resumed')}"
-    sentence += _counted(context) + _excluded(context, "dataloader")
+    sentence += _counted(context) + _excluded(context, "dataloader") + _shuffled_again(context)
     spec = context.compared.spec
     streaming = spec is not None and spec.train_config.loader is Loader.STREAMING
     return Cause(sentence, CauseClass.DATA, _STREAMING if streaming else _look_at(context).data)
 
+
+def _shuffled_again(context: Context) -> str:
+    """A clause if numbers of Python or NumPy start over where the samples differ."""
+    step = context.checks["data-resumed"].onset
+    for each in generators(context.compared.test, context.compared.control):
+        again = repeated(each.test, each.control)
+        if each.whose in STATES_OF and again is not None and again.step == step:
+            return (
+                f"; the random numbers (RNG) of {each.whose} start over there, as they were before "
+                f"step {again.of}: checkpoints have to hold them ({STATES_OF[each.whose]})"
+            )
+    return ""
+
+
+STATES_OF = {
+    "Python's random": "random.getstate() and random.setstate()",
+    "numpy.random": "numpy.random.get_state() and numpy.random.set_state()",
+}
+"""How a program saves and restores a global generator, by ``Generators.whose``."""
 
 _STREAMING = (
     "what StreamingDataset orders samples by, besides its seed: num_canonical_nodes (the same for "

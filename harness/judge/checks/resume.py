@@ -29,7 +29,7 @@ from converge_harness.judge.checks.question import (
 )
 from converge_harness.judge.compare.curves import relative_difference
 from converge_harness.judge.compare.floors import FLOORS
-from converge_harness.judge.compare.random_states import effect, repeats
+from converge_harness.judge.compare.random_states import effect, generators, repeats
 from converge_harness.judge.degrees import degrees_of, ranks
 from converge_harness.judge.in_force import unlike_a_repeat
 from converge_harness.judge.resume.faults import (
@@ -573,10 +573,12 @@ def _draws_again(evidence: Evidence, other: Evidence, how: str) -> Flaw | None:
     Its second step counts, too: in the first one a loader may draw a seed of its own.
     """
     begins = {each.loaded_step for each in evidence.passes if each.loaded_step}
-    for found in repeats(evidence, other):
-        at_a_resume = not begins.isdisjoint({found.step - 1, found.step - 2})
-        if at_a_resume and effect(evidence, other, found):
-            return Flaw(f"{how} draws the random numbers of step {found.of} again", found.step)
+    for each in generators(evidence, other):
+        for found in repeats(each.test, each.control):
+            at_a_resume = not begins.isdisjoint({found.step - 1, found.step - 2})
+            if at_a_resume and effect(each.test, each.control, found):
+                what = f"draws the random numbers of step {found.of} again, from {each.whose}"
+                return Flaw(f"{how} {what}", found.step)
     return None
 
 
