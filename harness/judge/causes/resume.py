@@ -196,12 +196,16 @@ def not_continued(context: Context) -> Cause | None:
             CauseClass.LEARNING_RATE,
             _look_at(context).loaded,
         )
+    given = next((gap.elsewhere for gap in found if gap.elsewhere), 0)
+    ignored = f"{_IGNORED.format(given)}: " if given and _look_at(context) is _IN_A_PROGRAM else ""
     return Cause(
-        f"state is lost at the resume: {context.detail('passes-continuous')}",
+        f"state is lost at the resume: {ignored}{context.detail('passes-continuous')}",
         CauseClass.STATE,
         f"{_look_at(context).chosen}, {_look_at(context).counted}",
     )
 
+
+_IGNORED = "the program does not go on from the checkpoint of step {}"
 
 _NOTHING_WHOLE = (
     "what a restart loads while no checkpoint is whole: checkpoint.initial_load_path, which "
@@ -239,6 +243,15 @@ def recovered_late(context: Context) -> Cause | None:
     failed = {name for name, check in context.checks.items() if check.outcome is Outcome.FAIL}
     if failed != {"recovers-in-time"}:
         return None
+    error = context.compared.test.error
+    if error is not None and _TAKEN in error.message:
+        return Cause(
+            f"no recovery in time: {context.detail('recovers-in-time')}",
+            CauseClass.RECOVERY,
+            "which process holds the port: one that the program itself has started and that "
+            "outlives its rank, or another run that uses the same port. Take port 0, which the "
+            "system fills in, or end such processes with the rank",
+        )
     return Cause(
         f"no recovery in time: {context.detail('recovers-in-time')}",
         CauseClass.RECOVERY,
@@ -246,6 +259,9 @@ def recovered_late(context: Context) -> Cause | None:
         "--monitor-interval, timeouts of collectives), when the ranks met again, and how long they "
         "took to load",
     )
+
+
+_TAKEN = "Address already in use"
 
 
 def follows_from_resume(context: Context, name: str) -> bool:

@@ -350,7 +350,9 @@ def faults_struck(test: Evidence, spec: SetSpec | None) -> CheckResult:
         asked.insert(1, _other_world(test, spec, first))
         asked.append(_other_world(test, spec, later))
     wrong = next(chain(*asked), None)
-    return invalid(*wrong) if wrong else passed(counted(len(test.struck), "fault"))
+    if wrong:
+        return invalid(*wrong)
+    return passed("; ".join((counted(len(test.struck), "fault"), *_saved_nothing(test))))
 
 
 def _not_by_script(test: Evidence) -> CheckResult:
@@ -417,7 +419,28 @@ def _without_effect(test: Evidence) -> Iterator[tuple[str, int]]:
         if _went_on_without_checkpoint(fault, each):
             continue
         if fault.index not in ended:
-            yield f"{text}, which went on to step {each.steps.max(initial=0)}", fault.step
+            text = f"{text}, which went on to step {each.steps.max(initial=0)}"
+            yield text + (_TOO_SHORT if fault.kind == FaultKind.PREEMPT else ""), fault.step
+
+
+_TOO_SHORT = (
+    ": the steps after SIGTERM took less time than the program may take to stop, so name an "
+    "earlier step for the fault, or train more steps"
+)
+
+
+def _saved_nothing(test: Evidence) -> Iterator[str]:
+    """Preemptions after which a program saved no later step, so that it trained steps again."""
+    for fault in test.struck:
+        each = next((each for each in test.passes if each.number == pass_of(test, fault)), None)
+        if fault.kind != FaultKind.PREEMPT or each is None:
+            continue
+        saved = max(each.whole, default=0)
+        if saved < fault.step:
+            yield (
+                f"pass {each.number} saved no step after SIGTERM at step {fault.step}, or not "
+                f"before it was killed: training goes on from step {saved}"
+            )
 
 
 def _went_on_without_checkpoint(fault: Struck, each: Pass) -> bool:
