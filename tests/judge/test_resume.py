@@ -688,7 +688,8 @@ def test_a_program_that_was_killed_before_it_stopped_goes_on_from_an_older_check
 def test_a_preemption_that_came_too_late_to_stop_anything_says_what_to_do():
     verdict = preempted(a_pass(1, 0, STEPS, saves=[4, 8, 12, 16], ended=True))
     assert verdict.judgement is Judgement.INVALID
-    assert "name an earlier step for the fault, or train more steps" in verdict.cause
+    detail = answer(verdict, "faults-struck").detail
+    assert "name an earlier step for the fault, or train more steps" in detail
 
 
 @pytest.mark.parametrize(
