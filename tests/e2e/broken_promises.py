@@ -58,6 +58,11 @@ class StopsTooLate(Given):
         super().save()
 
 
+class NeverStops(Given):
+    def on_sigterm(self, *_: object) -> None:
+        pass
+
+
 class EndsEarly(Given):
     def train(self) -> None:
         self.args.stop_at = min(self.args.stop_at, 6)
