@@ -50,6 +50,7 @@ FRAMEWORKS = {
 }
 """Tests of the toolchains of other frameworks than torchtitan: ``nox -s e2e``."""
 UNHURRIED = (
+    "tests/e2e/test_broken_promises.py",
     "tests/e2e/test_pods.py",
     "tests/e2e/test_recoverable.py",
     "tests/e2e/test_slurm_programs.py",

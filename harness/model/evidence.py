@@ -349,9 +349,12 @@ class Evidence:
     batch_agrees: tuple[bool | None, ...] = ()
     """Whether all ranks of a data-parallel coordinate saw the same samples."""
     random_states: tuple[str | None, ...] = ()
-    """Per step a 16-digit hex digest of the states that random generators had before it, of those
+    """Per step a 16-digit hex digest of the states that torch's generators had before it, of those
     that the ranks drew from; "" for a step that drew nothing, None for one of which that is not
     recorded. Empty if the source has none."""
+    global_random_states: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    """The same of the global generators of Python's ``random`` ("python") and of ``numpy.random``
+    ("numpy"), each alone; without those that the source does not have."""
     random_shared: tuple[bool | None, ...] = ()
     """Whether ranks that train on other samples drew the same numbers; None where fewer than two
     data-parallel coordinates drew, or where it is not recorded."""
@@ -452,6 +455,9 @@ class Evidence:
             batch_digests=self.batch_digests[:count],
             batch_agrees=self.batch_agrees[:count],
             random_states=self.random_states[:count],
+            global_random_states={
+                name: states[:count] for name, states in self.global_random_states.items()
+            },
             random_shared=self.random_shared[:count],
             samples=tuple(each for each in self.samples if each.step <= step),
             replicas=tuple(each for each in self.replicas if each.step <= step),

@@ -60,8 +60,10 @@ SIGNALS = (
 BATCH_DIGEST = "batch_digest"
 BATCH_AGREES = "batch_agrees"
 RANDOM_STATE = "random_state"
-"""Digest of the random generators' states before the step, of those that it drew from, over all
+"""Digest of torch's generators' states before the step, of those that it drew from, over all
 ranks; empty if it drew nothing."""
+GLOBAL_STATES = {"python": "python_random_state", "numpy": "numpy_random_state"}
+"""The same of the global generators of Python's ``random`` and of ``numpy.random``, each alone."""
 RANDOM_SHARED = "random_shared"
 """Whether ranks that train on other samples drew the same numbers; null if fewer than two drew."""
 MISSING_NAMES = "grads_missing_names"
@@ -191,7 +193,8 @@ def draws_random_numbers(files: Iterable[Path]) -> bool:
         for line in lines:
             with suppress(ValueError, KeyError, TypeError):
                 value = json.loads(line)
-                if value["kind"] == STEP and value.get(RANDOM_STATE):
+                keys = (RANDOM_STATE, *GLOBAL_STATES.values())
+                if value["kind"] == STEP and any(value.get(key) for key in keys):
                     drew.add(int(value["step"]))
     return any(step + 1 in drew for step in drew)
 

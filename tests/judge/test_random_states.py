@@ -157,6 +157,70 @@ def test_other_random_numbers_are_the_cause_of_what_differs_from_there_on():
     assert parted(drawn(run("t"), own_seeds_first), drawn(run("c"), OWN)) == RESUMED
 
 
+def shuffled(evidence, library, states):
+    return replace(evidence, global_random_states={library: states})
+
+
+LIBRARIES = {"python": ("Python's random", "setstate"), "numpy": ("numpy.random", "set_state")}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_generators_of_python_and_numpy_are_judged_each_alone(library):
+    whose, restored_by = LIBRARIES[library]
+    control = shuffled(run("control"), library, OWN)
+
+    def judged_with(states, test):
+        test = shuffled(test, library, states)
+        return judge(test, control, spec=spec(), control_spec=spec())
+
+    right = judged_with(OWN, run("test"))
+    assert right.judgement is Judgement.PASS, right.cause
+    assert answer(right).detail.endswith(f"that draw from {whose}, none as an earlier one")
+    assert judged_with(AGAIN, run("test")).judgement is Judgement.PASS  # nothing depends on it
+    wrong = judged_with(AGAIN, later_loss(1.01))
+    assert wrong.judgement is Judgement.FAIL
+    assert f"the random numbers (RNG) of {whose} start over at step 9" in wrong.cause
+    assert restored_by in wrong.look_at
+    assert (answer(wrong).outcome, answer(wrong).onset) == (Outcome.FAIL, RESUMED)
+    # What torch draws goes on, and hides nothing; nor does a generator that is never seeded.
+    torch_too = replace(drawn(later_loss(1.01), OWN), global_random_states={library: AGAIN})
+    with_torch = judge(torch_too, drawn(control, OWN), spec=spec(), control_spec=spec())
+    assert f"of {whose} start over" in with_torch.cause
+    never_seeded = shuffled(drawn(later_loss(1.01), AGAIN), library, OTHER)
+    theirs = shuffled(drawn(run("control"), OWN), library, tuple(map(str, range(STEPS))))
+    verdict = judge(never_seeded, theirs, spec=spec(), control_spec=spec())
+    assert "the random numbers (RNG) start over at step 9" in verdict.cause
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_runs_of_older_versions_are_judged_by_torch_alone(library):
+    """They have no digests of Python's and NumPy's generators."""
+    older, newer = run("test"), shuffled(run("control"), library, NOTHING)
+    assert judge(older, newer, spec=spec(), control_spec=spec()).judgement is Judgement.PASS
+    draws = shuffled(run("control"), library, OWN)
+    unknown = judge(older, draws, spec=spec(), control_spec=spec())
+    assert answer(unknown).outcome is Outcome.INVALID
+    assert "train it again" in answer(unknown).detail
+    assert judge(draws, run("control"), spec=spec(), control_spec=spec()).judgement is (
+        Judgement.PASS
+    )
+
+
+def test_other_samples_by_a_shuffle_that_starts_over_are_named():
+    first, second, third = ELASTIC_PASSES
+    again = second.batch_digests[:0] + first.batch_digests[: len(second.batch_digests)]
+    passes = (first, replace(second, batch_digests=again), third)
+    test = replace(later_loss(1.5), passes=passes, replayed=ELASTIC.replayed)
+    verdict = judge(
+        shuffled(test, "python", AGAIN),
+        shuffled(run("control"), "python", OWN),
+        spec=ELASTIC_SPEC,
+        control_spec=spec(),
+    )
+    assert verdict.cause.startswith("data order is lost at the resume")
+    assert "of Python's random start over there, as they were before step 1" in verdict.cause
+
+
 def test_ranks_that_drop_the_same_units_fail_where_those_of_the_control_do_not():
     verdict = judged(OWN, alike=True, control_alike=False)
     assert verdict.judgement is Judgement.FAIL

@@ -695,6 +695,49 @@ def test_a_step_that_a_program_finishes_after_sigterm_is_no_recovery(again, outc
     assert (found.outcome, found.measured) == (outcome, late)
 
 
+def preempted(first, *later):
+    struck = Struck(0, "preempt", 8, 1009.0, number=1)
+    test = resumed(first, *later, struck=(struck,))
+    return judged(test, fault_spec(faults=(Fault(FaultKind.PREEMPT, 8),), within_s=2000.0))
+
+
+def test_a_program_that_was_killed_before_it_stopped_goes_on_from_an_older_checkpoint():
+    """It is right to go on; what it trained since then is told, and no failure."""
+    rest = {"saves": [8, 12, 16], "ended": True}
+    slow = preempted(a_pass(1, 0, 9, saves=[4, 8], whole=(4,)), a_pass(2, 4, STEPS, **rest))
+    assert answer(slow, "faults-struck").detail == (
+        "1 fault; pass 1 saved no step after SIGTERM at step 8, or not before it was killed: "
+        "training goes on from step 4"
+    )
+    stopped = preempted(a_pass(1, 0, 9, saves=[4, 8, 9]), a_pass(2, 9, STEPS, **rest))
+    assert answer(stopped, "faults-struck").detail == "1 fault"
+
+
+def test_a_preemption_that_came_too_late_to_stop_anything_says_what_to_do():
+    verdict = preempted(a_pass(1, 0, STEPS, saves=[4, 8, 12, 16], ended=True))
+    assert verdict.judgement is Judgement.INVALID
+    detail = answer(verdict, "faults-struck").detail
+    assert "name an earlier step for the fault, or train more steps" in detail
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("OSError: [Errno 98] Address already in use", "which process holds the port"),
+        ("RuntimeError: no", "where the time goes"),
+    ],
+)
+def test_a_restart_that_finds_its_port_taken_says_where_to_look(message, words):
+    passes = (a_pass(1, 0, 9, saves=[4, 8]), a_pass(2, 8, 8))
+    test = resumed(*passes, struck=STRUCK[:1])
+    error = RankError(0, message)
+    test = replace(test, status=RunStatus.CRASHED, error=error, complete=False)
+    verdict = judged(test, fault_spec(faults=fault_spec().recovery.faults[:1]))
+    assert verdict.judgement is Judgement.FAIL
+    assert message in verdict.cause
+    assert words in verdict.look_at
+
+
 def test_a_fault_that_broke_nothing_is_no_failure_to_recover():
     faults = (Fault(FaultKind.KILL, 10), Fault(FaultKind.JOIN, 12))
     struck = (STRUCK[0], Struck(1, "join", 12, 9999.0, 3))
@@ -1075,6 +1118,21 @@ def test_a_crash_at_a_resume_is_an_error_that_says_which():
             "the run crashed at the resume after step 8 (FSDP 2 -> one rank): rank 0: "
             f"{ERROR.message}"
         )
+
+
+def test_a_crash_while_the_last_step_of_a_segment_is_saved_is_no_crash_at_a_resume():
+    unsaved = replace(ELASTIC_PASSES[0], whole=())
+    test = replace(resumed(unsaved), status=RunStatus.CRASHED, error=ERROR, complete=False)
+    assert judged(test, ELASTIC_SPEC).cause == f"the run crashed: rank 0: {ERROR.message}"
+
+
+def test_a_program_that_ignores_the_checkpoint_that_it_is_given_is_told_so():
+    test = ELASTIC_CASES["checkpoint ignored"][1]
+    of_program = judged(test, replace(ELASTIC_SPEC, trainer=PROGRAM))
+    said = "the program does not go on from the checkpoint of step 8: pass 2 starts from the "
+    assert said in of_program.cause
+    assert "{resume_from}" in of_program.look_at
+    assert "the program" not in judged(test, ELASTIC_SPEC).cause
 
 
 def test_a_crash_in_the_middle_of_a_pass_is_no_crash_at_a_resume():

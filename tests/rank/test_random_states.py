@@ -3,6 +3,7 @@
 import functools
 import random
 
+import numpy as np
 import pytest
 import torch
 from probed_loop import lines_of, microbatches, write_job
@@ -15,6 +16,7 @@ from converge_harness.rank.recorder.random_states import (
     halves,
     held_generators,
     shared,
+    watched,
 )
 from converge_harness.rank.recorder.trainer_view import TrainerView
 
@@ -111,6 +113,42 @@ def test_a_step_is_known_by_the_states_that_it_drew_from():
     assert step_of(states, draw) == third
 
 
+DRAW = {
+    "python": (random.random, random.gauss, lambda: random.seed(3)),
+    "numpy": (np.random.rand, np.random.randn, lambda: np.random.seed(3)),  # noqa: NPY002
+}
+
+
+@pytest.mark.parametrize("library", DRAW)
+def test_global_generators_of_python_and_numpy_are_watched_each_alone(library):
+    draw, half, seed = DRAW[library]
+    states = watched(view())
+    mine = states.pop(library)
+    seed()
+    first, second = step_of(mine, draw), step_of(mine, draw)
+    assert 0 not in (first, second)
+    assert first != second
+    assert step_of(mine, lambda: torch.rand(2)) == 0
+    assert all(step_of(other, draw) == 0 for other in states.values())
+    seed()
+    assert step_of(mine, draw) == first
+    # A normal number that is kept for the next call is part of the state.
+    seed()
+    half()
+    kept = step_of(mine, half)
+    assert kept != 0
+    assert step_of(mine, half) != kept
+
+
+def test_numpys_generator_may_be_of_another_kind():
+    states, before = watched(view())["numpy"], np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(3))
+    try:
+        assert step_of(states, np.random.rand) not in (0, step_of(states, np.random.rand))
+    finally:
+        np.random.set_bit_generator(before)
+
+
 def test_what_is_drawn_between_steps_counts_where_steps_are_not_framed():
     own = torch.Generator().manual_seed(3)
     framed, loose = (
@@ -169,3 +207,5 @@ def test_a_loop_with_dropout_records_what_it_draws(tmp_path, monkeypatch, hooks,
     assert len(set(found)) == (3 if rate else 1)
     assert ("" in found) == (not rate)
     assert {line["random_shared"] for line in lines} == {None}
+    for key in ("python_random_state", "numpy_random_state"):
+        assert {line[key] for line in lines} == {""}

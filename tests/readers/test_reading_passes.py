@@ -82,12 +82,15 @@ def test_what_is_drawn_is_of_the_pass_that_counts(tmp_path):
     folder = write_job(tmp_path)
     drew = {"random_shared": False}
     write_pass(folder, 1, 0, [step(n, random_state=f"{n}", **drew) for n in range(1, 4)])
-    second = write_pass(folder, 2, 2, [step(n, random_state=f"{n} b", **drew) for n in (3, 4)])
+    shuffled = {"python_random_state": "p"}
+    lines = [step(n, random_state=f"{n} b", **drew, **shuffled) for n in (3, 4)]
+    second = write_pass(folder, 2, 2, lines)
     write_pass(folder, 3, 4, [step(5)])  # as by an older version
     write_state(second, "loaded", 2, random_states=np.array(["aa", "bb"]))
     evidence = read_run(folder)
     assert evidence.random_states == ("1", "2", "3 b", "4 b", None)
     assert evidence.random_shared == (False, False, False, False, None)
+    assert evidence.global_random_states == {"python": (None, None, "p", "p", None)}
     assert [each.random_states for each in evidence.passes] == [
         ("1", "2", "3"),
         ("3 b", "4 b"),

@@ -126,8 +126,14 @@ def test_what_a_step_drew_from_is_read_by_step_and_may_be_missing(tmp_path):
     assert evidence.up_to(2).random_states == ("", "0f" * 8)
     older = read_run(write(tmp_path / "older", [HEADER, step(1)]))
     assert older.random_states == older.random_shared == ()
+    assert older.global_random_states == {}
+    seeded = [HEADER, step(1, python_random_state="0e" * 8), step(2, numpy_random_state="")]
+    both = read_run(write(tmp_path / "seeded", seeded))
+    assert both.global_random_states == {"python": ("0e" * 8, None), "numpy": (None, "")}
+    assert both.up_to(1).global_random_states == {"python": ("0e" * 8,), "numpy": (None,)}
     for changes, words in (
         ({"random_state": None}, "random_state is None, which is not a string"),
+        ({"numpy_random_state": 1}, "numpy_random_state is 1, which is not a string"),
         ({"random_state": "", "random_shared": 1}, "random_shared is 1, must be true, false"),
     ):
         folder = write(tmp_path / "wrong", [HEADER, step(1, **changes)])

@@ -6,13 +6,15 @@ limit: whatever follows from other dropout masks looks like many other bugs.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from converge_harness.judge.causes.context import Context
-from converge_harness.judge.causes.resume import of_pass
+from converge_harness.judge.causes.resume import STATES_OF, of_pass
 from converge_harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
-from converge_harness.judge.compare.random_states import parted, repeated
+from converge_harness.judge.compare.random_states import Generators, generators, parted, repeated
 from converge_harness.judge.degrees import owner
 from converge_harness.judge.resume.passes import loads
-from converge_harness.model import CauseClass, Outcome
+from converge_harness.model import CauseClass, Evidence, Outcome
 
 _ASKED_OF = (ComparisonKind.ORDINARY, ComparisonKind.DRAWING)
 _ALONE = ("recovers-in-time", "random-numbers-go-on", "ranks-draw-apart")
@@ -27,27 +29,55 @@ _ALONE = ("recovers-in-time", "random-numbers-go-on", "ranks-draw-apart")
 )
 def random_numbers_lost(context: Context) -> Cause | None:
     """C6: the generators start over, or are in other states from a step on, before all else."""
-    test, control = context.compared.test, context.compared.control
+    found = [_lost(context, each) for each in generators(*_runs(context))]
+    causes = [each for each in found if each is not None]
+    return min(causes, key=lambda each: each.step).cause if causes else None
+
+
+class _Lost(NamedTuple):
+    step: int
+    cause: Cause
+
+
+def _runs(context: Context) -> tuple[Evidence, Evidence]:
+    return context.compared.test, context.compared.control
+
+
+def _lost(context: Context, kind: Generators) -> _Lost | None:
+    """What one kind of generators lost, and where."""
+    test, control = kind.test, kind.control
     again = repeated(test, control) if context.failed("random-numbers-go-on") else None
     step = again.step if again else parted(test, control)
     before = context.first_failure(*_ALONE)
     if step is None or (before is not None and before < step) or (before is None and not again):
         return None
+    torch = kind.whose == "torch"
+    whose = "" if torch else f" of {kind.whose}"
+    drawn = "dropout masks" if torch else "augmentations of samples, or their order"
     if again:
         sentence = (
-            f"the random numbers (RNG) start over at step {step}: the generators are as they were "
-            f"before step {again.of}, so what it drew then is drawn again, such as dropout masks"
+            f"the random numbers (RNG){whose} start over at step {step}: the generators are as "
+            f"they were before step {again.of}, so what it drew then is drawn again, such as "
+            f"{drawn}"
         )
     else:
         sentence = (
-            f"the random numbers (RNG) are others than the control's from step {step} on, after "
-            "steps that drew the same"
+            f"the random numbers (RNG){whose} are others than the control's from step {step} on, "
+            "after steps that drew the same"
         )
     shared = context.checks.get("ranks-draw-apart")
-    if shared is not None and shared.outcome is Outcome.FAIL and shared.onset == step:
+    if torch and shared is not None and shared.outcome is Outcome.FAIL and shared.onset == step:
         sentence += ", and ranks that train on other samples now draw the same"
-    place = of_pass(context, step) + _not_restored(context, step)
-    return Cause(sentence + place, CauseClass.STATE, _SAVED)
+    place = of_pass(context, step) + (_not_restored(context, step) if torch else "")
+    look_at = _SAVED if torch else _saved_of(kind.whose)
+    return _Lost(step, Cause(sentence + place, CauseClass.STATE, look_at))
+
+
+def _saved_of(whose: str) -> str:
+    return (
+        f"what a checkpoint holds of {whose}, on every rank: {STATES_OF[whose]}; whether it is "
+        "restored after everything that draws or seeds at a start"
+    )
 
 
 def _not_restored(context: Context, step: int) -> str:

@@ -13,6 +13,7 @@ from converge_harness.judge.causes.context import Context
 from converge_harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
 from converge_harness.judge.causes.updates import initial_words
 from converge_harness.judge.checks.resume import Lost, not_restored
+from converge_harness.judge.compare.random_states import generators, repeated
 from converge_harness.judge.degrees import owner
 from converge_harness.judge.resume.passes import (
     SCHEDULE,
@@ -45,11 +46,30 @@ def data_lost(context: Context) -> Cause | None:
     if not _first(context, "data-resumed"):
         return None
     sentence = f"data order is lost at the resume: {context.detail('data-resumed')}"
-    sentence += _counted(context) + _excluded(context, "dataloader")
+    sentence += _counted(context) + _excluded(context, "dataloader") + _shuffled_again(context)
     spec = context.compared.spec
     streaming = spec is not None and spec.train_config.loader is Loader.STREAMING
     return Cause(sentence, CauseClass.DATA, _STREAMING if streaming else _look_at(context).data)
 
+
+def _shuffled_again(context: Context) -> str:
+    """A clause if numbers of Python or NumPy start over where the samples differ."""
+    step = context.checks["data-resumed"].onset
+    for each in generators(context.compared.test, context.compared.control):
+        again = repeated(each.test, each.control)
+        if each.whose in STATES_OF and again is not None and again.step == step:
+            return (
+                f"; the random numbers (RNG) of {each.whose} start over there, as they were before "
+                f"step {again.of}: checkpoints have to hold them ({STATES_OF[each.whose]})"
+            )
+    return ""
+
+
+STATES_OF = {
+    "Python's random": "random.getstate() and random.setstate()",
+    "numpy.random": "numpy.random.get_state() and numpy.random.set_state()",
+}
+"""How a program saves and restores a global generator, by ``Generators.whose``."""
 
 _STREAMING = (
     "what StreamingDataset orders samples by, besides its seed: num_canonical_nodes (the same for "
@@ -177,12 +197,16 @@ def not_continued(context: Context) -> Cause | None:
             CauseClass.LEARNING_RATE,
             _look_at(context).loaded,
         )
+    given = next((gap.elsewhere for gap in found if gap.elsewhere), 0)
+    ignored = f"{_IGNORED.format(given)}: " if given and _look_at(context) is _IN_A_PROGRAM else ""
     return Cause(
-        f"state is lost at the resume: {context.detail('passes-continuous')}",
+        f"state is lost at the resume: {ignored}{context.detail('passes-continuous')}",
         CauseClass.STATE,
         f"{_look_at(context).chosen}, {_look_at(context).counted}",
     )
 
+
+_IGNORED = "the program does not go on from the checkpoint of step {}"
 
 _NOTHING_WHOLE = (
     "what a restart loads while no checkpoint is whole: checkpoint.initial_load_path, which "
@@ -220,6 +244,15 @@ def recovered_late(context: Context) -> Cause | None:
     failed = {name for name, check in context.checks.items() if check.outcome is Outcome.FAIL}
     if failed != {"recovers-in-time"}:
         return None
+    error = context.compared.test.error
+    if error is not None and _TAKEN in error.message:
+        return Cause(
+            f"no recovery in time: {context.detail('recovers-in-time')}",
+            CauseClass.RECOVERY,
+            "which process holds the port: one that the program itself has started and that "
+            "outlives its rank, or another run that uses the same port. Take port 0, which the "
+            "system fills in, or end such processes with the rank",
+        )
     return Cause(
         f"no recovery in time: {context.detail('recovers-in-time')}",
         CauseClass.RECOVERY,
@@ -227,6 +260,9 @@ def recovered_late(context: Context) -> Cause | None:
         "--monitor-interval, timeouts of collectives), when the ranks met again, and how long they "
         "took to load",
     )
+
+
+_TAKEN = "Address already in use"
 
 
 def follows_from_resume(context: Context, name: str) -> bool:

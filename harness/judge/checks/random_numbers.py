@@ -18,6 +18,7 @@ from converge_harness.judge.compare.random_states import (
     DrawnAgain,
     drawing,
     effect,
+    generators,
     is_recorded,
     repeats,
     shared,
@@ -27,6 +28,8 @@ from converge_harness.judge.wording import counted
 from converge_harness.model import Evidence, Outcome, Tier
 
 _NOTHING = "the run draws no random numbers in two steps one after the other"
+_NOT_THE_CONTROL = "the control draws no random numbers"
+_IDLE = (_NOTHING, _NOT_THE_CONTROL)
 
 
 @check(Tier.ENVELOPE)
@@ -36,23 +39,41 @@ def random_numbers_go_on(test: Evidence, control: Evidence) -> CheckResult:
     The generators were seeded anew, most likely at a resume that does not restore their states, and
     loss or grad norm are off from there on. Numbers that nothing depends on pass, such as the seeds
     that a loader draws. That nothing is drawn is recorded, too, and passes.
+
+    Asked of torch's generators, of Python's ``random`` and of ``numpy.random``. The answer is that
+    of the one that fails first, else of one that cannot be judged, else torch's, unless another
+    one alone is drawn from.
     """
+    answers = [_go_on(each.whose, each.test, each.control) for each in generators(test, control)]
+    failed = [each for each in answers if each.outcome is Outcome.FAIL]
+    if failed:
+        return min(failed, key=lambda each: each.onset or 0)
+    unknown = [each for each in answers if each.outcome is Outcome.INVALID]
+    if unknown:
+        return unknown[0]
+    told = [each for each in answers if each.outcome is Outcome.PASS and each.detail not in _IDLE]
+    return (told or answers)[0]
+
+
+def _go_on(whose: str, test: Evidence, control: Evidence) -> CheckResult:
+    """The answer of one kind of generators."""
     if unknown := _unknown(test, control):
         return unknown
     drawn = drawing(test)
     if not drawn or not drawing(control):
-        return passed("the control draws no random numbers" if drawn else _NOTHING)
+        return passed(_NOT_THE_CONTROL if drawn else _NOTHING)
     again = list(repeats(test, control))
     if not again:
-        return passed(f"{counted(len(drawn), 'step')} that draw, none as an earlier one")
+        by = "" if whose == "torch" else f" from {whose}"
+        return passed(f"{counted(len(drawn), 'step')} that draw{by}, none as an earlier one")
     effects = [effect(test, control, each) for each in again]
     if True not in effects:
         return _without_effect(again[0], known=None not in effects)
     found = again[effects.index(True)]
     return CheckResult(
         Outcome.FAIL,
-        f"step {found.step} begins with the random generators as they were before step {found.of}, "
-        f"and so do the steps after both: the same numbers are drawn again",
+        f"step {found.step} begins with the random generators of {whose} as they were before step "
+        f"{found.of}, and so do the steps after both: the same numbers are drawn again",
         onset=found.step,
     )
 

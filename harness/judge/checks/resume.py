@@ -29,7 +29,7 @@ from converge_harness.judge.checks.question import (
 )
 from converge_harness.judge.compare.curves import relative_difference
 from converge_harness.judge.compare.floors import FLOORS
-from converge_harness.judge.compare.random_states import effect, repeats
+from converge_harness.judge.compare.random_states import effect, generators, repeats
 from converge_harness.judge.degrees import degrees_of, ranks
 from converge_harness.judge.in_force import unlike_a_repeat
 from converge_harness.judge.resume.faults import (
@@ -361,7 +361,9 @@ def faults_struck(test: Evidence, spec: SetSpec | None) -> CheckResult:
         asked.insert(1, _other_world(test, spec, first))
         asked.append(_other_world(test, spec, later))
     wrong = next(chain(*asked), None)
-    return invalid(*wrong) if wrong else passed(counted(len(test.struck), "fault"))
+    if wrong:
+        return invalid(*wrong)
+    return passed("; ".join((counted(len(test.struck), "fault"), *_saved_nothing(test))))
 
 
 def _not_by_script(test: Evidence) -> CheckResult:
@@ -433,7 +435,28 @@ def _without_effect(test: Evidence) -> Iterator[tuple[str, int]]:
                 f", which reported the checkpoint of step {fault.step} as saved although its "
                 "writing had failed"
             )
-        yield f"{text}, which went on to step {each.steps.max(initial=0)}", fault.step
+        text = f"{text}, which went on to step {each.steps.max(initial=0)}"
+        yield text + (_TOO_SHORT if fault.kind == FaultKind.PREEMPT else ""), fault.step
+
+
+_TOO_SHORT = (
+    ": the steps after SIGTERM took less time than the program may take to stop, so name an "
+    "earlier step for the fault, or train more steps"
+)
+
+
+def _saved_nothing(test: Evidence) -> Iterator[str]:
+    """Preemptions after which a program saved no later step, so that it trained steps again."""
+    for fault in test.struck:
+        each = next((each for each in test.passes if each.number == pass_of(test, fault)), None)
+        if fault.kind != FaultKind.PREEMPT or each is None:
+            continue
+        saved = max(each.whole, default=0)
+        if saved < fault.step:
+            yield (
+                f"pass {each.number} saved no step after SIGTERM at step {fault.step}, or not "
+                f"before it was killed: training goes on from step {saved}"
+            )
 
 
 def _without_fault(test: Evidence) -> Iterator[tuple[str, int]]:
@@ -584,10 +607,12 @@ def _draws_again(evidence: Evidence, other: Evidence, how: str) -> Flaw | None:
     Its second step counts, too: in the first one a loader may draw a seed of its own.
     """
     begins = {each.loaded_step for each in evidence.passes if each.loaded_step}
-    for found in repeats(evidence, other):
-        at_a_resume = not begins.isdisjoint({found.step - 1, found.step - 2})
-        if at_a_resume and effect(evidence, other, found):
-            return Flaw(f"{how} draws the random numbers of step {found.of} again", found.step)
+    for each in generators(evidence, other):
+        for found in repeats(each.test, each.control):
+            at_a_resume = not begins.isdisjoint({found.step - 1, found.step - 2})
+            if at_a_resume and effect(each.test, each.control, found):
+                what = f"draws the random numbers of step {found.of} again, from {each.whose}"
+                return Flaw(f"{how} {what}", found.step)
     return None
 
 

@@ -6,12 +6,16 @@ seed that no model sees, from the state that the process had at its first start.
 only if the next step, too, draws what came next the first time. After a resize steps draw more
 often or less often, so there any later step (before the numbers start over once more) may draw
 anything that came later.
+
+All functions but ``generators`` look at the states of one kind of generators, which are those in
+``Evidence.random_states``.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -31,6 +35,33 @@ class DrawnAgain(NamedTuple):
 
     step: int
     of: int
+
+
+class Generators(NamedTuple):
+    """Two runs with the states of one kind of generators."""
+
+    whose: str
+    """``torch``, ``Python's random`` or ``numpy.random``."""
+    test: Evidence
+    control: Evidence
+
+
+_GLOBAL = {"python": "Python's random", "numpy": "numpy.random"}
+
+
+def generators(test: Evidence, control: Evidence) -> Iterator[Generators]:
+    """Every kind of generators: torch's, then the global ones of Python and NumPy.
+
+    Of the global ones only the states are judged, and not which ranks share them: that ranks
+    shuffle or augment alike is what many programs want.
+    """
+    yield Generators("torch", test, control)
+    for library, whose in _GLOBAL.items():
+        one, other = (
+            replace(run, random_states=run.global_random_states.get(library, ()), random_shared=())
+            for run in (test, control)
+        )
+        yield Generators(whose, one, other)
 
 
 def is_recorded(run: Evidence) -> bool:

@@ -63,6 +63,8 @@ class Gap(NamedTuple):
     """Whether it is a checkpoint that was not written."""
     unplaced: int | None = None
     """Number of the pass, if it started from an unknown place."""
+    elsewhere: int = 0
+    """Step of the checkpoint that it should have gone on from, if it went on from another step."""
 
 
 def never_interrupted(evidence: Evidence) -> bool:
@@ -186,6 +188,7 @@ def _wrong_start(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:
         yield Gap(
             f"pass {number} starts from step {loaded}, which no pass before it has trained",
             loaded + 1,
+            elsewhere=newest_whole(evidence, number),
         )
     elif loaded and saved is None:
         yield Gap(f"nothing shows what was saved at step {loaded}", loaded + 1, shown=False)
@@ -208,7 +211,7 @@ def _older_start(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:
     if loaded < newest:
         which = f"step {loaded}" if loaded else "the initial weights"
         text = f"pass {each.number} starts from {which} although step {newest} was saved"
-        yield Gap(text, loaded + 1)
+        yield Gap(text, loaded + 1, elsewhere=newest)
 
 
 def _wrong_start_of_curve(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:
@@ -332,6 +335,8 @@ def at_resume(evidence: Evidence, spec: SetSpec | None) -> str:
         before, after = last, (last.segment or 0) + 1
         if spec is None or after >= len(spec.segments):
             return ""
+        if spec.segments[after - 1].until not in last.whole:
+            return ""  # it broke when it saved its last step
     elif last.steps.size or len(passes) == 1:
         return ""
     else:

@@ -7,18 +7,23 @@ step costs two copies of a state and a comparison; no device is waited for, beca
 states of CUDA generators in the memory of the host.
 
 Seen are torch's default generators of the CPU and of the model's device, and generators of the
-program's own that the model, hooks of its modules or stateful parts of the checkpoint hold. Those
-of Python and NumPy are not looked at: loaders use them, and models hardly do.
+program's own that the model, hooks of its modules or stateful parts of the checkpoint hold. The
+global generators of Python's ``random`` and of ``numpy.random``, from which augmentations and
+shuffles draw, are looked at in the same way, each alone: a program that never seeds one of them
+leaves it in another state in every run, and that must not hide what torch draws.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import random
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from converge_harness.rank.recorder.trainer_view import TrainerView
@@ -29,8 +34,10 @@ _HALF = 1 << 32
 class RandomStates:
     """The generators of one rank, found when they are first looked at."""
 
-    def __init__(self, view: TrainerView) -> None:
+    def __init__(self, view: TrainerView, read: Callable[[], bytes] | None = None) -> None:
+        """``read`` gives the state of another library's global generator, instead of torch's."""
         self._view = view
+        self._read = read
         self._found: tuple[torch.Generator, ...] | None = None
         self._before: list[bytes] | None = None
 
@@ -80,7 +87,35 @@ class RandomStates:
             generator.set_state(state)
 
     def _states(self) -> list[bytes]:
+        if self._read is not None:
+            return [self._read()]
         return [each.get_state().numpy().tobytes() for each in self.generators]
+
+
+def python_state() -> bytes:
+    """The state of the generator behind the functions of ``random``."""
+    version, numbers, gauss = random.getstate()
+    return array("I", numbers).tobytes() + repr((version, gauss)).encode()
+
+
+def numpy_state() -> bytes:
+    """The state of the generator behind the functions of ``numpy.random``."""
+    state: dict[str, Any] = np.random.get_state(legacy=False)  # noqa: NPY002 (programs use it)
+    inner = state["state"]
+    key = inner.get("key")
+    if not isinstance(key, np.ndarray):  # ``numpy.random.set_bit_generator`` put in another one
+        return repr(state).encode()
+    rest = (int(inner["pos"]), state.get("has_gauss"), state.get("gauss"))
+    return key.tobytes() + repr(rest).encode()
+
+
+def watched(view: TrainerView) -> dict[str, RandomStates]:
+    """The states of "torch", and of the global generators of "python" and "numpy"."""
+    return {
+        "torch": RandomStates(view),
+        "python": RandomStates(view, python_state),
+        "numpy": RandomStates(view, numpy_state),
+    }
 
 
 def halves(digest: int) -> tuple[int, int]:

@@ -62,7 +62,13 @@ from converge_harness.rank.recorder.grad_norm import (
 )
 from converge_harness.rank.recorder.imported import leave_imported
 from converge_harness.rank.recorder.post_step_state import PostStepSamples
-from converge_harness.rank.recorder.random_states import RandomStates, combined, halves, shared
+from converge_harness.rank.recorder.random_states import (
+    RandomStates,
+    combined,
+    halves,
+    shared,
+    watched,
+)
 from converge_harness.rank.recorder.replicas import ReplicaCheck
 from converge_harness.rank.recorder.rows import assign_rows
 from converge_harness.rank.recorder.tensor_samples import FrozenStepSamples, TensorSamples
@@ -92,7 +98,7 @@ class StepRecorder:
         self._grad_norm = assign_shards(parameters)
         self._cross_entropy = CrossEntropySum(view.vocab_size, view.tp_group)
         self._digest = BatchDigest()
-        self.random = RandomStates(view)
+        self._random = watched(view)
         self._paused = False
         self.positions = 0
         """Positions, valid or not, of this step's batches from the loader."""
@@ -190,7 +196,8 @@ class StepRecorder:
         self._step = step
         self._forget()
         self._look_at_modules()
-        self.random.begin()
+        for each in self._random.values():
+            each.begin()
 
     def begin_frozen(self) -> None:
         """Start a frozen step: a forward and backward pass at the initial weights."""
@@ -354,7 +361,9 @@ class StepRecorder:
         squares = self._squares.numbers() if self._squares else [0.0] * len(self._grad_norm.names)
         self._digest.finish()
         high, low = self._digest.halves
-        random_high, random_low = halves(0 if self.is_frozen else self.random.end())
+        random_high, random_low = halves(self._drew("torch"))
+        python_high, python_low = halves(self._drew("python"))
+        numpy_high, numpy_low = halves(self._drew("numpy"))
         # All vocabulary shards take part in the sum; one of them counts it.
         loss_sum = self._cross_entropy.take() if self.view.has_last_stage else 0.0
         problems = [
@@ -381,11 +390,24 @@ class StepRecorder:
             reported=0.0 if reported is None else reported,
             random_high=random_high,
             random_low=random_low,
+            python_high=python_high,
+            python_low=python_low,
+            numpy_high=numpy_high,
+            numpy_low=numpy_low,
         )
         everyone = world.gathered([*row, *squares], self.view.device)
         if bool(everyone[:, RankRow._fields.index("problems")].any()):
             problems = sorted({each for some in world.everyones(problems) for each in some})
         return Everyone(everyone, problems)
+
+    @property
+    def random(self) -> RandomStates:
+        """Of torch's generators."""
+        return self._random["torch"]
+
+    def _drew(self, library: str) -> int:
+        """As ``RandomStates.end``; 0 in frozen steps, which put torch's states back."""
+        return 0 if self.is_frozen else self._random[library].end()
 
     def on_load(self, step: int | None, counters: Counters) -> None:
         """Record from which checkpoint training resumes, and the restored state.
@@ -394,7 +416,8 @@ class StepRecorder:
         """
         if self._writer is not None:
             self._writer.loaded(step)
-        self.random.note()
+        for each in self._random.values():
+            each.note()
         if step:
             self._state.write(LOADED, step, counters, world.everyones(self.random.now()))
 
@@ -505,11 +528,25 @@ class RankRow(NamedTuple):
     reported: float
     random_high: float
     random_low: float
-    """Digest of the states before the step of the random generators that it drew from; 0: none."""
+    """Digest of the states before the step of torch's generators that it drew from; 0: none."""
+    python_high: float
+    python_low: float
+    """The same of the generator of Python's ``random``."""
+    numpy_high: float
+    numpy_low: float
+    """The same of the generator of ``numpy.random``."""
 
     @property
     def random(self) -> tuple[int, int]:
         return int(self.random_high), int(self.random_low)
+
+    @property
+    def global_random(self) -> dict[str, tuple[int, int]]:
+        """By the keys of ``metrics.GLOBAL_STATES``."""
+        return {
+            "python": (int(self.python_high), int(self.python_low)),
+            "numpy": (int(self.numpy_high), int(self.numpy_low)),
+        }
 
 
 class Everyone(NamedTuple):
@@ -566,6 +603,10 @@ def measured(
         metrics.GRADS_MISSING: len(missing) if counted else None,
         metrics.RANDOM_STATE: combined(row.random for row in rows),
         metrics.RANDOM_SHARED: shared([(int(row.dp_rank), row.random) for row in rows]),
+        **{
+            key: combined(row.global_random[name] for row in rows)
+            for name, key in metrics.GLOBAL_STATES.items()
+        },
         metrics.MEMORY_BYTES: int(max(row.memory for row in rows)),
     }
     if missing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from converge_harness.run_folder.metrics import (
     BATCH_AGREES,
     BATCH_DIGEST,
     END,
+    GLOBAL_STATES,
     HEADER,
     KINDS,
     LOADED,
@@ -71,6 +72,8 @@ class Metrics:
     expected_steps: int | None
     random_states: tuple[str | None, ...] = ()
     random_shared: tuple[bool | None, ...] = ()
+    global_random_states: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    """As in ``Evidence``."""
     number: int | None = None
     """For a pass, as are the following fields."""
     segment: int | None = None
@@ -113,6 +116,7 @@ def read_metrics(folder: Path) -> Metrics:
         batch_agrees=agrees,
         random_states=random_states,
         random_shared=random_shared,
+        global_random_states=_global_states(place, steps, settled.steps.tolist()),
         grads_missing=_texts(place, steps, MISSING_NAMES),
         replicas=samples,
         problems=_texts(place, steps, PROBLEMS),
@@ -232,6 +236,27 @@ def _random(
         return (), ()
     ordered = list(steps)
     return tuple(map(states.get, ordered)), tuple(map(shared.get, ordered))
+
+
+def _global_states(
+    place: Place, lines: _Lines, steps: Sequence[int]
+) -> dict[str, tuple[str | None, ...]]:
+    """By library, what each step drew from its global generator; of a step's lines the last counts.
+
+    Empty for runs of older versions.
+    """
+    found: dict[str, tuple[str | None, ...]] = {}
+    for library, key in GLOBAL_STATES.items():
+        states: dict[int, str] = {}
+        for line, values in lines:
+            if key not in values:
+                continue
+            if not isinstance(values[key], str):
+                fail(place(line), f"{key} is {values[key]!r}, which is not a string")
+            states[step_number(place, line, values.get("step"))] = values[key]
+        if states:
+            found[library] = tuple(map(states.get, steps))
+    return found
 
 
 def _flags(place: Place, lines: _Lines) -> Column:

@@ -182,13 +182,16 @@ def merge(passes: Sequence[PassEvidence], last_step: int | None, **more: Any) ->
         ]
         return tuple(found[place] for place in order.tolist())
 
-    recorded = any(one.metrics.random_states for one in passes)
-
     def drawn(values: Callable[[PassEvidence], tuple[T, ...]]) -> tuple[T | None, ...]:
         def or_nothing(one: PassEvidence) -> tuple[T | None, ...]:
             return values(one) or (None,) * one.itself.steps.size
 
-        return in_order(or_nothing) if recorded else ()
+        return in_order(or_nothing) if any(map(values, passes)) else ()
+
+    def drawn_globally(library: str) -> tuple[str | None, ...]:
+        return drawn(lambda one: one.metrics.global_random_states.get(library, ()))
+
+    libraries = dict.fromkeys(name for one in passes for name in one.metrics.global_random_states)
 
     signals = {signal: None for one in passes for signal in one.itself.signals}
     missing = (
@@ -205,6 +208,7 @@ def merge(passes: Sequence[PassEvidence], last_step: int | None, **more: Any) ->
         batch_agrees=in_order(lambda one: one.metrics.batch_agrees),
         random_states=drawn(lambda one: one.metrics.random_states),
         random_shared=drawn(lambda one: one.metrics.random_shared),
+        global_random_states={library: drawn_globally(library) for library in libraries},
         in_force=next((one.itself.in_force for one in passes if one.itself.in_force), None),
         complete=end is not None and end == last_step,
         expected_steps=last_step,

@@ -185,6 +185,7 @@ def _uninterrupted(folder: Path, job: JobDocument, known: dict[str, Any]) -> Evi
         batch_agrees=metrics.batch_agrees,
         random_states=metrics.random_states,
         random_shared=metrics.random_shared,
+        global_random_states=metrics.global_random_states,
         in_force=in_force,
         complete=metrics.end is not None and expected in (None, metrics.end),
         expected_steps=expected,
