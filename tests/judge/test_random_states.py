@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from judge_examples import STEPS, in_force, judge, run, spec, with_signals
 from resume_examples import ELASTIC, ELASTIC_PASSES, ELASTIC_SPEC, state
@@ -315,6 +315,7 @@ states = st.lists(st.sampled_from(["", *"abcdef"]), min_size=1, max_size=STEPS)
 
 
 @given(states, states)
+@example(["", "", "a", "a", "", "a", "a"], ["", "", "a", "", "", "a", "a"])
 def test_a_repeat_is_two_steps_that_the_run_has_drawn_and_the_control_has_not(mine, theirs):
     def of(found):
         return drawn(run("r", steps=tuple(range(1, len(found) + 1))), tuple(found), alike=True)

@@ -113,7 +113,7 @@ def repeats(test: Evidence, control: Evidence) -> Iterator[DrawnAgain]:
             )
         else:
             goes_on = all_of_ours[step + 1] in came_next
-        if goes_on and step in theirs and theirs[step] != theirs.get(of):
+        if goes_on and step in theirs and theirs[step] != all_of_theirs.get(of):
             yield DrawnAgain(step, of)
 
 
