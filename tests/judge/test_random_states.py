@@ -316,6 +316,7 @@ states = st.lists(st.sampled_from(["", *"abcdef"]), min_size=1, max_size=STEPS)
 
 @given(states, states)
 @example(["a", "a", "", "a", "a"], ["a", "", "", "a", "a"])
+@example(["", "", "a", "a", "", "a", "a"], ["", "", "a", "", "", "a", "a"])
 def test_a_repeat_is_two_steps_that_the_run_has_drawn_and_the_control_has_not(mine, theirs):
     def of(found):
         return drawn(run("r", steps=tuple(range(1, len(found) + 1))), tuple(found), alike=True)
