@@ -1,4 +1,4 @@
-"""The only reader and writer of converge's own files: run folders, records, schema versions, locks.
+"""Writes converge's own files and takes its locks; ranks write theirs by ``run_folder/``.
 
 Everything is written to a temporary sibling first and moved into place. A reader never sees half a
 file, and a failed write (read-only folder, full disk, kill) keeps the old content.

@@ -1,11 +1,8 @@
 """Consoles that escape control and invisible characters instead of printing them.
 
-Notes,
-keys, config values and the error messages of ranks come from other people's files: an
-escape
-sequence in them could overwrite the lines above, a bidirectional override could reorder a
-line,
-and a zero-width space makes two names look alike.
+Notes, keys, config values and the error messages of ranks come from other people's files: an escape
+sequence in them could overwrite the lines above, a bidirectional override could reorder a line, and
+a zero-width space makes two names look alike.
 """
 
 from __future__ import annotations

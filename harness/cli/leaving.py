@@ -1,9 +1,7 @@
 """Ctrl-C while modules are imported: end at once, without a useless traceback.
 
-This module is
-imported first, so it imports only what every Python has already loaded: importing
-``signal``,
-``contextlib`` or ``threading`` would take longer than the whole module.
+This module is imported first, so it imports only what every Python has already loaded: importing
+``signal``, ``contextlib`` or ``threading`` would take longer than the whole module.
 """
 
 from __future__ import annotations

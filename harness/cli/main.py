@@ -62,7 +62,7 @@ def _command(arguments: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.PASS
     except (ConvergeError, OSError) as error:
-        # Errors of the file system are no bug of ours: a name too long, a folder that is a file.
+        # A file-system error is not a bug in converge: a name too long, a folder that is a file.
         errors.print("error: ", style="bold red", end="")
         errors.print(str(error), markup=False)
         return _cut_off(errors) if _launched(arguments) else ExitCode.USAGE

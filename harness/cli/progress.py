@@ -51,10 +51,8 @@ STYLES = {
 def run_shown(plan: Plan, store: Store, arguments: argparse.Namespace, console: Console) -> Ran:
     """Run every job of a plan, showing the progress.
 
-    ``arguments`` are those of a command
-    that runs jobs: ``fresh`` and ``cold``. Once a job is
-    launched, their ``launched`` is set
-    (``noticing_launches``).
+    ``arguments`` are those of a command that runs jobs: ``fresh`` and ``cold``. Once a job is
+    launched, their ``launched`` is set (``noticing_launches``).
     """
     with Display(console) as display:
         observer = noticing_launches(display, arguments)

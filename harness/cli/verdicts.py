@@ -158,8 +158,7 @@ def _styled(judgement: Judgement) -> str:
 def _columns(width: int) -> tuple[str, ...]:
     """The columns of the verdict table that fit; the reports have all of them.
 
-    Causes are
-    sentences, so they follow below the table.
+    Causes are sentences, so they follow below the table.
     """
     wide = width >= WIDE
     return tuple(

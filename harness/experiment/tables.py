@@ -171,7 +171,7 @@ Schedule = Annotated[str, one_of(PIPELINE_SCHEDULES)]
 Rotation = Annotated[str, one_of(CP_ROTATIONS)]
 SpmdBackend = Annotated[str, one_of(SPMD_BACKENDS)]
 Techniques = Annotated[list[str], AfterValidator(no_repetition)]
-"""Whether each is known depends on the file's own: see ``sets.py``."""
+"""A name may be one of the file's own techniques, so ``sets.py`` checks it."""
 KindWord = Annotated[str, one_of(Kind)]
 AskWord = Annotated[str, one_of(Ask)]
 StopWord = Annotated[str, one_of(Stop)]
@@ -407,7 +407,7 @@ ELSEWHERE = {
     (Kind.ELASTIC, "pipeline_schedule"): "every segment has its own",
     (Kind.SPACE_TIME, "parallelism"): "its degrees are made of product and pp",
 }
-"""Where a kind has what other kinds have under this key."""
+"""What to write in a kind that does not have this key."""
 
 
 class _KindOnly(Table):

@@ -1,8 +1,8 @@
 """The fewest jobs in which every pair of techniques meets: a covering array with constraints.
 
-The guide lets a combination of higher dimension stand for its subsets, so a job tests every pair of
-what it holds. Which combinations can be one job is enumerated (``converge_harness.guide.fit``), and
-the fewest of the largest that hold every pair are found as a set cover, by integer programming.
+By the guide, a job that passes also vouches for every subset of its techniques. Which combinations
+can be one job is enumerated (``converge_harness.guide.fit``); the smallest set of maximal ones that
+covers every pair is found by integer programming.
 """
 
 from __future__ import annotations

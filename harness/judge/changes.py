@@ -72,9 +72,9 @@ def classify(
 ) -> RunChange:
     """Compare a control with the run that it is to replace.
 
-    ``calibration`` comes from repeats of the earlier run; without any, rounding-like means within
-    the fixed floors of the arithmetic. What cannot be compared, or remains open, is semantic: only
-    a change that was shown to be harmless is called harmless.
+    ``calibration`` comes from repeats of the earlier run; without any, a change counts as
+    rounding if it is within the fixed floors of the arithmetic. What cannot be compared, or remains
+    open, is semantic: only a change that was shown to be harmless is called harmless.
     """
     same = [*_other_numbers(after, before)]
     if not same:

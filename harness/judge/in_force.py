@@ -136,10 +136,14 @@ def undeclared_differences(
         sorted(
             key
             for key in keys
-            if config.get(key, absent) != other.get(key, absent)
-            and not any(_covers(name, key) for name in declared)
+            if config.get(key, absent) != other.get(key, absent) and not is_declared(key, declared)
         )
     )
+
+
+def is_declared(key: str, declared: Collection[str]) -> bool:
+    """Whether one of the declared keys covers one that differs."""
+    return any(_covers(name, key) for name in declared)
 
 
 def _covers(declared: str, key: str) -> bool:

@@ -228,9 +228,12 @@ class Looks:
     ) -> bool:
         """Whether a run that waits after a step may train on.
 
-        A test set may once it was judged at this look. A control or repeat may once a set that
-        reads it has trained on, or has ended without being stopped by that step, or if all of them
-        were stopped and it is not worth ending itself. ``resumes`` as for ``why_to_end``.
+        A test set may, once it was judged at this look. A control or repeat may if
+
+        - a set that reads it has trained on,
+        - a set that reads it has ended without being stopped by that step, or
+        - all of them were stopped, and it is not worth ending itself.
+        ``resumes`` as for ``why_to_end``.
         """
         sets = self._options.read_by.get(job.identity)
         if sets is None:

@@ -204,7 +204,7 @@ def judge_pair(
 
 
 def _wrong_by_stopping_alone(verdict: Verdict) -> bool:
-    """Whether all that a stopped run left is as it should be, but for the steps that are missing.
+    """Whether the only problem of a stopped run is its missing steps.
 
     So is what its control left, which may have broken after the look.
     """

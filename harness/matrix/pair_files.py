@@ -47,13 +47,13 @@ def write_pair(experiment: Experiment, name: str, folder: Path, head: str) -> tu
         text = comment + tomli_w.dumps(train_config_tables(config))
         written[folder / place(config)] = text.encode()
     functions = _Functions(folder, written)
-    standing = replace(
+    self_contained = replace(
         experiment,
         controls=tuple(map(functions.beside, experiment.controls)),
         tests=tuple(map(functions.beside, experiment.tests)),
     )
     first = folder / EXPERIMENT
-    text = comment + tomli_w.dumps(experiment_tables(standing, name, place))
+    text = comment + tomli_w.dumps(experiment_tables(self_contained, name, place))
     written[first] = text.encode()
     for path, content in written.items():
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -71,9 +71,9 @@ def write_repro(report: Path, name: str, folder: Path) -> Repro:
     if why:
         raise ConfigError(Problem(place, f"{name!r} {why}"))
     job = plan.job(name)
-    standing = _as_run(alone, plan)
+    self_contained = _as_run(alone, plan)
     pair = write_pair(
-        standing, f"{name}-repro", folder, f"{name}: {_without_places(verdict.cause)}"
+        self_contained, f"{name}-repro", folder, f"{name}: {_without_places(verdict.cause)}"
     )
     _write(folder / REQUIREMENTS, _REQUIRED)
     commands = tuple(_commands(alone))

@@ -25,13 +25,13 @@ CHECKOUT = "torchtitan checkout"
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """A Python environment with given versions, found on disk, not imported from."""
+    """A Python environment on disk. converge reads its versions and never imports from it."""
 
     name: str
     python: Path
     dialect: str
-    """Which rank adapter drives its torchtitan: ``titan_0_3`` or ``titan_0_2``; ``command`` if a
-    user's program trains.
+    """Which code of converge drives it, such as ``titan_0_3``, ``titan_main``, ``megatron_0_16``;
+    ``command`` if a user's program trains.
     """
     versions: Mapping[str, str]
     """Distribution name to version: torch, torchtitan, torchao, triton, converge …"""
@@ -40,8 +40,9 @@ class Toolchain:
     sources: tuple[Path, ...] = ()
     """Folders outside of its packages from which it imports, as those of editable installs."""
     code: Mapping[str, str] = field(default_factory=dict)
-    """SHA-256 of the torchtitan that its version does not identify (a fork's), when it was found:
-    by file, ``torchtitan/trainer.py``. Ranks that import anything else leave no evidence.
+    """For a fork of torchtitan, whose version does not identify its code: SHA-256 of each file,
+    such as ``torchtitan/trainer.py``, when the toolchain was found. Ranks that import anything else
+    leave no evidence.
     """
 
 
@@ -97,7 +98,7 @@ class Job:
     baseline: Path | None = None
     """Folder of the baseline that replaces it: then it is not run."""
     matched: str | None = None
-    """Name of the job in the same precision with whose errors its errors are compared."""
+    """Name of the matched control: a job in the same precision, whose errors are the yardstick."""
     reference: str | None = None
     """Name of the float32 job from which both errors are measured."""
 
@@ -143,7 +144,7 @@ class Plan:
     waived: tuple[str, ...] = ()
     """Sentences on which set waived which rule. Printed in the report."""
     surroundings: Surroundings = Surroundings(hardware="", rank_code="")
-    """As they were when the plan was made: the identities of its jobs are made of them."""
+    """The surroundings from which the jobs' identities were computed."""
 
     def job(self, name: str) -> Job:
         return next(job for job in self.jobs if job.name == name)

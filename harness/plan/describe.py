@@ -52,7 +52,7 @@ class PlanRow:
     recovery: Recovery | None = None
     """For a fault set, and for any other whose interrupted run continues from a checkpoint."""
     trainer: str = ""
-    """For a set trained by another program than torchtitan: which, and what it leaves."""
+    """For other trainers than torchtitan: the trainer, and what evidence it writes."""
     spmd_backend: str = ""
     """Empty where there is no choice."""
     own_techniques: Mapping[str, str] = field(default_factory=dict)

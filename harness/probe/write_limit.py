@@ -1,4 +1,4 @@
-"""Breaks off what this process writes, as a full disk does: files may not grow beyond a size.
+"""Makes writes fail half-way, as on a full disk, by limiting the size of files.
 
 The kernel writes up to the limit, refuses the rest (EFBIG, "File too large"), and sends SIGXFSZ
 (setrlimit(2), ``RLIMIT_FSIZE``). So every way to write a file is broken off in its middle, in

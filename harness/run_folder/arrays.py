@@ -40,7 +40,7 @@ KEYS = frozenset(
         *("modules", "tensors", "widths", "same_as", "forward", "backward"),
     }
 )
-"""Data types of all arrays in any of the files."""
+"""Names of all arrays in any of the files."""
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]

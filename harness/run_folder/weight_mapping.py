@@ -1,8 +1,8 @@
-"""Under which names the checkpoint of another trainer has the parameters of a model.
+"""Maps parameter names of one trainer to names in another trainer's checkpoint.
 
 Part of ``job.json``, which a rank reads: ``{"parameters": {…}, "modules": {…}, "beside": […],
-"rotary_interleaved": true}``. A name may have one ``*`` for the number of its layer, which the
-other name then has, too.
+"rotary_interleaved": true}``. Both names may have one ``*``,
+for the layer's number.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class WeightMapping:
     beside: Sequence[str]
     """Patterns of tensors in the checkpoint that are no weights, such as ``optimizer.*``."""
     rotary_interleaved: bool
-    """Whether the other model rotates neighbouring rows of queries and keys, 0 with 1; else the
-    rows of one half of a head with those of the other."""
+    """Rotary embedding of the other model: True is interleaved (rows 0 and 1 of queries and keys
+    rotate together), False half-split (a row of one half of a head with one of the other)."""
 
     def parameter(self, name: str) -> str | None:
         """The tensor of the checkpoint; None if the mapping has none for this parameter."""

@@ -146,7 +146,7 @@ def _whole(spec: SetSpec, key: str) -> int | None:
 
 
 def _halves(value: int, least: int) -> list[int]:
-    """The least value, then half of the present one: a long way first, then a short one."""
+    """The least value, then half of the present one: the largest reduction first."""
     return [each for each in dict.fromkeys((least, value // 2)) if least <= each < value]
 
 
@@ -158,7 +158,7 @@ def _fewer_steps(experiment: Experiment, control: SetSpec) -> Iterator[Reduction
 
 
 def _without_techniques(experiment: Experiment, test: SetSpec) -> Iterator[Reduction]:
-    """Out of the control, too: without Float8, the test set has another control."""
+    """Also removed from the control, which otherwise would no longer match."""
     for technique in test.techniques:
 
         def without(spec: SetSpec, leave: object = technique) -> SetSpec:

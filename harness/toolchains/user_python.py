@@ -114,7 +114,7 @@ def before(first: Sequence[Path], then: str | None) -> str:
 
 
 def places_of(answer: PythonAnswer, package: str) -> tuple[Path, ...]:
-    """Every place of a package on a Python's search path, that which it would import first.
+    """All locations of a package on a Python's ``sys.path``, in import order.
 
     A virtual environment is made to hide packages of the Python that it was made from: those do
     not count.

@@ -85,7 +85,7 @@ def trainer_of(spec: SetSpec) -> Trainer:
 
 
 def trainer_of_document(job: Mapping[str, Any]) -> Trainer:
-    """The trainer of a ``job.json``, which names neither torchtitan nor commands.
+    """The trainer of a ``job.json``, which names it unless it is torchtitan or command.
 
     Raises KeyError for one that nobody has registered.
     """

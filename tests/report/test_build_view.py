@@ -43,7 +43,7 @@ from converge_harness.report.renderers.json_document import document
 from converge_harness.report.renderers.markdown import escape, to_markdown
 from converge_harness.report.sanitize import from_here
 from converge_harness.report.text import ABSENT
-from converge_harness.report.view.in_force import named_and_in_force, techniques_of
+from converge_harness.report.view.in_force import config_changes, named_and_in_force, techniques_of
 from converge_harness.report.view.report_view import SIGNAL_TITLES, Named, ReportView
 
 
@@ -176,6 +176,18 @@ def test_degrees_in_force_are_written_as_the_named_ones():
     assert named_and_in_force(hsdp, seen)[0] == Named("degrees", "HSDP 2x2", "HSDP 2x2")
     broken = Evidence("hsdp", "", (), {}, in_force={"degrees": {"tp": "x"}, "compile": None})
     assert named_and_in_force(hsdp, broken) == (Named("degrees", "HSDP 2x2", ABSENT),)
+
+
+@pytest.mark.parametrize(
+    ("declared", "is_declared"), [([], False), (["optimizer"], True), (["optimizer.lr"], True)]
+)
+def test_a_declared_table_covers_its_keys_as_it_does_for_the_judge(declared, is_declared):
+    def of(rate, keys):
+        in_force = {"config": {"optimizer.lr": rate}, "declared": list(keys)}
+        return replace(evidence("r", 2), in_force=in_force)
+
+    (change,) = config_changes(of(2.0, declared), of(1.0, []))
+    assert (change.key, change.declared) == ("optimizer.lr", is_declared)
 
 
 def test_undeclared_configuration_differences_come_first():

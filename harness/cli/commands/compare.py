@@ -260,8 +260,7 @@ def _calibration(
 ) -> Calibration | None:
     """Read from a file, or learnt from ``--repeat``; None when neither is given.
 
-    What is
-    learnt is written beside the reports, for a later ``--calibration``.
+    What is learnt is written beside the reports, for a later ``--calibration``.
     """
     from converge_harness.cli.console import say
     from converge_harness.matrix.calibrate import read_for_curves

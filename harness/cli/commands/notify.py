@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import tomli
 
 from converge_harness.cli.exit_codes import ExitCode
 from converge_harness.cli.leaving import leaving_when_interrupted
@@ -23,10 +24,10 @@ DESCRIPTION = """\
 Write a message about a night, as Markdown for an issue, a comment or a mail: test sets that are bad
 for the first time since they last passed, with their cause, their last good night and what has
 changed since then. A set that stays bad in the same way is reported once; on a night without news
-no file is written, and an earlier night's file is removed. With --experiment, a night without a
-report (nothing was launched, or it was cut off) is reported, too, but only the first of several in
-a row. Whether the night was good is the exit code of `converge run`; this command exits with 0
-either way."""
+no file is written, and an earlier night's file is removed. With --experiment, a night that
+left no report (nothing was launched, or the run was cut off) also gets a message; of several such
+nights in a row only the first does. Whether the night was good is the exit code of `converge run`;
+this command exits with 0 either way."""
 EPILOG = (
     "example: converge notify reports/smoke --experiment experiments/smoke.toml --body "
     "message.md && [ ! -f message.md ] || gh issue create --title 'smoke is bad' --body-file "
@@ -208,7 +209,7 @@ def _remember_silence(
 def _name(experiment: Path) -> str:
     """The experiment's name, although its file may be invalid."""
     try:
-        name = tomllib.loads(experiment.read_text()).get("name")
+        name = tomli.loads(experiment.read_text()).get("name")
     except (OSError, ValueError):
         name = None
     return name if isinstance(name, str) and name else experiment.stem

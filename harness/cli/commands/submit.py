@@ -28,8 +28,8 @@ failed jobs are submitted again. Test sets wait for the seed checkpoint that the
 for nothing else. All that is needed to find the jobs again is in their run folders.
 
 With `--launcher kubernetes` every job is written as a JobSet that `kubectl create` takes, and the
-commands that create them are printed: converge itself never asks Kubernetes. Every object is
-checked before, by the engine's own client."""
+commands that create them are printed: converge itself never asks Kubernetes. Each object is
+first checked with the models of Kubeflow Trainer's Python client."""
 EPILOG = EXAMPLES
 UNDONE = ", nothing was launched"
 
@@ -52,7 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
-    """``converge submit``: exit code 0 when every job that had to be was submitted."""
+    """``converge submit``: exit code 0 when all jobs that needed it were submitted."""
     with leaving_when_interrupted():
         from converge_harness.cli.console import make_console, say
         from converge_harness.cli.plan_table import print_left_out
@@ -111,7 +111,7 @@ def _objects(plan: Plan, given: Path | None) -> Path | None:
 
 
 def _say_how_to_create(console: Console, plan: Plan, objects: Path, again: Sequence[str]) -> None:
-    """The commands that create what is in the folder of objects, after those that are there again.
+    """The kubectl commands that create the objects, after those that delete failed ones.
 
     Seed checkpoints may have been created before, for which kubectl fails, so nothing but the wait
     decides whether the others are created.

@@ -21,7 +21,7 @@ CONSTANT = 1e-2
 """A ratio is called constant when no step is further from its median than this."""
 NOTABLE_FACTOR = 5e-2
 """A constant ratio nearer to one than this is more likely an incomplete gradient than a scale."""
-_LEAST_TOLD = 5e-3
+_LEAST_SHOWN = 5e-3
 """A ratio nearer to one than this is printed with more digits."""
 ABRUPT = 8.0
 """A difference that increases by more than this in one step begins there, instead of growing."""
@@ -139,7 +139,7 @@ def ratio_words(envelope: Envelope, index: int) -> str:
 def digits(ratio: float) -> str:
     """A ratio in four digits, or in as many as show how far from one it is."""
     off = abs(ratio - 1)
-    if not 0 < off < _LEAST_TOLD:
+    if not 0 < off < _LEAST_SHOWN:
         return f"{ratio:.4g}"
     return f"{ratio:.{1 - math.floor(math.log10(off))}f}".rstrip("0")
 

@@ -45,7 +45,8 @@ class Basis(IntEnum):
     HELD = 2
     """What ranks hold: copies of one shard, initial weights, buffers."""
     EXACT = 3
-    """Other numbers that rounding does not change: counters, tables, the factor of clipping."""
+    """Other numbers that rounding does not change: counters, tables, the factor by which gradients
+    were clipped."""
     FIRST_TENSORS = 4
     """Tensors and recomputed numbers of the first steps, or of frozen ones: differences have had no
     time to grow."""

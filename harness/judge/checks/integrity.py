@@ -81,8 +81,8 @@ def control_sound(test: Evidence, control: Evidence, control_spec: SetSpec | Non
     if control.replay_conflicts:
         conflict = control.replay_conflicts[0]
         return invalid(f"the control {control.name} replayed steps with other values: {conflict}")
-    lives = f" in {len(control.passes)} passes, {INTERRUPTED}"
-    return passed(f"{control.steps.size} steps{lives if control.interrupted else ''}")
+    passes = f" in {len(control.passes)} passes, {INTERRUPTED}"
+    return passed(f"{control.steps.size} steps{passes if control.interrupted else ''}")
 
 
 @check(Tier.INTEGRITY)

@@ -579,7 +579,7 @@ class Supervisor:
                 let_train_on(run, taken)
 
     def _trains_on(self, run: Run, training: Mapping[str, Training]) -> bool:
-        """Whether a run that waits need not wait any longer, but for slots."""
+        """Whether a waiting run lacks only free slots."""
         step = run.waits[0]
         # What another converge process runs may wait for this run, or not even know that it is
         # waited for.

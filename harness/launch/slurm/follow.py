@@ -252,7 +252,7 @@ class _Follower:
         self._tell(Notice(time.time(), message))
 
     def _why_to_stop(self, followed: Followed) -> str:
-        """Why a running job may end now; empty if it trains on, or is not looked at now."""
+        """Why a running job may end now; empty: it trains on, or no look is due."""
         last = followed.last
         if last is None or followed.cancel_sent or not followed.is_running:
             return ""
@@ -367,7 +367,7 @@ class Followed:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds until its last step, at the pace since it is followed."""
+        """Seconds until its last step, at the pace since this process began to follow it."""
         if self.last is None:
             return None
         return remaining_s(

@@ -21,7 +21,7 @@ from converge_harness.store import Store, folder_key, read_record
 from converge_harness.trainers import is_complete
 
 UNKNOWN_LOOKS = 3
-"""A job counts as lost after this many consecutive polls in which the scheduler lacks it."""
+"""A job counts as lost after this many polls in a row in which the scheduler does not list it."""
 _AGAIN_S = 2.0
 
 
@@ -181,7 +181,7 @@ def known_of(site: Site, job_status: JobStatus, needed: RunRecord | None) -> Kno
 
 
 def conclude(site: Site, known: Known) -> RunRecord | None:
-    """Write the record of a job that is over; None if it is not, or not ours to settle.
+    """Write the record of a job that is over; None if it is not, or another process writes it.
 
     A job that will never start is cancelled first, because nobody would look for it once it has a
     record. If two processes follow the same job, the first record counts.

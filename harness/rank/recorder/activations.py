@@ -8,16 +8,15 @@ accumulation leave it as it is, and so does a copy on every rank. Where it is kn
 which token, there is also the mean over those in one half of the vocabulary, which shows if tokens
 are exchanged.
 
-How ranks share the last dimension is unknown where they hold plain tensors, so sums are projected
-twice: as if a rank's entries were the first ones of a whole row, and as if the tensor-parallel
-ranks held a row's parts in their order, or their parts of each of its pieces, if the trainer knows
-of some (``TrainerView.pieces``). Partial sums add up to the sums of the whole tensor. Which
-of these a tensor is, the judge finds by the control
+A plain tensor does not show which columns of the whole row a rank holds. So sums are projected
+under two assumptions: the rank has the first columns, or tensor-parallel ranks have consecutive
+blocks (of each fused matrix, see ``TrainerView.pieces``). Partial sums add up to the sums of the
+whole tensor. The judge takes the assumption under which the tensor agrees with the control
 (``converge_harness.judge.compare.activations``). Nothing is gathered.
 
-A gradient is that of a tensor, from all its uses, and recorded where the tensor appears first: what
-each module contributes to it cannot be told apart without another order of additions, and so other
-bits. Training is not changed in any bit.
+A gradient is that of a tensor, from all its uses, and recorded where the tensor appears first:
+separating the modules' contributions would add them in another order, and change bits. Training is
+not changed in any bit.
 
 A compiled module stays whole: it is looked at from outside. What activation checkpointing computes
 again in the backward pass is not counted again. Nothing is recorded inside a CUDA graph.
@@ -289,8 +288,8 @@ class ActivationSamples:
         tokens: torch.Tensor | None,
     ) -> None:
         try:
-            # A mode would take these operations for the model's: selective checkpointing stores
-            # their results, and gives them to the model's own when it computes again.
+            # Selective checkpointing, a dispatch mode, would treat these operations as the model's:
+            # it stores their results, and returns them when the model computes again.
             with _disable_current_modes():
                 self._add_up(into, row, tensor, tokens)
         except Exception:  # noqa: BLE001 (looking must never end training)
@@ -318,10 +317,10 @@ class ActivationSamples:
         into[row] = into[row] + found if row in into else found
 
     def _half(self, shape: torch.Size, tokens: torch.Tensor | None) -> torch.Tensor | None:
-        """Whether each row of a tensor is of a token in one half of the vocabulary.
+        """Mask of the rows whose token is in one half of the vocabulary.
 
         ``shape`` is the tensor's without its last dimension. None where it is unknown which row is
-        of which token. Sums over all tokens do not change if tokens are exchanged, these do.
+        of which token. Sums over this half change if tokens are exchanged; sums over all do not.
         """
         if tokens is None:
             return None

@@ -53,7 +53,7 @@ class Held:
         return self.shape == local or self.numel == math.prod(local) == 0
 
     def flat_index(self, start: int, stop: int, device: torch.device | str) -> torch.Tensor:
-        """Flat indices in the whole tensor of entries ``start`` to ``stop`` of the flattened shard.
+        """Flat indices in the whole tensor of the entries ``start:stop`` of the flattened shard.
 
         Shape (stop - start,), int64.
         """
@@ -114,8 +114,8 @@ class HeldRun:
     def matrices(self, rows: int, columns: int) -> Iterator[tuple[slice, Held]]:
         """The run as blocks of the whole viewed as a matrix of that shape.
 
-        These are a part of a row, whole rows, and a part of a row: slices of the run, each with the
-        entries that it has.
+        Up to three blocks: the end of one row, whole rows, the start of another. Each has its slice
+        of the run, and the entries that it holds.
         """
         first_whole = -(-self.start // columns) * columns
         last_whole = self.stop // columns * columns

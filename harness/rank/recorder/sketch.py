@@ -41,8 +41,6 @@ NOT_ZERO = _CODES + 1
 _TABLE_BLOCK = 1 << 15
 """Table entries computed at a time: temporaries of less than 1 MiB."""
 _ALL = slice(None)
-"""Smallest number of rows or columns to split: splitting a small shard takes longer than hashing
-it."""
 _TOGETHER = 1 << 8
 """Largest number of pieces processed together: int16 has no room for more beside a code."""
 

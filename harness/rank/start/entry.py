@@ -31,7 +31,7 @@ DIALECTS = {
     "titan_0_3": "converge_harness.rank.titan.v0_3",
     "titan_0_2": "converge_harness.rank.titan.v0_2",
 }
-"""What ``job.json`` calls a release to the package that speaks to it; that of main is 0.3's."""
+"""By the dialect in ``job.json``, our package for it; main uses that of 0.3."""
 
 
 def preload(dialect: str, device: str) -> None:

@@ -1,4 +1,4 @@
-"""Curves for drawing: differences and ratios to a control. Judging has its own, stricter code."""
+"""Curves for drawing: differences and ratios to a control, aligned as the judge does it."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from converge_harness.judge import is_declared
 from converge_harness.model import Evidence, Job, SetSpec, Technique
 from converge_harness.report.sanitize import from_here, plain
 from converge_harness.report.text import ABSENT, count
@@ -87,7 +88,7 @@ def config_changes(
 ) -> tuple[ConfigChange, ...]:
     """Keys and versions that differ between two runs, undeclared ones first.
 
-    ``here`` as :func:`converge_harness.report.view.report_view.build.build_view` has it.
+    ``here`` as :func:`converge_harness.report.view.build.build_view` has it.
     """
     ours, theirs = _config(test, test_job), _config(control, control_job)
     declared: set[str] = set()
@@ -98,7 +99,10 @@ def config_changes(
         declared |= set(keys) if isinstance(keys, list) else set()
     changes = [
         ConfigChange(
-            plain(key), _setting(theirs, key, here), _setting(ours, key, here), key in declared
+            plain(key),
+            _setting(theirs, key, here),
+            _setting(ours, key, here),
+            is_declared(key, declared),
         )
         for key in sorted({*ours, *theirs})
         if ours and theirs and (key in ours, ours.get(key)) != (key in theirs, theirs.get(key))

@@ -1,7 +1,7 @@
 """The model as a tree, with what modules computed in the first batches beside the control's; pure.
 
-The way to the first wrong module is shown in full, everything beside it in a row each: the worst of
-what is inside.
+The way to the first wrong module is shown in full. Every other module is one row, with the worst
+value inside it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def module_tree(
 ) -> ModuleTree | None:
     """The tree of a set; None if no modules were compared.
 
-    ``first`` is the name of a failed set's first wrong module; ``failed`` says that modules were
-    looked at for the reason.
+    ``first`` is the name of a failed set's first wrong module; ``failed``: the cause was
+    sought among modules.
     """
     every = () if compared is None else (*compared.forward, *compared.backward)
     if compared is None or not every:

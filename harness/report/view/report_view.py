@@ -1,7 +1,7 @@
 """The input of every renderer: one frozen value with all that a report shows.
 
 Every text in it is plain (one line, no control characters; blocks keep their lines), so a renderer
-only escapes for its own format. :mod:`converge_harness.report.view.report_view.build` makes it.
+only escapes for its own format. :mod:`converge_harness.report.view.build` makes it.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class TestView:
     in_force: tuple[Named, ...] = ()
     config: tuple[ConfigChange, ...] = ()
     compared: Comparisons = ()
-    """Every parameter's differences, of which the next two show a part."""
+    """Differences of all parameters; ``tensors`` and ``gradients`` are excerpts."""
     tensors: TensorTable | None = None
     gradients: GradientMap | None = None
     modules: ModuleTree | None = None
@@ -158,7 +158,7 @@ class TestView:
 
     @property
     def configured(self) -> str:
-        """Whose configuration ``config`` shows beside the control's; a column title."""
+        """Column title of the test set's configuration."""
         return "Test, first pass" if self.resumed else "Test"
 
     @property

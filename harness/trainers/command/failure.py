@@ -33,7 +33,7 @@ TASK_END = "ended"
 """In a task's folder: its exit code (above 128: of a signal), and when, in seconds since 1970."""
 
 _OF_SIGNALS = 128
-"""Added to a signal's number it is the exit code that a shell has for it."""
+"""A shell's exit code for a signal is this plus its number."""
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = re.compile(r"The above exception was the direct cause|During handling of the above")
 _PREFIX = re.compile(r"^\[(?:rank)?(\d+)\]:? ?")
@@ -80,7 +80,7 @@ def program_error(
 
 @dataclass(frozen=True, slots=True, order=True)
 class _RankFailure:
-    """A rank that failed; the earlier is the smaller."""
+    """A rank that failed. Sorts by time of failure."""
 
     at: float
     """Seconds since 1970, or its place among those of a log without times."""

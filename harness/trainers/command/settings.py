@@ -41,8 +41,8 @@ class Command:
     """Absolute path of the program's working directory."""
     launcher: RankLauncher = RankLauncher.TORCHRUN
     probed: bool = True
-    """Whether the program calls ``probe``, which then leaves all evidence; else it leaves a
-    curve of its own, and that is all there is."""
+    """Whether the program calls ``probe``, which then leaves all evidence; else its
+    curve is the only evidence."""
     curves: str | None = None
     """Template of that curve's path, ``{output}/…``, in any format that ``converge compare`` reads;
     None for a probed program.
@@ -54,7 +54,7 @@ class Command:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Further environment variables of its ranks; values are templates."""
     checkpoints: CheckpointForm | None = None
-    """What its checkpoints look like; None: nobody says, so it cannot be resumed."""
+    """What its checkpoints look like; None: not configured, so it cannot be resumed."""
     sources: tuple[Path, ...] = ()
     """Absolute paths of files whose content is part of the identity: existing files in the
     template, and those listed in ``files``.
@@ -95,7 +95,7 @@ _PART = re.compile(r"\{\{|\}\}|\{(?P<name>[^{}]*)\}|[{}]")
 
 
 def passed(command: Command) -> frozenset[str]:
-    """The names of all placeholders by which the program gets something."""
+    """The names of all placeholders in the command and its environment."""
     found: set[str] = set()
     for text in (*command.argv, *command.environment.values()):
         with suppress(ValueError):  # an unmatched brace, which is reported for the file

@@ -81,7 +81,7 @@ HOOKED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "tools.logging": ("init_logger",),
     },
 }
-"""By dialect and module of torchtitan, what the adapter uses in every run."""
+"""By dialect and module of torchtitan, the names that our rank code hooks."""
 _ALSO: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     # Two days of August 2026, between pull requests 4088 (Grain) and 4121 (sizes in tokens).
     TITAN_MAIN: {**HOOKED[TITAN_MAIN], "config.configs": _SIZES_IN_SAMPLES},
@@ -96,13 +96,13 @@ _NONE: frozenset[tuple[str, str]] = frozenset()
 
 
 class Missing(NamedTuple):
-    """Something that an adapter hooks and a torchtitan lacks."""
+    """Something that our rank code hooks and a torchtitan lacks."""
 
     name: str
     file: Path
     """Where it was looked for."""
     names: int = 1
-    """How many are missing with it: all of a file that is not there."""
+    """How many names this one stands for: a missing file counts all of its names."""
 
     def __str__(self) -> str:
         return f"{self.name} (looked in {self.file})" if self.file.is_file() else f"{self.file}"

@@ -1,6 +1,6 @@
 """When a trainer writes checkpoints and from which it starts, the same for every dialect.
 
-The checkpoints are torchtitan's own, and so are the load and the choice of the newest whole one.
+The checkpoints are torchtitan's own, and so are the load and the choice of the newest complete one.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def counters(trainer: Any) -> Counters:
 
 
 def _loaded_step(source: str | None, job: RankJob) -> int | None:
-    """Of the checkpoint that was loaded; 0 for the seed checkpoint, None for one of no known place.
+    """The step of the loaded checkpoint; 0: the seed checkpoint; None: one from somewhere else.
 
     A run without a seed checkpoint starts at step 0 from the trainer's own weights.
     """

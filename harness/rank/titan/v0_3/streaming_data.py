@@ -56,7 +56,7 @@ class StreamingLoader(BaseDataLoader):  # type: ignore[misc]  # of a module that
         ranks_per_node: int | None = None
         """Ours: simulate nodes of so many data-parallel ranks; None: the nodes that there are."""
         num_canonical_nodes: int = 4
-        """The number of nodes divides it, or it divides that; 0: the package's own choice."""
+        """It must divide the number of nodes, or be a multiple of it; 0: the package chooses."""
         shuffle: bool = True
         shuffle_algo: str = "py1e"
         shuffle_seed: int = 9176
@@ -138,8 +138,8 @@ class StreamingLoader(BaseDataLoader):  # type: ignore[misc]  # of a module that
         state = dict(state_dict)
         self._consumed = int(state.pop(_CONSUMED))
         if dist.is_initialized():
-            # The ranks of a node share what is loaded, and to ask for a state reads it: a rank
-            # that still asks must not meet one half written (JSONDecodeError, seen).
+            # state_dict() of the ranks of a node reads the memory into which this loads: a slower
+            # rank would read a half-written state (JSONDecodeError, seen).
             dist.barrier()
         self._batches.load_state_dict(state)
 
