@@ -140,6 +140,22 @@ def test_wrong_clipping_fails_at_its_step():
     assert later["clipping-envelope"].onset == 8
 
 
+def clipping_fails(control, test, size):
+    """Whether a run with larger gradients fails by its clipping; both clip to a norm."""
+    ours = kept(broken(gradient=scaled(size)), clip=lambda _: test)
+    found = fails(ours, kept(CONTROL, clip=lambda _: control))
+    return any(name.startswith("clipping") for name in found)
+
+
+def test_a_norm_that_crosses_the_largest_one_is_clipped_rightly():
+    """The control has norms of 43.4, 44.5, 43.7, 41.6 and 42.70; its config does not say more."""
+    assert not clipping_fails(42.71, 42.71, 1.002)  # its earlier steps show 42.71
+    assert clipping_fails(42.71, 42.0, 1.002)
+    # A control that is never clipped shows that 44.5 is not.
+    assert not clipping_fails(50.0, 50.0, 1.2)
+    assert clipping_fails(50.0, 43.0, 1.2)
+
+
 def test_a_lost_counter_fails():
     found = fails(kept(broken(), count=lambda step, _: step if step < 6 else step - 5))
     assert found["optimizer-steps"].onset == 8

@@ -33,6 +33,8 @@ from converge_harness.judge.compare.tensors import TensorComparison
 from converge_harness.judge.degrees import max_norm
 from converge_harness.model import BufferRows, Evidence, Flags, Floats, Precision
 
+_ONE_NORM = 1e-4
+"""By how much norms after clipping may differ, relative, and still be clipped to one number."""
 UNCLIPPED = 1e-6
 """A factor nearer to one than this is none."""
 _FEWEST_SEEN = 2
@@ -98,7 +100,7 @@ def clippings(
     tensors: Sequence[TensorComparison], test: Evidence, control: Evidence
 ) -> Iterator[Clipping]:
     """At every step at which both runs kept their clipped gradients."""
-    configured = max_norm(control.in_force, control.keys)
+    largest = max_norm(control.in_force, control.keys) or _learnt(tensors)
     # The factor of a run follows from its own norm, as far as the trainer's norm is correct; twice,
     # because it is compared with the control's.
     right = 2 * max(metric_agreement(run, "grad_norm")[0] for run in (test, control))
@@ -121,9 +123,13 @@ def clippings(
         if usual < 1 - UNCLIPPED:
             most: float | None = usual * control_norm
         else:
-            most = configured
+            most = largest
             if most is not None and control_norm > most:
                 most = None  # the control does not clip, whatever its config says
+        if most is not None:
+            expected = min(1.0, most / norm)
+        else:  # it may clip beyond the norm that the control left as it is
+            expected = min(1.0, max(common, control_norm / norm))
         with np.errstate(divide="ignore", invalid="ignore"):
             deviation = np.abs((mine / common) / (other / usual) - 1)
         yield Clipping(
@@ -132,12 +138,31 @@ def clippings(
             mine,
             ours.gradients.norm[judged],
             common,
-            1.0 if most is None else min(1.0, most / norm),
+            expected,
             most,
             deviation,
             alike,
             right,
         )
+
+
+def _learnt(tensors: Sequence[TensorComparison]) -> float | None:
+    """The largest norm that the control's clipping leaves, by its clipped samples; None: unknown.
+
+    A program of one's own does not say what it clips to.
+    """
+    found = []
+    for sample in tensors:
+        gradients, after = sample.control.gradients, sample.control.post_step
+        if gradients is None or after is None:
+            continue
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factors = after.clipped_norm / gradients.norm
+        factors = factors[np.isfinite(factors) & (factors > 0)]
+        if factors.size and (usual := float(np.median(factors))) < 1 - UNCLIPPED:
+            found.append(usual * _total(gradients.norm))
+    one = found and np.allclose(found, found[0], rtol=_ONE_NORM, atol=0.0)
+    return found[0] if one else None
 
 
 def unseen(tensors: Sequence[TensorComparison]) -> str:
