@@ -84,9 +84,9 @@ def python_of(name: str, folder: Path) -> Path:
     if not os.access(python, os.X_OK):
         there = ", ".join(available_toolchains(folder.parent)) or "none"
         raise ToolchainError(
-            f"no toolchain {name!r} in {folder.parent} (there: {there}); {build_hint(name)} "
-            "(`converge run --build` does so first), or say with CONVERGE_TOOLCHAINS=FOLDER where "
-            "toolchains are"
+            f"no toolchain {name!r} in {folder.parent} (there: {there}); {build_hint(name)}"
+            f"{' (`converge run --build` does so first)' if has_recipe(name) else ''}, or say with "
+            "CONVERGE_TOOLCHAINS=FOLDER where toolchains are"
         )
     return python
 

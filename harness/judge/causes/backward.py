@@ -353,7 +353,8 @@ def _norm_scaled(context: Context) -> tuple[str, str, str] | None:
     known = (
         f", which equals {named.text}"
         if named.text
-        else ", the same at every step, which equals no degree or count of this run"
+        else ", the same at every step"
+        + ("" if context.compared.curves_alone else ", which equals no degree or count of this run")
     )
     numbers = (
         f"{known}: {words_of(norm)} "
