@@ -1,6 +1,9 @@
 """Every example of docs/extension.md works: its code, its commands, what they print, its tests."""
 
+import ast
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 from extension_page import PAGE, ROOT, TINY, applied, changes, commands, outputs, run_tests
@@ -47,6 +50,42 @@ def test_its_tests_pass(copy):
     assert done.returncode == 0, done.stdout
     assert len(light) == 5
     assert "7 passed" in done.stdout
+
+
+BESIDE = (
+    "tests/judge/test_cause_metrics.py",
+    "tests/judge/test_curves_alone.py",
+    "tests/readers/test_printed_digits.py",
+)
+"""Tests that its check and its cause broke once: right curves of few decimals, known causes."""
+
+
+def test_who_follows_it_breaks_no_test_beside_its_own(copy):
+    for path in BESIDE:
+        shutil.copy(ROOT / path, copy / path)
+    for folder in ("judge", "readers"):
+        for path in (ROOT / "tests" / folder).glob("*.py"):
+            if not path.name.startswith("test_"):
+                shutil.copy(path, copy / "tests" / folder)
+    done = run_tests(copy, *BESIDE)
+    assert done.returncode == 0, done.stdout
+
+
+def test_its_code_has_no_long_line_and_its_modules_are_named(copy):
+    long = [
+        line
+        for _, block in changes()
+        for line in block.text.splitlines()
+        if len(line) > 100 + (block.language == "diff")
+    ]
+    assert not long
+    new = [Path(path) for path, _ in changes() if path.startswith("harness/")]
+    new = [path for path in new if not (ROOT / path).exists()]
+    assert len(new) == 2
+    for path in new:
+        package = copy.joinpath("converge_harness", *path.parts[1:-1])
+        docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
+        assert path.name in docstring
 
 
 def test_its_trainer_is_the_one_that_is_tested():

@@ -243,7 +243,11 @@ def learnt(taught_by, repeats=("c-rerun", "c-ulp"), precision=Precision.FP32):
     [
         (Precision.FP32, learnt(1), None),
         (Precision.BF16, learnt(1), "Limits of bf16 against fp32 are coarse"),
-        (Precision.FP32, learnt(0), "fixed floors, fitted on CPU debug models: its repeats are bit-id"),
+        (
+            Precision.FP32,
+            learnt(0),
+            "fitted on CPU debug models: its repeats are bit-identical",
+        ),
         (
             Precision.FP32,
             None,

@@ -164,9 +164,7 @@ def notes(
                 continue
             unmeasured[verdict.control] = "no repeat shows how much correct runs differ"
         elif not calibration.taught_by:
-            unmeasured[verdict.control] = (
-                "its repeats are bit-identical to it and show no noise"
-            )
+            unmeasured[verdict.control] = "its repeats are bit-identical to it and show no noise"
         else:
             learnt = compared.furthest_learnt
             if learnt is not None and learnt.limit > WIDE * learnt.floor:
