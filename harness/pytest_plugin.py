@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli
+import tomllib  # tomli may be missing: ranks import this plugin, too
 
 NOT_LAUNCHED = 2
 """Exit code of ``converge run`` for a mistake in the file: there is no report of this run."""
@@ -58,7 +58,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> Experiment
 
 def _is_experiment(path: Path) -> bool:
     try:
-        found = tomli.loads(path.read_text(encoding="utf-8"))
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return "control" in found or "extends" in found

@@ -13,7 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import tomli
+import tomllib
 
 from converge_harness.errors import ConfigError, Problem, suggest
 
@@ -86,7 +86,7 @@ def _named_files(experiment: Path) -> Iterator[tuple[str, Path]]:
     seen: set[str] = set()
     texts = [experiment]
     while texts:
-        for text in _texts(tomli.loads(texts.pop().read_text())):
+        for text in _texts(tomllib.loads(texts.pop().read_text())):
             name = text.partition(":")[0]
             if name.isidentifier():
                 name = f"{name}.py"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
-import tomli
+import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -270,8 +270,8 @@ def pinned_by(torchtitan: str) -> tuple[str, ...]:
     show = ("git", "-C", unquote(found[1]), "show", f"{found[2]}:pyproject.toml")
     try:
         asked = subprocess.run(show, capture_output=True, text=True, check=False)
-        needed = tomli.loads(asked.stdout).get("project", {}).get("dependencies", ())
-    except (OSError, tomli.TOMLDecodeError):
+        needed = tomllib.loads(asked.stdout).get("project", {}).get("dependencies", ())
+    except (OSError, tomllib.TOMLDecodeError):
         return ()
     wanted = (Requirement(each) for each in needed)
     return tuple(

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tomli
+import tomllib
 
 from converge_harness.cli.exit_codes import ExitCode
 from converge_harness.cli.leaving import leaving_when_interrupted
@@ -209,7 +209,7 @@ def _remember_silence(
 def _name(experiment: Path) -> str:
     """The experiment's name, although its file may be invalid."""
     try:
-        name = tomli.loads(experiment.read_text()).get("name")
+        name = tomllib.loads(experiment.read_text()).get("name")
     except (OSError, ValueError):
         name = None
     return name if isinstance(name, str) and name else experiment.stem
