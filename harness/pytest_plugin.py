@@ -13,12 +13,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib  # tomli may be missing: ranks import this plugin, too
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomllib  # tomli may be missing: ranks import this plugin, too
 
 NOT_LAUNCHED = 2
 """Exit code of ``converge run`` for a mistake in the file: there is no report of this run."""

@@ -8,12 +8,11 @@ own as an example, with the files that it names.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
-
-import tomllib
 
 from converge_harness.errors import ConfigError, Problem, suggest
 
