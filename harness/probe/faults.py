@@ -21,6 +21,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -224,8 +225,11 @@ class ScriptedFaults:
     def _leaves_half_a_file(self) -> bool:
         """Whether what was broken off is a file in the folder of checkpoints, not another one."""
         size = self._limit.size if self._limit else 0
-        files = (self._job.run_folder / CHECKPOINTS).rglob("*")
-        return any(each.is_file() and each.stat().st_size == size for each in files)
+        for each in (self._job.run_folder / CHECKPOINTS).rglob("*"):
+            with suppress(FileNotFoundError):  # another rank has renamed or removed it meanwhile
+                if each.is_file() and each.stat().st_size == size:
+                    return True
+        return False
 
     def _record(self, index: int, *, rank: int | None = None, torn: bool | None = None) -> None:
         fault = self._job.faults[index]

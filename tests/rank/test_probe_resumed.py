@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import suppress
 from multiprocessing import get_context
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -515,6 +516,26 @@ def test_of_several_ranks_that_record_a_fault_at_once_the_first_stays(tmp_path):
 
 def test_a_probe_makes_every_kind_of_fault_or_waits_for_it():
     assert sorted([*faults._MADE, *HELD]) == sorted(FaultKind)
+
+
+def test_a_file_that_vanishes_meanwhile_does_not_hide_the_fault(tmp_path, monkeypatch):
+    """Another rank may rename its own file of the checkpoint while this one looks at all files."""
+    is_file = Path.is_file
+
+    def vanishes(path):
+        found = is_file(path)
+        if path.name == "of_another_rank":
+            path.unlink(missing_ok=True)
+        return found
+
+    def save(program, path):
+        (path.parent / "of_another_rank").touch()
+        monkeypatch.setattr(Path, "is_file", vanishes)
+        save_by_python(program, path)
+
+    path = job_with(tmp_path / "run", {"kind": "ckpt_torn", "step": 2})
+    assert wrote_by(path, save) == -signal.SIGKILL
+    assert json.loads((path.parent / "faults" / "0.json").read_text())["torn"]
 
 
 def test_a_checkpoint_too_small_to_break_off_says_so(tmp_path):
