@@ -85,7 +85,8 @@ def record_struck(
     """
     path = struck_file(run_folder, index)
     path.parent.mkdir(exist_ok=True)
-    own = path.with_name(f"{path.name}.{os.getpid()}")
+    who = fault.rank if rank is None else rank
+    own = path.with_name(f"{path.name}.{who}.{os.getpid()}")  # nodes may have equal ids
     write_json(
         own,
         {
@@ -95,7 +96,7 @@ def record_struck(
             "step": fault.step,
             "at": time.time(),
             "pass": pass_number,
-            "rank": fault.rank if rank is None else rank,
+            "rank": who,
             "torn": fault.kind in ("ckpt_torn", "disk_full") if torn is None else torn,
         },
     )
