@@ -97,5 +97,6 @@ def test_without_the_probe_the_curves_of_its_starts_are_judged(judged):
     assert (found["state-restored"], found["data-resumed"]) == ("SKIPPED", "SKIPPED")
     assert wrong["verdict"] == "FAIL"
     assert wrong["cause"].startswith(
-        "state is lost at the resume: pass 2 starts from the initial weights although step 4"
+        "state is lost at the resume: the program does not go on from the checkpoint of step 4: "
+        "pass 2 starts from the initial weights although step 4"
     )
