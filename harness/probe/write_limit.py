@@ -42,7 +42,7 @@ class WriteLimit:
             raise RuntimeError("only the main thread can limit what is written")
         largest, has = _largest_open_file()
         self.size = max(size, has + MAY_GROW)
-        """Bytes that a file may have. A limit of the user's own that is lower stays in force."""
+        """Largest size of a file, in bytes. If the user's own limit is lower, that one holds."""
         self.open_file = largest if self.size > size else None
         """The open file because of which it is more than was asked for."""
         self._reached = reached

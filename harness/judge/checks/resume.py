@@ -39,6 +39,7 @@ from converge_harness.judge.resume.faults import (
     nodes_in,
     pass_of,
     steps_after,
+    struck_pass,
     torn_checkpoints,
     trained_on_without,
 )
@@ -419,8 +420,7 @@ def _without_effect(test: Evidence) -> Iterator[tuple[str, int]]:
     """Faults that broke nothing: the pass went on to its end or to another fault."""
     ended = {fault.index for fault in faults_that_ended(test)}
     for fault in test.struck:
-        number = pass_of(test, fault)
-        each = next((each for each in test.passes if each.number == number), None)
+        number, each = pass_of(test, fault), struck_pass(test, fault)
         if each is None:
             text = f"struck pass {number}, which left no evidence"
             if number is None:
@@ -448,7 +448,7 @@ _TOO_SHORT = (
 def _saved_nothing(test: Evidence) -> Iterator[str]:
     """Preemptions after which a program saved no later step, so that it trained steps again."""
     for fault in test.struck:
-        each = next((each for each in test.passes if each.number == pass_of(test, fault)), None)
+        each = struck_pass(test, fault)
         if fault.kind != FaultKind.PREEMPT or each is None:
             continue
         saved = max(each.whole, default=0)

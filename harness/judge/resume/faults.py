@@ -22,6 +22,12 @@ def pass_of(evidence: Evidence, fault: Struck) -> int | None:
     return max(started, default=None)
 
 
+def struck_pass(evidence: Evidence, fault: Struck) -> Pass | None:
+    """The pass that a fault struck; None if it is unknown, or has left no evidence."""
+    number = pass_of(evidence, fault)
+    return next((each for each in evidence.passes if each.number == number), None)
+
+
 def struck_in(evidence: Evidence, each: Pass) -> list[Struck]:
     """The faults that struck a pass, in the order of the script."""
     return [fault for fault in evidence.struck if pass_of(evidence, fault) == each.number]
