@@ -35,7 +35,7 @@ from converge_harness.judge.compare.tost import level_of_look
 from converge_harness.judge.comparison import RunComparison, compare_runs
 from converge_harness.judge.degrees import parallelism_of
 from converge_harness.judge.in_force import is_declared
-from converge_harness.judge.programs import BEFORE_CLIPPING, probing, wrapping
+from converge_harness.judge.programs import probing
 from converge_harness.judge.rcp import RcpInputs, judge_submission
 from converge_harness.judge.resume.faults import pass_of, steps_after
 from converge_harness.judge.resume.passes import INTERRUPTED, never_interrupted, tokens_off
@@ -43,7 +43,6 @@ from converge_harness.judge.verdict import JudgedPair, judge
 from converge_harness.model import JUDGED_SIGNALS
 
 __all__ = [
-    "BEFORE_CLIPPING",
     "CHECKS",
     "INTERRUPTED",
     "JUDGED_SIGNALS",
@@ -83,5 +82,4 @@ __all__ = [
     "steps_after",
     "tokens_off",
     "whole_series",
-    "wrapping",
 ]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields, replace
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from converge_harness.model import (
     ConfigKeys,
     Evidence,
     Flags,
+    InForce,
     Integers,
     Parallelism,
     Pass,
@@ -33,25 +33,25 @@ def owner(evidence: Evidence, step: int) -> Pass | None:
     return found[-1] if found else None
 
 
-def ran_at(evidence: Evidence, step: int) -> Mapping[str, Any]:
-    """``in_force.json`` at a step; empty when the run left none."""
+def ran_at(evidence: Evidence, step: int) -> InForce:
+    """What was in force at a step; nothing known when the run left no record."""
     each = owner(evidence, step) if evidence.passes else None
-    return (each.in_force if each else evidence.in_force) or {}
+    return (each.in_force if each else evidence.in_force) or InForce()
 
 
-def in_force_over(evidence: Evidence, steps: Integers) -> Iterator[tuple[Mapping[str, Any], Flags]]:
-    """``in_force.json`` of each pass that owns some of the steps, and which; else the run's."""
+def in_force_over(evidence: Evidence, steps: Integers) -> Iterator[tuple[InForce, Flags]]:
+    """What was in force in each pass that owns some of the steps, and which; else the run's."""
     owners = np.full(steps.size, -1)
     for index, each in enumerate(evidence.passes):
         owners[np.isin(steps, each.steps)] = index
     for index in np.unique(owners).tolist():
         ran = evidence.passes[index].in_force if index >= 0 else evidence.in_force
-        yield ran or {}, owners == index
+        yield ran or InForce(), owners == index
 
 
-def max_norm(ran: Mapping[str, Any] | None, keys: ConfigKeys) -> float | None:
-    """The norm to which ``in_force.json`` says that gradients are clipped; None if to none."""
-    found = ((ran or {}).get("config") or {}).get(keys.max_norm)
+def max_norm(ran: InForce | None, keys: ConfigKeys) -> float | None:
+    """The norm to which gradients are clipped by the config in force; None if to none."""
+    found = ran.config.get(keys.max_norm) if ran else None
     return float(found) if isinstance(found, int | float) and found > 0 else None
 
 
@@ -66,13 +66,11 @@ def ranks(world_size: int) -> str:
     return "one rank" if world_size == 1 else f"{world_size} ranks"
 
 
-def parallelism_of(ran: Mapping[str, Any] | None) -> Parallelism | None:
-    """Degrees of an ``in_force.json``; None when it has none."""
-    degrees = (ran or {}).get("degrees")
-    if not degrees or not isinstance(degrees, Mapping):
-        return None
+def parallelism_of(ran: InForce | None) -> Parallelism | None:
+    """The degrees in force; None when none is known."""
     names = {each.name for each in fields(Parallelism)}
-    found = {key: n for key, n in degrees.items() if key in names and type(n) is int}
+    degrees = ran.degrees if ran else {}
+    found = {key: n for key, n in degrees.items() if key in names and n is not None}
     return Parallelism(**found) if found else None
 
 

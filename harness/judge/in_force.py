@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 from converge_harness.judge.degrees import ranks
 from converge_harness.judge.programs import not_as_called
-from converge_harness.model import ImpliedSetting, OwnTechnique, SetSpec, Technique
-
-InForce: TypeAlias = Mapping[str, Any]
-"""The content of ``in_force.json`` (docs/architecture.md)."""
+from converge_harness.model import ImpliedSetting, InForce, OwnTechnique, SetSpec, Technique
 
 
 def not_in_force(spec: SetSpec, ran: InForce) -> Iterator[str]:
@@ -32,39 +29,37 @@ def _not_in_force(spec: SetSpec, ran: InForce) -> Iterator[str]:
         if missing:
             yield f"{technique.value} is named but not in force: {missing}"
     yield from _own_not_in_force(spec, ran)
-    degrees = _table(ran, "degrees")
     for dimension, degree in asdict(spec.parallelism).items():
-        if degrees.get(dimension) != degree:
-            yield f"{dimension} {degree} is named, {degrees.get(dimension)} is in force"
-    if ran.get("world_size") != spec.parallelism.world_size:
+        if ran.degrees.get(dimension) != degree:
+            yield f"{dimension} {degree} is named, {ran.degrees.get(dimension)} is in force"
+    if ran.world_size != spec.parallelism.world_size:
         named = ranks(spec.parallelism.world_size)
-        yield f"a world of {named} is named, {ran.get('world_size')} in force"
+        yield f"a world of {named} is named, {ran.world_size} in force"
     yield from _other_choices(spec, ran)
-    if sorted(ran.get("without_fixes") or ()) != sorted(spec.without_fixes):
-        left_out = ran.get("without_fixes") or ()
+    if sorted(ran.without_fixes) != sorted(spec.without_fixes):
         yield (
             f"without_fixes {', '.join(spec.without_fixes) or 'none'} is named, "
-            f"{', '.join(left_out) or 'none'} is in force"
+            f"{', '.join(ran.without_fixes) or 'none'} is in force"
         )
-    if bool(ran.get("injected")) != bool(spec.inject):
-        yield f"inject {spec.inject} is named, {ran.get('injected')} is in force"
+    if bool(ran.injected) != bool(spec.inject):
+        yield f"inject {spec.inject} is named, {ran.injected} is in force"
     yield from _batches(spec, ran)
     yield from _overrides(spec, ran)
 
 
 def _own_not_in_force(spec: SetSpec, ran: InForce) -> Iterator[str]:
     """The experiment file's own techniques: by its function ``in_force``, else by what we saw."""
-    seen = {each["name"]: each for each in ran.get("own_techniques") or ()}
+    seen = {each.name: each for each in ran.own_techniques}
     for own in spec.own_techniques:
         found = seen.get(own.name)
-        if found is None or not found["called"]:
+        if found is None or not found.called:
             yield f"{own.name} is named but {_function(own.apply)} was not called"
-        elif own.in_force is not None and not found["count"]:
+        elif own.in_force is not None and not found.count:
             yield (
                 f"{own.name} is named but changed nothing: {_function(own.in_force)} returned 0 on "
                 "all ranks"
             )
-        elif own.in_force is None and not found["changed"]:
+        elif own.in_force is None and not found.changed:
             yield f"{own.name} is named but changed nothing{_unseen(own)}"
 
 
@@ -85,16 +80,16 @@ def _function(target: str | None) -> str:
 
 def _other_choices(spec: SetSpec, ran: InForce) -> Iterator[str]:
     """Schedule, rotation and SPMD backend, where one is named, and deterministic algorithms."""
-    schedule = ran.get("pipeline_schedule")
+    schedule = ran.pipeline_schedule
     if spec.pipeline_schedule and _plain(schedule) != _plain(spec.pipeline_schedule):
         yield f"schedule {spec.pipeline_schedule} is named, {schedule} is in force"
-    rotation = ran.get("cp_rotation")
+    rotation = ran.cp_rotation
     if spec.cp_rotation and _plain(rotation) != _plain(spec.cp_rotation):
         yield f"CP rotation {spec.cp_rotation} is named, {rotation} is in force"
-    backend = ran.get("spmd_backend")
+    backend = ran.spmd_backend
     if spec.spmd_backend and backend != spec.spmd_backend:
         yield f"SPMD backend {spec.spmd_backend} is named, {backend} is in force"
-    deterministic = _table(ran, "config").get(spec.trainer.keys.deterministic, spec.deterministic)
+    deterministic = ran.config.get(spec.trainer.keys.deterministic, spec.deterministic)
     if deterministic != spec.deterministic:
         named, found = (str(each).lower() for each in (spec.deterministic, deterministic))
         yield f"deterministic = {named} is named, {found} is in force"
@@ -105,20 +100,19 @@ def not_named(spec: SetSpec, ran: InForce) -> Iterator[str]:
     if not spec.trainer.can.audits_config:
         return  # the techniques of other programs are not known
     named = set(spec.techniques) | _named_by_train_config(spec)
-    float8 = _table(ran, "float8")
     wants_float8 = named & {Technique.FLOAT8, Technique.FLOAT8_ROWWISE}
-    if float8.get("modules") and not (wants_float8 or _converts_float8(spec)):
-        yield f"Float8 is in force ({float8['modules']} modules) but not named"
-    if float8.get("tp_styles") and Technique.FLOAT8_TP not in named:
-        yield f"Float8 TP is in force ({float8['tp_styles']} styles) but not named"
-    if _table(ran, "compile").get("regions") and Technique.COMPILE not in named:
-        yield f"compile is in force ({_table(ran, 'compile')['regions']} regions) but not named"
-    if any(_fused_nodes(ran).values()) and Technique.ASYNC_TP not in named:
-        yield f"async TP is in force ({sum(_fused_nodes(ran).values())} fused nodes) but not named"
-    if ran.get("param_dtype") == "bfloat16" and Technique.BF16 not in named:
+    if ran.float8.modules and not (wants_float8 or _converts_float8(spec)):
+        yield f"Float8 is in force ({ran.float8.modules} modules) but not named"
+    if ran.float8.tp_styles and Technique.FLOAT8_TP not in named:
+        yield f"Float8 TP is in force ({ran.float8.tp_styles} styles) but not named"
+    if ran.compile.regions and Technique.COMPILE not in named:
+        yield f"compile is in force ({ran.compile.regions} regions) but not named"
+    if ran.is_fused and Technique.ASYNC_TP not in named:
+        yield f"async TP is in force ({sum(ran.fused_nodes.values())} fused nodes) but not named"
+    if ran.param_dtype == "bfloat16" and Technique.BF16 not in named:
         yield "parameters are bfloat16 but bf16 is not named"
-    if ran.get("pipeline_schedule") and spec.parallelism.pp == 1:
-        yield f"schedule {ran['pipeline_schedule']} is in force but pp is 1"
+    if ran.pipeline_schedule and spec.parallelism.pp == 1:
+        yield f"schedule {ran.pipeline_schedule} is in force but pp is 1"
 
 
 def undeclared_differences(
@@ -128,8 +122,8 @@ def undeclared_differences(
 
     Between toolchains the keys themselves differ, so only those that both have are compared.
     """
-    config, other = _table(ours, "config"), _table(theirs, "config")
-    declared = {*(ours.get("declared") or ()), *(theirs.get("declared") or ())}
+    config, other = ours.config, theirs.config
+    declared = {*ours.declared, *theirs.declared}
     keys = config.keys() | other.keys() if same_toolchain else config.keys() & other.keys()
     absent = object()
     return tuple(
@@ -163,7 +157,7 @@ def unlike_a_repeat(
     Declared or not. Paths are left out: every run has its own. ``of_repeats``: keys that may differ
     in repeats (``ConfigKeys.of_repeats``).
     """
-    config, other = _table(ours, "config"), _table(theirs, "config")
+    config, other = ours.config, theirs.config
     absent = object()
 
     def is_path(value: object) -> bool:
@@ -182,11 +176,9 @@ def unlike_a_repeat(
 
 def _batches(spec: SetSpec, ran: InForce) -> Iterator[str]:
     """Accumulation and pipeline microbatches follow from the batch sizes in force."""
-    local, whole = ran.get("local_batch_size"), ran.get("global_batch_size")
-    accumulation = ran.get("gradient_accumulation_steps")
-    degrees = _table(ran, "degrees")
-    dp = degrees.get("dp_replicate", 1) * degrees.get("dp_shard", 1)
-    if not (isinstance(local, int) and isinstance(whole, int) and isinstance(accumulation, int)):
+    local, whole, dp = ran.local_batch_size, ran.global_batch_size, ran.dp
+    accumulation = ran.gradient_accumulation_steps
+    if local is None or whole is None or accumulation is None:
         yield "batch sizes or accumulation steps in force are not known"
         return
     if local * dp * accumulation != whole:
@@ -194,20 +186,19 @@ def _batches(spec: SetSpec, ran: InForce) -> Iterator[str]:
             f"{whole} samples were read in a step, but {local} x dp {dp} x {accumulation} "
             f"accumulation steps make {local * dp * accumulation}"
         )
-    stages, microbatches = degrees.get("pp", 1), ran.get("pipeline_microbatches")
+    stages, microbatches = ran.degrees.get("pp") or 1, ran.pipeline_microbatches
     if stages == 1:
         return
-    size = _table(ran, "config").get(spec.trainer.keys.pipeline_microbatch_size)
+    size = ran.config.get(spec.trainer.keys.pipeline_microbatch_size)
     if isinstance(size, int) and size > 0 and microbatches != local // size:
         yield f"{local // size} pipeline microbatches are named, {microbatches} are in force"
-    elif not isinstance(microbatches, int) or microbatches < stages:
+    elif microbatches is None or microbatches < stages:
         yield f"{microbatches} pipeline microbatches are in force for {stages} stages"
 
 
 def _overrides(spec: SetSpec, ran: InForce) -> Iterator[str]:
     """Values that the file sets, against the config that the trainer was built from."""
-    config = _table(ran, "config")
-    config = {**_implied(spec.trainer.keys.implied, config), **config}
+    config = {**_implied(spec.trainer.keys.implied, ran.config), **ran.config}
     for key, value in spec.overrides.items():
         if key not in config:
             yield f"{key} = {value} is named but cannot be verified: no such key in the config"
@@ -227,36 +218,34 @@ def _implied(settings: Iterable[ImpliedSetting], config: Mapping[str, Any]) -> d
 
 
 def _float8_modules(ran: InForce) -> str:
-    return "" if _table(ran, "float8").get("modules") else "no Float8 module"
+    return "" if ran.float8.modules else "no Float8 module"
 
 
 def _float8_recipe(recipe: str) -> Callable[[InForce], str]:
     def missing(ran: InForce) -> str:
-        found = _table(ran, "float8").get("recipe")
+        found = ran.float8.recipe
         return _float8_modules(ran) or ("" if found == recipe else f"the recipe is {found}")
 
     return missing
 
 
 def _float8_tp(ran: InForce) -> str:
-    return "" if _table(ran, "float8").get("tp_styles") else "no Float8 TP style"
+    return "" if ran.float8.tp_styles else "no Float8 TP style"
 
 
 def _compile(ran: InForce) -> str:
-    compiled = _table(ran, "compile")
-    if not compiled.get("regions"):
+    if not ran.compile.regions:
         return "no compiled region"
-    return "" if compiled.get("graphs") else "no graph was compiled"
+    return "" if ran.compile.graphs else "no graph was compiled"
 
 
 def _async_tp(ran: InForce) -> str:
     """Any fused node counts: under Float8 only the reduce-scatters have a form that fuses."""
-    return "" if any(_fused_nodes(ran).values()) else "no fused node in any graph"
+    return "" if ran.is_fused else "no fused node in any graph"
 
 
 def _bf16(ran: InForce) -> str:
-    dtype = ran.get("param_dtype")
-    return "" if dtype == "bfloat16" else f"parameters are {dtype}"
+    return "" if ran.param_dtype == "bfloat16" else f"parameters are {ran.param_dtype}"
 
 
 _TECHNIQUES: Mapping[Technique, Callable[[InForce], str]] = MappingProxyType(
@@ -284,15 +273,6 @@ def _converts_float8(spec: SetSpec) -> bool:
     """Whether the train config itself lists a Float8 converter."""
     converters = spec.setting(spec.trainer.keys.float8_converters)
     return isinstance(converters, list) and any("float8" in str(name) for name in converters)
-
-
-def _fused_nodes(ran: InForce) -> Mapping[str, int]:
-    return _table(_table(ran, "async_tp"), "fused_nodes")
-
-
-def _table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    inner = values.get(key)
-    return inner if isinstance(inner, Mapping) else {}
 
 
 def _plain(name: object) -> str:

@@ -7,9 +7,8 @@ logits, and a grad norm of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
 
 from converge_harness.judge.compare.curves import has
 from converge_harness.judge.degrees import ranks
@@ -19,21 +18,11 @@ from converge_harness.model import (
     JUDGED_SIGNALS,
     LOCAL_BATCH,
     Evidence,
+    InForce,
     Precision,
+    Probing,
     SetSpec,
 )
-
-BEFORE_CLIPPING = "before clipping"
-"""Where gradients are taken in every run of torchtitan, and should be in others."""
-
-
-class Probing(NamedTuple):
-    """How much of a training loop its probe saw."""
-
-    gradients: str
-    """Before or after clipping."""
-    recomputes_loss: bool
-    """Whether the loop gave the probe its logits."""
 
 
 def is_curve(spec: SetSpec | None) -> bool:
@@ -42,15 +31,8 @@ def is_curve(spec: SetSpec | None) -> bool:
 
 
 def probing(evidence: Evidence) -> Probing:
-    """How a run was probed; without a record of it, as runs of torchtitan are."""
-    probe = (evidence.in_force or {}).get("probe") or {}
-    gradients = probe.get("gradients", BEFORE_CLIPPING)
-    return Probing(str(gradients), probe.get("recomputes_loss") is not False)
-
-
-def wrapping(ran: Mapping[str, Any]) -> str:
-    """How the model of a program was found to be wrapped; empty for other runs."""
-    return str((ran.get("probe") or {}).get("wrapping") or "")
+    """How a run was probed; without a record of it, as our ranks probe theirs."""
+    return (evidence.in_force or InForce()).probing
 
 
 def required(test: Evidence, control: Evidence) -> tuple[str, ...]:
@@ -68,10 +50,11 @@ def required(test: Evidence, control: Evidence) -> tuple[str, ...]:
 def differently_probed(test: Evidence, control: Evidence) -> Iterator[str]:
     """One clause per reason why the evidence of two runs is not comparable."""
     ours, theirs = probing(test), probing(control)
-    if ours.gradients != theirs.gradients:
+    if ours.late != theirs.late:
+        taken, base = (each.late or "before clipping" for each in (ours, theirs))
         yield (
-            f"gradients were taken {ours.gradients} in {test.name}, {theirs.gradients} in "
-            f"{control.name}: call probe.gradients() in both, before anything is clipped"
+            f"gradients were taken {taken} in {test.name}, {base} in {control.name}: call "
+            "probe.gradients() in both, before anything is clipped"
         )
     if ours.recomputes_loss != theirs.recomputes_loss:
         with_it, without = (test, control) if ours.recomputes_loss else (control, test)
@@ -81,31 +64,30 @@ def differently_probed(test: Evidence, control: Evidence) -> Iterator[str]:
         )
 
 
-def not_as_called(spec: SetSpec, ran: Mapping[str, Any]) -> Iterator[str]:
+def not_as_called(spec: SetSpec, ran: InForce) -> Iterator[str]:
     """One clause per degree or size that a program was called with and did not run with.
 
     A value that could not be seen from outside the program (null) is not judged.
     """
-    degrees = ran.get("degrees") or {}
     for dimension, degree in asdict(spec.parallelism).items():
-        yield from _unlike(dimension, degree, degrees.get(dimension))
-    if ran.get("world_size") not in (None, spec.parallelism.world_size):
+        yield from _unlike(dimension, degree, ran.degrees.get(dimension))
+    if ran.world_size not in (None, spec.parallelism.world_size):
         named = ranks(spec.parallelism.world_size)
-        yield f"a world of {named} is named, {ran['world_size']} were started"
+        yield f"a world of {named} is named, {ran.world_size} were started"
     local, whole = spec.setting(LOCAL_BATCH), spec.setting(GLOBAL_BATCH, -1)
     dp = spec.parallelism.dp
     if isinstance(local, int) and isinstance(whole, int):
         whole = local * dp if whole == -1 else whole
-        yield from _unlike("local_batch_size", local, ran.get("local_batch_size"))
-        yield from _unlike("global_batch_size", whole, ran.get("global_batch_size"))
-        accumulated, seen = whole // (local * dp), ran.get("gradient_accumulation_steps")
+        yield from _unlike("local_batch_size", local, ran.local_batch_size)
+        yield from _unlike("global_batch_size", whole, ran.global_batch_size)
+        accumulated, seen = whole // (local * dp), ran.gradient_accumulation_steps
         yield from _unlike("gradient_accumulation_steps", accumulated, seen)
-    yield from _unlike("training.seq_len", spec.setting("training.seq_len"), ran.get("seq_len"))
-    dtype, seen = spec.setting("training.dtype"), ran.get("param_dtype")
-    if seen is not None and not _is_of(dtype, str(seen).split("+")):
+    yield from _unlike("training.seq_len", spec.setting("training.seq_len"), ran.seq_len)
+    dtype, stored = spec.setting("training.dtype"), ran.param_dtype
+    if stored is not None and not _is_of(dtype, stored.split("+")):
         named_as = f"{dtype} is named" if dtype is not None else "is not named, which means float32"
         yield (
-            f"training.dtype {named_as}, {seen} is in force (it is that of parameters; "
+            f"training.dtype {named_as}, {stored} is in force (it is that of parameters; "
             "training.mixed_precision_param is that of coarser arithmetic)"
         )
 

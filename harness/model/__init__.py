@@ -10,6 +10,7 @@ are treated as read-only. See ``docs/architecture.md`` for who makes what.
     kinds.py        degrees, kinds of test sets, segments and faults
     plan.py         jobs, toolchains, surroundings, baselines
     runs.py         how a run ended
+    in_force.py     what was really in force in a run
     evidence.py     all that a run left
     calibration.py  how much repeats of a control differ
     verdict.py      checks, outcomes, causes, verdicts
@@ -59,6 +60,13 @@ from converge_harness.model.experiment import (
     Technique,
     TrainConfig,
     settling_steps,
+)
+from converge_harness.model.in_force import (
+    CompileInForce,
+    Float8InForce,
+    InForce,
+    OwnTechniqueInForce,
+    Probing,
 )
 from converge_harness.model.kinds import (
     Fault,
@@ -156,6 +164,7 @@ __all__ = [
     "Check",
     "Cluster",
     "Column",
+    "CompileInForce",
     "ConfigKeys",
     "Convergence",
     "Deviation",
@@ -165,9 +174,11 @@ __all__ = [
     "Fault",
     "FaultKind",
     "Flags",
+    "Float8InForce",
     "Floats",
     "FrozenSamples",
     "ImpliedSetting",
+    "InForce",
     "Integers",
     "Job",
     "Judgement",
@@ -179,11 +190,13 @@ __all__ = [
     "ModuleTensor",
     "Outcome",
     "OwnTechnique",
+    "OwnTechniqueInForce",
     "Parallelism",
     "Pass",
     "Plan",
     "PostStepState",
     "Precision",
+    "Probing",
     "RankError",
     "Rcp",
     "Recovery",

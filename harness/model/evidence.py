@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, overload
+from typing import NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from converge_harness.model.experiment import Precision
+from converge_harness.model.in_force import InForce
 from converge_harness.model.kinds import RestartOwner
 from converge_harness.model.runs import RankError, RunStatus
 from converge_harness.model.trainer import ConfigKeys
@@ -280,7 +281,7 @@ class Pass:
     batch_digests: tuple[str | None, ...]
     ended: bool
     """Whether it reached its planned end; False: it died."""
-    in_force: Mapping[str, Any] | None = None
+    in_force: InForce | None = None
     loaded: StateSample | None = None
     """State right after the load; None for a start from the seed checkpoint."""
     saved: tuple[StateSample, ...] = ()
@@ -358,10 +359,8 @@ class Evidence:
     random_shared: tuple[bool | None, ...] = ()
     """Whether ranks that train on other samples drew the same numbers; None where fewer than two
     data-parallel coordinates drew, or where it is not recorded."""
-    in_force: Mapping[str, Any] | None = None
-    """``in_force.json``: the config that was really used; None if the source has none (an integrity
-    check says so).
-    """
+    in_force: InForce | None = None
+    """None if the source does not tell (an integrity check says so)."""
     complete: bool = True
     """False if the run ended before its last step."""
     expected_steps: int | None = None

@@ -35,9 +35,7 @@ from converge_harness.rank.repeats import round_otherwise
 from converge_harness.run_folder import in_force
 from converge_harness.run_folder.arrays import UNKNOWN
 from converge_harness.run_folder.checkpoints import write_manifest
-
-BEFORE_CLIPPING = "before clipping"
-AT_THE_STEP = "at the optimizer's step"
+from converge_harness.run_folder.in_force import AT_THE_STEP, BEFORE_CLIPPING
 
 _probed: set[str] = set()
 """Jobs for which this process has made a probe."""
@@ -371,7 +369,7 @@ class ProbedLoop:
     def _write_in_force(self) -> None:
         """Collective over the world."""
         sizes = counted(self._first, first_of_dp=self._place.first_of_dp)
-        types = dtypes(self._wrapped.parameters, local_shard)
+        dtype, by_type = in_force.param_dtypes(dtypes(self._wrapped.parameters, local_shard))
         if not self._recorder.is_writer:
             return
         settings = flattened(self._job.train_config.settings)
@@ -381,7 +379,8 @@ class ProbedLoop:
                 "world_size": world.size(),
                 "degrees": dict(self._place.degrees),
                 **sizes,
-                **in_force.param_dtypes(types),
+                "param_dtype": dtype,
+                "param_dtypes": by_type,
                 "config": {**settings, **self._job.overrides},
                 "declared": sorted(self._job.overrides),
                 "probe": {
@@ -453,7 +452,7 @@ class FirstStep:
         self.lengths.add(tokens // max(len(inputs), 1))
 
 
-def counted(mine: FirstStep, *, first_of_dp: bool) -> dict[str, int | None]:
+def counted(mine: FirstStep, *, first_of_dp: bool) -> in_force.InForceDocument:
     """The run's sizes; None for a size that differs between batches or ranks. Collective."""
     everyone = world.everyones((mine.sizes, sorted(mine.lengths), first_of_dp))
     return {

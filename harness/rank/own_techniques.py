@@ -19,6 +19,7 @@ from typing import Any
 
 from converge_harness.rank.inject import load_module
 from converge_harness.rank.marks import changed_modules, config_marks, object_marks
+from converge_harness.run_folder.in_force import OwnTechniqueInForceDocument
 from converge_harness.run_folder.job import RankJob, RankOwnTechnique
 
 CONFIG, MODEL, PARALLEL_MODEL, TRAINER = "config", "model", "parallel_model", "trainer"
@@ -117,11 +118,11 @@ class OwnTechniques:
             for part in trainer.model_parts:
                 self._note_classes(own, changed_modules(part, marks, after))
 
-    def see(self, trainer: Any) -> list[dict[str, Any]]:
+    def see(self, trainer: Any) -> list[OwnTechniqueInForceDocument]:
         """What became of each on this rank, after the first step."""
         return [self._seen(own, trainer) for own in self._techniques]
 
-    def _seen(self, own: RankOwnTechnique, trainer: Any) -> dict[str, Any]:
+    def _seen(self, own: RankOwnTechnique, trainer: Any) -> OwnTechniqueInForceDocument:
         function = self._functions.get((own.name, "in_force"))
         count = None
         if function is not None:
@@ -195,9 +196,11 @@ class OwnTechniques:
         return function  # type: ignore[no-any-return]
 
 
-def together(everyone: Iterable[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def together(
+    everyone: Iterable[Sequence[OwnTechniqueInForceDocument]],
+) -> list[OwnTechniqueInForceDocument]:
     """What all ranks see of the techniques: one that has it in force is enough."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, OwnTechniqueInForceDocument] = {}
     for seen in everyone:
         for each in seen:
             so_far = found.setdefault(each["name"], {**each, "count": None})

@@ -20,6 +20,7 @@ from converge_harness.errors import ConfigError, EvidenceError, Problem
 from converge_harness.model import (
     GLOBAL_BATCH,
     Fault,
+    InForce,
     Job,
     Kind,
     Launcher,
@@ -550,9 +551,9 @@ class Trainer(ABC):
         """
         return None
 
-    def data_types(self, job: Mapping[str, Any], ran: Mapping[str, Any]) -> set[str]:
+    def data_types(self, job: Mapping[str, Any], ran: InForce) -> set[str]:
         """The data types that the job names and those that were in force, as far as known."""
-        return {str(ran.get("mixed_precision_param"))}
+        return {str(ran.mixed_precision_param)}
 
 
 def job_document(

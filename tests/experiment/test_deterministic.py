@@ -10,7 +10,7 @@ from converge_harness.cli import main
 from converge_harness.errors import ConfigError
 from converge_harness.experiment import load_experiment
 from converge_harness.judge.in_force import not_in_force
-from converge_harness.model import ConfigKeys, Parallelism, SetSpec, TrainConfig
+from converge_harness.model import ConfigKeys, InForce, Parallelism, SetSpec, TrainConfig
 from converge_harness.report.view.in_force import techniques_of
 from converge_harness.trainers.torchtitan import TORCHTITAN
 
@@ -125,7 +125,7 @@ SPEC = SetSpec(
 
 def test_a_trainer_without_such_a_key_is_not_asked_for_it():
     spec = replace(SPEC, deterministic=False, trainer=replace(TORCHTITAN, keys=ConfigKeys()))
-    seen = {"config": {"debug.deterministic": True}}
+    seen = InForce(config={"debug.deterministic": True})
     assert not [each for each in not_in_force(spec, seen) if "deterministic" in each]
 
 
@@ -134,7 +134,7 @@ def test_what_ran_otherwise_than_named_is_not_in_force(named):
     spec = replace(SPEC, deterministic=named)
 
     def told(ran):
-        seen = {"config": {"debug.deterministic": ran}}
+        seen = InForce(config={"debug.deterministic": ran})
         return [each for each in not_in_force(spec, seen) if "deterministic" in each]
 
     assert told(named) == []

@@ -123,4 +123,4 @@ def verdict_of(test: Evidence, control: Evidence = CONTROL, **more: Any) -> Verd
 
 def with_tokens(test: Evidence, **ran: Any) -> Evidence:
     """The run with other numbers in its ``in_force.json``."""
-    return replace(test, in_force={**(test.in_force or in_force()), **ran})
+    return replace(test, in_force=replace(test.in_force or in_force(), **ran))

@@ -10,6 +10,7 @@ from converge_harness.judge import judge as judge_pair
 from converge_harness.model import (
     BufferRows,
     Evidence,
+    InForce,
     Parallelism,
     PostStepState,
     ReplicaSample,
@@ -19,6 +20,7 @@ from converge_harness.model import (
     TrainConfig,
     Verdict,
 )
+from converge_harness.readers.run_folder.documents import in_force_of
 from converge_harness.trainers.torchtitan import TORCHTITAN
 
 STEPS = 20
@@ -36,14 +38,13 @@ def judge(*runs: Any, **more: Any) -> Verdict:
     return judge_pair(*runs, **more).verdict
 
 
-def in_force(parallelism: Parallelism = FSDP2, **changes: Any) -> dict[str, Any]:
-    """What a torchtitan run of these degrees leaves as ``in_force.json``."""
+def in_force(parallelism: Parallelism = FSDP2, **changes: Any) -> InForce:
+    """What a torchtitan run of these degrees leaves as ``in_force.json``; changes as there."""
     degrees = {
         name: getattr(parallelism, name)
         for name in ("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep")
     }
-    return {
-        "schema": 1,
+    document: Any = {
         "world_size": parallelism.world_size,
         "degrees": degrees,
         "seq_len": 256,
@@ -65,6 +66,7 @@ def in_force(parallelism: Parallelism = FSDP2, **changes: Any) -> dict[str, Any]
         "declared": [],
         **changes,
     }
+    return in_force_of(document)
 
 
 def tensor(name: str, step: int, what: str) -> np.ndarray:

@@ -12,6 +12,7 @@ from converge_harness.model import (
     Evidence,
     Fault,
     FaultKind,
+    InForce,
     Kind,
     Parallelism,
     Pass,
@@ -52,12 +53,12 @@ def state(step: int, **changes: Any) -> StateSample:
     return replace(sample, **changes)
 
 
-def ran(parallelism: Parallelism) -> dict[str, Any]:
+def ran(parallelism: Parallelism) -> InForce:
     """What was in force in a pass: the global batch is held by accumulation."""
     accumulation = BATCH // (4 * parallelism.dp)
     base = in_force(parallelism, global_batch_size=BATCH, gradient_accumulation_steps=accumulation)
-    config = {**base["config"], "training.local_batch_size": 4}
-    return {**base, "config": config, "declared": ["training.local_batch_size"]}
+    config = {**base.config, "training.local_batch_size": 4}
+    return replace(base, config=config, declared=("training.local_batch_size",))
 
 
 def a_pass(

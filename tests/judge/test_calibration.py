@@ -108,7 +108,7 @@ def loud_permutation():
 def test_another_dealing_of_samples_excuses_only_test_sets_that_deal_otherwise():
     calibration = calibrate(CONTROL, loud_permutation())
     assert (calibration.taught_by, calibration.alike.taught_by) == (4, 3)
-    accumulating = {**CONTROL.in_force, "local_batch_size": 2, "gradient_accumulation_steps": 2}
+    accumulating = replace(CONTROL.in_force, local_batch_size=2, gradient_accumulation_steps=2)
     off = repeat("t", lambda step: 3e-7)
     alike = compare("loss_recomputed", off, CONTROL, calibration)
     other = compare("loss_recomputed", replace(off, in_force=accumulating), CONTROL, calibration)

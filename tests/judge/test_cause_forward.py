@@ -196,7 +196,7 @@ def test_a_parameter_is_in_the_branch_that_its_name_tells(name):
 # ------------------------------------------------------------ weights that stand still
 
 NORMS = part("attention_norm", "ffn_norm")
-STORED = {**(CONTROL.in_force or {}), "param_dtype": "bfloat16"}
+STORED = replace(CONTROL.in_force, param_dtype="bfloat16")
 
 
 def test_weights_that_stand_still_in_the_control_lost_no_state():

@@ -21,7 +21,7 @@ from judge_examples import judge
 
 from converge_harness.judge.causes.gradient_patterns import sort
 from converge_harness.judge.compare.tensors import TensorDifferences
-from converge_harness.model import CauseClass, Judgement, Parallelism, Precision
+from converge_harness.model import CauseClass, Float8InForce, Judgement, Parallelism, Precision
 
 PP2, TP2 = Parallelism(dp_shard=2, pp=2), Parallelism(dp_shard=2, tp=2)
 FOUR_D = Parallelism(dp_shard=2, tp=2, cp=2, pp=2)
@@ -332,7 +332,7 @@ def test_embeddings_and_output_together_are_the_vocabulary():
 def test_what_the_test_set_adds_comes_first():
     test = with_tokens(
         broken(TP2, gradient=turned(has(""), 0.1)),
-        float8={"modules": 4},
+        float8=Float8InForce(modules=4),
         gradient_accumulation_steps=2,
     )
     adds = "first what tp 2, float8 and gradient accumulation add to the control"

@@ -85,7 +85,7 @@ WAYS = {
 @pytest.mark.parametrize("case", WAYS)
 def test_the_way_of_a_wrong_metric_is_named(case):
     signals, change, words = WAYS[case]
-    test = with_tokens(broken(), config={**in_force()["config"], "training.max_norm": 0.92})
+    test = with_tokens(broken(), config={**in_force().config, "training.max_norm": 0.92})
     verdict = verdict_of(changed(test, change, *signals))
     assert verdict.cause_class is CauseClass.METRIC_ONLY
     assert words in verdict.cause
@@ -99,7 +99,7 @@ def test_two_wrong_metrics_are_both_named():
 
 
 def test_a_wrong_norm_above_what_clipping_allows_is_not_called_clipped():
-    test = with_tokens(broken(), config={**in_force()["config"], "training.max_norm": 0.5})
+    test = with_tokens(broken(), config={**in_force().config, "training.max_norm": 0.5})
     cause = verdict_of(changed(test, lambda _, x: min(x, 0.92), "grad_norm")).cause
     assert "clipping to" not in cause
     assert "by no single factor" in cause
@@ -178,7 +178,7 @@ def test_shares_of_the_tokens_are_named():
 
 
 def test_gradients_that_were_clipped_before_are_named():
-    config = {**in_force()["config"], "training.max_norm": 0.45}
+    config = {**in_force().config, "training.max_norm": 0.45}
     control = with_tokens(CONTROL, config=config)
     test = with_tokens(broken(gradient=scaled(0.5), noise=1e-7), config=config)
     cause = verdict_of(test, control).cause

@@ -19,7 +19,14 @@ from hypothesis import strategies as st
 from judge_examples import judge, run, with_signals
 
 from converge_harness.judge.causes.parameter_names import ParameterRole, describe, role_of, spans
-from converge_harness.model import CauseClass, Disagreement, Judgement, Parallelism, ReplicaSample
+from converge_harness.model import (
+    CauseClass,
+    Disagreement,
+    InForce,
+    Judgement,
+    Parallelism,
+    ReplicaSample,
+)
 
 UNHURRIED = settings(max_examples=25)
 NAMES = list(MODEL)
@@ -47,7 +54,7 @@ WITHOUT = {
     ),
     "first samples": lambda test: replace(test, samples=test.samples[3:]),
     "a record of what ran": lambda test: replace(test, in_force=None),
-    "an empty record": lambda test: replace(test, in_force={}),
+    "an empty record": lambda test: replace(test, in_force=InForce()),
     "digests": lambda test: replace(test, batch_digests=(), batch_agrees=()),
     "norms": lambda test: with_signals(test, **dict.fromkeys(BOTH_NORMS)),
     "losses": lambda test: with_signals(test, **dict.fromkeys(BOTH_LOSSES)),

@@ -20,6 +20,7 @@ from judge_examples import (
 
 from converge_harness.judge import calibrate
 from converge_harness.model import (
+    InForce,
     Judgement,
     Outcome,
     Parallelism,
@@ -308,7 +309,7 @@ def test_curves_without_a_common_step_never_pass():
 def test_declared_differences_are_fine():
     config = {"parallelism.tensor_parallel_degree": 2, "optimizer.groups[0].lr": 1}
     declared = ["parallelism.tensor_parallel_degree", "optimizer.groups"]
-    other = in_force(config={**in_force()["config"], **config}, declared=declared)
+    other = in_force(config={**in_force().config, **config}, declared=declared)
     verdict = judged(replace(run("t"), in_force=other))
     assert verdict.judgement is Judgement.PASS
 
@@ -323,7 +324,7 @@ def test_declared_differences_are_fine():
 )
 def test_a_declared_table_may_stand_where_the_other_run_has_a_value(declared, outcome):
     """torchtitan 0.3 has no activation checkpointing (None), or a table of a class's keys."""
-    common = in_force()["config"]
+    common = in_force().config
     table = {"checkpointing.class": "full", "checkpointing.debug": False}
     ours = replace(run("t"), in_force=in_force(config={**common, **table}, declared=declared))
     control = replace(CONTROL, in_force=in_force(config={**common, "checkpointing": None}))
@@ -332,7 +333,7 @@ def test_a_declared_table_may_stand_where_the_other_run_has_a_value(declared, ou
 
 
 def test_between_toolchains_only_common_keys_are_compared():
-    other = in_force(config={**in_force()["config"], "job.dump_folder": "x"})
+    other = in_force(config={**in_force().config, "job.dump_folder": "x"})
     test = replace(run("t"), in_force=other)
     name = "config-differs-as-declared"
     assert answer(judged(test), name).outcome is Outcome.INVALID
@@ -517,7 +518,7 @@ NOT_IN_FORCE = {
     ),
     "fix left in": (spec(without_fixes=("a",)), in_force(), "without_fixes a is named"),
     "inject ignored": (spec(inject="bug.py:scale"), in_force(), "inject bug.py:scale is named"),
-    "nothing known": (spec(), {}, "dp_shard 2 is named, None is in force"),
+    "nothing known": (spec(), InForce(), "dp_shard 2 is named, None is in force"),
 }
 
 

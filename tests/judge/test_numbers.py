@@ -12,7 +12,7 @@ from converge_harness.judge.compare.curves import relative_difference
 from converge_harness.judge.compare.envelopes import compare
 from converge_harness.judge.compare.floors import FLOORS, coarser
 from converge_harness.judge.compare.reported import agreement
-from converge_harness.model import JUDGED_SIGNALS, Judgement, Outcome, Precision
+from converge_harness.model import JUDGED_SIGNALS, InForce, Judgement, Outcome, Precision
 
 CONTROL = run()
 SPEC = spec()
@@ -393,7 +393,7 @@ def test_limits_are_one_per_common_step_for_drawing():
 def test_a_reported_norm_is_as_near_as_what_parameters_are_stored_in_allows(stored, outside):
     """In bf16 mixed gradients are float32, and so is the norm that clips them."""
     said = with_signals(CONTROL, grad_norm=lambda _, value: value * 1.01)
-    low = replace(said, precision=Precision.BF16, in_force={"param_dtype": stored})
+    low = replace(said, precision=Precision.BF16, in_force=InForce(param_dtype=stored))
     assert bool(agreement(low, "grad_norm").outside.size) is outside
     said = with_signals(low, loss=lambda _, value: value * (1 + 5e-5))
     assert agreement(said, "loss").outside.size  # a float32 mean in every regime

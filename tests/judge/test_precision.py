@@ -258,7 +258,7 @@ MATCHED_LOSS = rounded_loss(1)
 def test_gradients_in_bfloat16_may_err_more_where_more_parts_are_added_up(
     stored, microbatches, outcome
 ):
-    ran = {**MATCHED.in_force, "param_dtype": stored, "pipeline_microbatches": microbatches}
+    ran = replace(MATCHED.in_force, param_dtype=stored, pipeline_microbatches=microbatches)
     small = PrecisionRuns(
         low("fsdp2", frozen(rounded(1, 0.3 * ROUNDING), rounded_loss(1))), REFERENCE
     )
@@ -308,7 +308,7 @@ def test_an_embedding_may_err_more_where_more_tokens_are_added_up_at_once():
     )
     test = low("one", frozen(gradients, rounded_loss(2)))
     assert outcomes(verdict(test))[1] == "FAIL"
-    of_more = replace(test, in_force={**test.in_force, "local_batch_size": 8})
+    of_more = replace(test, in_force=replace(test.in_force, local_batch_size=8))
     errors = measure_errors(of_more, MEASURE)
     assert errors.ratio[-1] < errors.multiple[-1] == pytest.approx(2 * errors.multiple[0])
 

@@ -15,6 +15,7 @@ from converge_harness.model import (
     SetSpec,
     TrainConfig,
 )
+from converge_harness.readers.run_folder.documents import in_force_of
 from converge_harness.trainers.command import trained_by
 from converge_harness.trainers.command.settings import Command
 
@@ -32,8 +33,7 @@ def spec(name="ddp2", *, probed=True, **changes):
 def seen(**changes):
     """``in_force.json`` as the probe's library leaves it."""
     probe = {"wrapping": "DDP", "gradients": "before clipping", "recomputes_loss": True}
-    return {
-        "schema": 1,
+    document = {
         "world_size": 2,
         "degrees": {"dp_replicate": 2, "dp_shard": 1, "tp": 1, "cp": 1, "pp": 1, "ep": 1},
         "seq_len": 256,
@@ -46,6 +46,7 @@ def seen(**changes):
         **changes,
         "probe": {**probe, **changes.get("probe", {})},
     }
+    return in_force_of(document)
 
 
 def compared():

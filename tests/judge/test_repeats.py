@@ -198,7 +198,7 @@ def test_an_update_that_storing_rounds_off_puts_no_repeat_out_of_line(stored, na
 
         return replace(each, samples=samples(update=change))
 
-    control = replace(CONTROL, in_force={**CONTROL.in_force, "param_dtype": stored})
+    control = replace(CONTROL, in_force=replace(CONTROL.in_force, param_dtype=stored))
     found = outlier_among(control, with_one(drawn(), 2, moved))
     assert (found is not None) is named
     assert (

@@ -435,13 +435,13 @@ ELASTIC_CASES = {
     ),
     "an unnamed technique in a pass": (
         "nothing-unnamed",
-        with_pass(ELASTIC, 3, in_force={**ran(FSDP2), "param_dtype": "bfloat16"}),
+        with_pass(ELASTIC, 3, in_force=replace(ran(FSDP2), param_dtype="bfloat16")),
         INVALID,
         "bf16 is not named (pass 3)",
     ),
     "another config in a pass": (
         "config-differs-as-declared",
-        with_pass(ELASTIC, 2, in_force={**ran(ONE), "config": {"training.seq_len": 64}}),
+        with_pass(ELASTIC, 2, in_force=replace(ran(ONE), config={"training.seq_len": 64})),
         INVALID,
         "training.seq_len (pass 2)",
     ),
@@ -1006,8 +1006,8 @@ def test_a_first_pass_with_other_weights_is_no_loss_of_a_resume():
 def test_a_config_that_leaves_the_loader_out_is_named():
     left_out = {"checkpoint.exclude_from_loading": ["dataloader"]}
     test = with_digests(ELASTIC, 2, NEW_DATA[:6])
-    config = {**ran(ONE)["config"], **left_out}
-    test = with_pass(test, 2, in_force={**ran(ONE), "config": config})
+    config = {**ran(ONE).config, **left_out}
+    test = with_pass(test, 2, in_force=replace(ran(ONE), config=config))
     verdict = judged(test, ELASTIC_SPEC)
     assert verdict.cause_class is CauseClass.DATA
     assert "checkpoint.exclude_from_loading leaves out dataloader" in verdict.cause
@@ -1024,7 +1024,7 @@ def test_a_schedule_that_starts_over_is_named_with_the_pass():
     """The rate of the optimizer came back, and the schedule that sets the next one did not."""
     left_out = {"checkpoint.exclude_from_loading": ["lr_scheduler"]}
     test = with_signals(
-        with_pass(ELASTIC, 2, in_force={**ran(ONE), "config": {**ran(ONE)["config"], **left_out}}),
+        with_pass(ELASTIC, 2, in_force=replace(ran(ONE), config={**ran(ONE).config, **left_out})),
         lr=lambda step, rate: rate if step < 10 else 5e-4,
         loss=lambda step, loss: loss if step < 10 else loss * 1.01,
         loss_recomputed=lambda step, loss: loss if step < 10 else loss * 1.01,
@@ -1144,8 +1144,8 @@ def test_a_crash_in_the_middle_of_a_pass_is_no_crash_at_a_resume():
 @pytest.mark.parametrize(("mode", "outcome"), [("async", Outcome.PASS), ("disabled", INVALID)])
 def test_a_checkpoint_that_was_still_being_written_was_not_promised(mode, outcome):
     """torchtitan waits for the one before, so only the newest may be missing."""
-    config = {**ran(FSDP2)["config"], "checkpoint.async_mode": mode}
-    in_force = {**ran(FSDP2), "config": config}
+    config = {**ran(FSDP2).config, "checkpoint.async_mode": mode}
+    in_force = replace(ran(FSDP2), config=config)
     script = (Fault(FaultKind.KILL, 10, rank=1),)
     struck = (Struck(0, "kill", 10, 1990.0, number=1),)
     first = a_pass(1, 0, 9, saves=[4, 8], whole=(4,), in_force=in_force)

@@ -61,11 +61,11 @@ def samples(stored, change=lambda step, name, moved: moved):
 
 
 STORED = {MATRIX: as_bfloat16, NORM: as_float32, EMBEDDING: as_bfloat16}
-FORCE = {
-    **run().in_force,
-    "param_dtype": MIXED,
-    "param_dtypes": {"bfloat16": [MATRIX, EMBEDDING], "float32": [NORM]},
-}
+FORCE = replace(
+    run().in_force,
+    param_dtype=MIXED,
+    param_dtypes={"bfloat16": (MATRIX, EMBEDDING), "float32": (NORM,)},
+)
 
 
 def trained(name="t", stored=STORED, force=FORCE, **changes):
@@ -88,21 +88,21 @@ def test_each_parameter_counts_as_its_own_type():
 
 def test_where_a_run_does_not_say_which_has_which_the_coarsest_counts():
     """As runs of before they said it."""
-    silent = replace(CONTROL, in_force={**FORCE, "param_dtypes": None})
+    silent = replace(CONTROL, in_force=replace(FORCE, param_dtypes={}))
     assert not fine(silent, silent)
     assert set(storage(silent, silent, 0.0).spacings(tuple(SIZES))) == {SPACING["bfloat16"]}
 
 
 def test_where_all_are_of_one_type_or_the_test_set_has_others_the_coarsest_counts():
-    alike = replace(CONTROL, in_force={**FORCE, "param_dtype": "bfloat16", "param_dtypes": {}})
+    alike = replace(CONTROL, in_force=replace(FORCE, param_dtype="bfloat16", param_dtypes={}))
     both = {"bfloat16": [MATRIX, EMBEDDING], "float16": [NORM]}
-    changed = {**FORCE, "param_dtype": "bfloat16+float16", "param_dtypes": both}
+    changed = replace(FORCE, param_dtype="bfloat16+float16", param_dtypes=both)
     float16 = replace(CONTROL, in_force=changed)
     assert not fine(alike, alike)
     assert not fine(float16, float16)
     assert not fine(alike, CONTROL)
     assert set(storage(alike, CONTROL, 0.0).spacings(tuple(SIZES))) == {SPACING["bfloat16"]}
-    float32 = replace(CONTROL, in_force={**FORCE, "param_dtype": "float32", "param_dtypes": {}})
+    float32 = replace(CONTROL, in_force=replace(FORCE, param_dtype="float32", param_dtypes={}))
     assert set(storage(float32, float32, 0.0).spacings(tuple(SIZES))) == {0.0}
 
 
@@ -133,7 +133,7 @@ def test_a_norm_in_float32_is_judged_as_sharply_as_elsewhere():
 
 
 def test_a_norm_in_bfloat16_is_not_judged_by_what_is_lost_in_storing_it():
-    force = {**FORCE, "param_dtype": "bfloat16", "param_dtypes": {}}
+    force = replace(FORCE, param_dtype="bfloat16", param_dtypes={})
     stored = {**STORED, NORM: as_bfloat16}
     still = trained(stored=stored, force=force, change=stands_still(NORM))
     assert NORM not in off(judged(still, trained("control", stored=stored, force=force)))

@@ -294,7 +294,7 @@ def test_samples_without_gradients_are_invalid():
     assert answer(judged(test), "samples-whole").outcome is Outcome.INVALID
 
 
-BF16_STORED = {**CONTROL.in_force, "param_dtype": "bfloat16"}
+BF16_STORED = replace(CONTROL.in_force, param_dtype="bfloat16")
 
 
 def test_an_update_is_judged_by_what_parameters_are_stored_in_not_computed_in():
@@ -342,7 +342,7 @@ def test_replicas_that_differ_fail_with_tensor_and_mesh_dimension():
 
 
 def test_replicas_that_must_be_there_and_were_not_compared_are_invalid():
-    ddp = {**CONTROL.in_force, "degrees": {"dp_replicate": 2, "dp_shard": 1}}
+    ddp = replace(CONTROL.in_force, degrees={"dp_replicate": 2, "dp_shard": 1})
     empty = tuple(ReplicaSample(sample.step, {}) for sample in REPLICAS)
     check = answer(judged(replace(run("t"), in_force=ddp, replicas=empty)), "replicas-agree")
     assert (check.outcome, check.onset) == (Outcome.INVALID, 0)

@@ -134,8 +134,8 @@ def test_replicas_and_what_ran_are_those_of_the_passes_that_count(tmp_path):
     file(second, "in_force.json", '{"schema": 1, "param_dtype": "bfloat16"}')
     evidence = read_run(folder)
     assert [(sample.step, sample.count) for sample in evidence.replicas] == [(0, 0), (1, 0), (5, 0)]
-    assert evidence.in_force["param_dtype"] == "float32"
-    assert evidence.passes[1].in_force["param_dtype"] == "bfloat16"
+    assert evidence.in_force.param_dtype == "float32"
+    assert evidence.passes[1].in_force.param_dtype == "bfloat16"
 
 
 def test_a_run_is_complete_when_its_last_pass_was_meant_to_end_it(tmp_path):

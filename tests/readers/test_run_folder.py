@@ -18,6 +18,7 @@ from converge_harness.model import (
     Technique,
 )
 from converge_harness.readers import read_curves, read_run, read_spec
+from converge_harness.readers.run_folder.documents import in_force_of
 
 JOB = {
     "schema": 1,
@@ -230,6 +231,9 @@ def test_a_damaged_job_is_named(tmp_path, change, words):
         ({"degrees": {"tp": "2"}}, "degrees is .* which is not a JSON object of counts"),
         ({"float8": []}, r"float8 is \[\], which is not a JSON object"),
         ({"float8": {"modules": "2"}}, r"float8\.modules is '2', which is not a count"),
+        ({"world_size": "2"}, "world_size is '2', which is not a count"),
+        ({"pipeline_schedule": 3}, "pipeline_schedule is 3, which is not a string"),
+        ({"own_techniques": ["x"]}, r"own_techniques is \['x'\], which is not a list of JSON obj"),
         ({"param_dtype": ["bfloat16"]}, r"param_dtype is \['bfloat16'\], which is not a string"),
     ],
 )
@@ -274,7 +278,7 @@ def test_precision_is_the_coarsest_that_is_named_or_ran(tmp_path, ran, technique
     (folder / "in_force.json").write_text(json.dumps({"schema": 1, **ran}))
     evidence = read_run(folder)
     assert evidence.precision is precision
-    assert evidence.in_force == {"schema": 1, **ran}
+    assert evidence.in_force == in_force_of(ran)
 
 
 def test_parameters_without_gradient_keep_their_names(tmp_path):

@@ -24,6 +24,7 @@ from converge_harness.model import (
     Disagreement,
     Evidence,
     Experiment,
+    InForce,
     Job,
     Judgement,
     Limit,
@@ -44,6 +45,7 @@ from converge_harness.model import (
     TrainConfig,
     Verdict,
 )
+from converge_harness.readers.run_folder.documents import in_force_of
 from converge_harness.report import build_view as build_view_of
 from converge_harness.report.view.report_view import ReportView
 from converge_harness.trainers.torchtitan import TORCHTITAN
@@ -247,10 +249,9 @@ SHAPES = {
 }
 
 
-def in_force(one: SetSpec) -> dict:
+def in_force(one: SetSpec) -> InForce:
     degrees = one.parallelism
-    return {
-        "schema": 1,
+    document: Any = {
         "degrees": {
             "dp_replicate": degrees.dp_replicate,
             "dp_shard": degrees.dp_shard,
@@ -282,6 +283,7 @@ def in_force(one: SetSpec) -> dict:
         },
         "declared": ["parallelism.tensor_parallel_degree", "parallelism.pipeline_parallel_degree"],
     }
+    return in_force_of(document)
 
 
 def build_view(

@@ -27,6 +27,7 @@ from converge_harness.model import (
     Check,
     Evidence,
     Experiment,
+    InForce,
     Judgement,
     Outcome,
     Plan,
@@ -91,14 +92,14 @@ def test_paths_are_written_as_from_the_folder_in_which_commands_are_given():
     made = job(one, Role.TEST, 8)
     runs = here / ".converge" / "runs"
     argv = (f"{here}/.toolchains/t/bin/python", f"--log-dir={runs}/a/logs", f"{runs}/a/job.json")
-    dumped = {name: {"config": {"dump_folder": str(runs / name)}} for name in ("a", "c")}
+    dumped = {name: {"dump_folder": str(runs / name)} for name in ("a", "c")}
     view = build_view(
         title="t",
         verdicts=[
             Verdict("a", "c", Judgement.ERROR, next_command=f"grep -rn Error '{runs}/a/logs'")
         ],
         evidences=[
-            replace(evidence(name, 8, in_force=seen), source=str(runs / name))
+            replace(evidence(name, 8, in_force=InForce(config=seen)), source=str(runs / name))
             for name, seen in dumped.items()
         ],
         subject=Plan(Experiment("t", Path("t.toml"), (), (one,)), (made,)),
@@ -157,7 +158,7 @@ def test_an_spmd_backend_is_a_technique_where_it_is_not_the_controls():
     assert techniques_of(control, control) == ()
     assert techniques_of(other, control) == ("full_dtensor",)
     assert techniques_of(other) == ()
-    ran = {**in_force(other), "spmd_backend": "full_dtensor"}
+    ran = replace(in_force(other), spmd_backend="full_dtensor")
     seen = Evidence("full", "", (), {}, in_force=ran)
     assert Named("SPMD backend", "full_dtensor", "full_dtensor") in named_and_in_force(other, seen)
 
@@ -174,8 +175,8 @@ def test_degrees_in_force_are_written_as_the_named_ones():
     hsdp = spec("hsdp", dp_replicate=2, dp_shard=2)
     seen = Evidence("hsdp", "", (), {}, in_force=in_force(hsdp))
     assert named_and_in_force(hsdp, seen)[0] == Named("degrees", "HSDP 2x2", "HSDP 2x2")
-    broken = Evidence("hsdp", "", (), {}, in_force={"degrees": {"tp": "x"}, "compile": None})
-    assert named_and_in_force(hsdp, broken) == (Named("degrees", "HSDP 2x2", ABSENT),)
+    silent = Evidence("hsdp", "", (), {}, in_force=InForce())
+    assert named_and_in_force(hsdp, silent) == (Named("degrees", "HSDP 2x2", ABSENT),)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +184,7 @@ def test_degrees_in_force_are_written_as_the_named_ones():
 )
 def test_a_declared_table_covers_its_keys_as_it_does_for_the_judge(declared, is_declared):
     def of(rate, keys):
-        in_force = {"config": {"optimizer.lr": rate}, "declared": list(keys)}
+        in_force = InForce(config={"optimizer.lr": rate}, declared=tuple(keys))
         return replace(evidence("r", 2), in_force=in_force)
 
     (change,) = config_changes(of(2.0, declared), of(1.0, []))
@@ -276,7 +277,7 @@ def test_runs_that_left_more_than_curves_are_held_to_floors_without_repeats():
     view = build_view(
         title="t",
         verdicts=[Verdict("a", "c", Judgement.PASS)],
-        evidences=[Evidence(name, name, (), {}, in_force={}) for name in "ca"],
+        evidences=[Evidence(name, name, (), {}, in_force=InForce()) for name in "ca"],
     )
     (note,) = view.notes
     assert "fixed floors, fitted on CPU debug models: no repeat shows" in note

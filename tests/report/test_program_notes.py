@@ -6,6 +6,7 @@ from pathlib import Path
 from report_samples import build_view, evidence, job, spec
 
 from converge_harness.model import Experiment, Judgement, Plan, Role, RunRecord, RunStatus, Verdict
+from converge_harness.readers.run_folder.documents import in_force_of
 from converge_harness.trainers.command import trained_by
 from converge_harness.trainers.command.settings import Command
 
@@ -62,7 +63,7 @@ def test_a_set_without_a_signal_does_not_hide_what_the_others_were_compared_by()
 
 
 def test_a_probe_that_saw_less_is_told():
-    seen = {"probe": PROBE, "config": {}}
+    seen = in_force_of({"probe": PROBE})
     runs = [evidence(name, 20, in_force=seen) for name in ("one", "two")]
     view = view_of(runs, probed=True)
     assert any("The probe got no logits in one, two" in note for note in view.notes)
@@ -73,7 +74,7 @@ def test_a_probe_that_saw_less_is_told():
 
 def test_a_probe_that_saw_all_needs_no_note():
     whole = {**PROBE, "gradients": "before clipping", "recomputes_loss": True}
-    runs = [evidence(name, 20, in_force={"probe": whole}) for name in ("one", "two")]
+    runs = [evidence(name, 20, in_force=in_force_of({"probe": whole})) for name in ("one", "two")]
     assert not any("probe" in note for note in view_of(runs, probed=True).notes)
 
 

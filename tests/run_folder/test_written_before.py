@@ -73,7 +73,9 @@ def test_every_array_and_every_line_is_one_of_the_contract(run):
         known = {*SIGNALS, BATCH_DIGEST, "batch_agrees", "kind", "step"}
         assert all(line.keys() <= known for line in steps)
     for path in run.rglob("in_force.json"):
-        assert not misfit(document(path), in_force.SHAPES)
+        ran = document(path)
+        assert ran.keys() <= in_force.InForceDocument.__annotations__.keys()
+        assert not misfit(ran, in_force.SHAPES)
     for path in faults.struck_files(run).values():
         assert not misfit(document(path), faults.SHAPES)
 
@@ -129,7 +131,7 @@ def test_passes_faults_and_checkpoints_are_read_as_then():
 def test_a_program_that_was_probed_is_read_as_then():
     evidence = read_run(HERE / "command")
     assert evidence.complete
-    assert evidence.in_force["probe"]["wrapping"] == "FSDP2"
+    assert evidence.in_force.probing.wrapping == "FSDP2"
     assert read_spec(HERE / "command").trainer.kind == "command"
 
 
@@ -182,3 +184,8 @@ def test_numbers_that_json_has_none_for_are_spelt_in_one_way():
     assert json.loads(to_json({"a": values}))["a"] == ["nan", "inf", "-inf", 1.5]
     back = [number(each) for each in json.loads(to_json({"a": values}))["a"]]
     assert np.array_equal(back, values, equal_nan=True)
+
+
+def test_every_value_of_in_force_has_a_shape():
+    keys = in_force.InForceDocument.__annotations__.keys()
+    assert keys == {key for key in in_force.SHAPES if "." not in key}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from converge_harness.judge.compare.floors import coarser
 from converge_harness.judge.compare.tensors import TensorComparison
 from converge_harness.judge.comparison import RunComparison
 from converge_harness.judge.degrees import ran_at
-from converge_harness.model import Check, Floats, Integers, Outcome, Precision
+from converge_harness.model import Check, Floats, InForce, Integers, Outcome, Precision
 
 CONSTANT = 1e-2
 """A ratio is called constant when no step is further from its median than this."""
@@ -97,18 +96,17 @@ class Context:
         return coarser(self.compared.test.precision, self.compared.control.precision)
 
     @property
-    def in_force(self) -> Mapping[str, Any]:
-        """What was in force in the test set where it first failed; empty when not known."""
+    def in_force(self) -> InForce:
+        """What was in force in the test set where it first failed; nothing when not known."""
         return ran_at(self.compared.test, self.first_failure() or 1)
 
     @property
-    def degrees(self) -> Mapping[str, Any]:
-        return self.in_force.get("degrees") or {}
+    def degrees(self) -> Mapping[str, int | None]:
+        return self.in_force.degrees
 
     def degree(self, name: str) -> int:
         """A parallelism degree of the test set where it first failed; 1 when it is not known."""
-        degree = self.degrees.get(name)
-        return degree if isinstance(degree, int) else 1
+        return self.degrees.get(name) or 1
 
 
 def off_at_first_step(envelope: Envelope) -> bool:

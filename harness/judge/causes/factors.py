@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from converge_harness.judge.compare.curves import series
 from converge_harness.judge.degrees import in_force_over, max_norm
-from converge_harness.model import Evidence, Floats, Integers
+from converge_harness.model import Evidence, Floats, InForce, Integers
 
 FIRST_STEP_MATCH = 1e-2
 """A ratio equals a quantity when it does so within 1% at the first step, where nothing drifts …"""
@@ -192,28 +192,30 @@ def _quantities(
 
 
 def _quantities_of(
-    ran: Mapping[str, Any], evidence: Evidence, steps: Integers, control: Evidence | None
+    ran: InForce, evidence: Evidence, steps: Integers, control: Evidence | None
 ) -> list[Quantity]:
     """The numbers of the run while one configuration was in force, without ones."""
-    base = dict(((control.in_force if control else None) or {}).get("degrees") or {})
-    degrees: dict[str, Any] = dict(ran.get("degrees") or {})
+    base = (control.in_force if control else None) or InForce()
+    degrees = ran.degrees
     dp = _product(degrees, "dp_replicate", "dp_shard")
-    numbers = [*_degrees(degrees, base, dp, ran.get("world_size")), *_counts(ran)]
+    numbers = [*_degrees(degrees, base.degrees, dp, ran.world_size), *_counts(ran)]
     constant = [
         Quantity(name, np.full(steps.size, float(value)), where, cost)
         for name, value, where, cost in numbers
-        if isinstance(value, int) and value > 1
+        if value is not None and value > 1
     ]
     clipping = _clipping(control, steps) if control else []
     return constant + _token_quantities(ran, evidence, steps, dp) + clipping
 
 
-_Number = tuple[str, object, str, int]
+Degrees = Mapping[str, int | None]
+"""As in ``InForce``."""
+_Number = tuple[str, int | None, str, int]
 """Name, value, where to look, and cost."""
 
 
 def _degrees(
-    degrees: dict[str, Any], base: dict[str, Any], dp: int | None, world: object
+    degrees: Degrees, base: Degrees, dp: int | None, world: int | None
 ) -> Iterator[_Number]:
     """Degrees, their products and squares, each number under one name."""
     for key, (name, where) in _PLACES.items():
@@ -236,21 +238,21 @@ def _degrees(
             yield f"{one} x {other}", pair, _PLACES[other][1], MIXED if mixed else PRODUCT
 
 
-def _counts(ran: Mapping[str, Any]) -> Iterator[_Number]:
+def _counts(ran: InForce) -> Iterator[_Number]:
     """How many parts a step consists of."""
-    accumulation = ran.get("gradient_accumulation_steps")
-    microbatches = ran.get("pipeline_microbatches")
+    accumulation = ran.gradient_accumulation_steps
+    microbatches = ran.pipeline_microbatches
     yield "gradient accumulation steps", accumulation, _PARTS, PLAIN
     yield "pipeline microbatches", microbatches, _PARTS, PLAIN
-    if isinstance(accumulation, int) and isinstance(microbatches, int) and accumulation > 1:
+    if accumulation is not None and microbatches is not None and accumulation > 1:
         yield "accumulation steps x microbatches", accumulation * microbatches, _PARTS, PRODUCT
-    yield "the global batch size", ran.get("global_batch_size"), _BATCH, MIXED
-    yield "the local batch size", ran.get("local_batch_size"), _BATCH, MIXED
-    yield "the sequence length", ran.get("seq_len"), _TOKENS, MIXED
+    yield "the global batch size", ran.global_batch_size, _BATCH, MIXED
+    yield "the local batch size", ran.local_batch_size, _BATCH, MIXED
+    yield "the sequence length", ran.seq_len, _TOKENS, MIXED
 
 
 def _token_quantities(
-    ran: Mapping[str, Any], evidence: Evidence, steps: Integers, dp: int | None
+    ran: InForce, evidence: Evidence, steps: Integers, dp: int | None
 ) -> list[Quantity]:
     """Valid tokens of the step, and the shares of it that ranks, microbatches and samples have."""
     counts = _values(evidence, "tokens", steps)
@@ -262,11 +264,11 @@ def _token_quantities(
             name = "the valid tokens over those of the step before"
             found.append(Quantity(name, counts / before, _TOKENS, MIXED))
         for name, parts in _shares(ran, dp):
-            if isinstance(parts, int) and parts > 1:
+            if parts is not None and parts > 1:
                 each = counts / parts
                 found.append(Quantity(f"the valid tokens of {name}", each, _TOKENS, PRODUCT))
-    batch, length = ran.get("global_batch_size"), ran.get("seq_len")
-    if isinstance(batch, int) and isinstance(length, int) and batch * length > 1:
+    batch, length = ran.global_batch_size, ran.seq_len
+    if batch is not None and length is not None and batch * length > 1:
         places = np.full(steps.size, float(batch * length))
         if not np.array_equal(places, counts):
             found.append(Quantity("the token budget of the step", places, _TOKENS, PRODUCT))
@@ -276,18 +278,18 @@ def _token_quantities(
     return found
 
 
-def _shares(ran: Mapping[str, Any], dp: int | None) -> Iterator[tuple[str, object]]:
+def _shares(ran: InForce, dp: int | None) -> Iterator[tuple[str, int | None]]:
     """What a step's tokens are divided among, and among how many."""
-    accumulation = ran.get("gradient_accumulation_steps")
-    microbatches = ran.get("pipeline_microbatches")
-    cp = dict(ran.get("degrees") or {}).get("cp")
+    accumulation = ran.gradient_accumulation_steps
+    microbatches = ran.pipeline_microbatches
+    cp = ran.degrees.get("cp")
     yield "a data-parallel rank", dp
     yield "an accumulation step", accumulation
     yield "a pipeline microbatch", microbatches
-    yield "a sample", ran.get("global_batch_size")
-    if isinstance(cp, int) and cp > 1 and dp is not None and dp > 1:
+    yield "a sample", ran.global_batch_size
+    if cp is not None and cp > 1 and dp is not None and dp > 1:
         yield "a rank", dp * cp
-    parts = [each for each in (dp, accumulation, microbatches) if isinstance(each, int)]
+    parts = [each for each in (dp, accumulation, microbatches) if each is not None]
     if sum(each > 1 for each in parts) > 1:
         yield "one rank's microbatch", prod(parts)
 
@@ -309,12 +311,12 @@ def _values(evidence: Evidence, signal: str, steps: Integers) -> Floats:
     return np.array([known.get(step, np.nan) for step in steps.tolist()], dtype=np.float64)
 
 
-def _product(degrees: dict[str, Any], *names: str) -> int | None:
+def _product(degrees: Degrees, *names: str) -> int | None:
     """Product of degrees; None when one is not known."""
     product = 1
     for name in names:
         degree = degrees.get(name)
-        if not isinstance(degree, int):
+        if degree is None:
             return None
         product *= degree
     return product

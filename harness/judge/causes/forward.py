@@ -157,9 +157,9 @@ def look_in_forward(context: Context, place: Spot | None = None, *, reported: bo
     kinds = {word.split(" ")[0] for word in news}
     known = [text for name, text in _ADDED if name in kinds and (reported or name not in _MEANS)]
     known += [
-        f"what {each['name']} makes of {joined(each['modules'])}"
+        f"what {each.name} makes of {joined(each.modules)}"
         for each in own_additions(context)
-        if each["modules"]
+        if each.modules
     ]
     first = (
         f"what {joined(news)} changes in the forward pass: {'; '.join(known)}; then "
@@ -183,7 +183,7 @@ def _only_addition(context: Context) -> str:
     if not own or len(differences(context)) != len(own):
         return ""
     changes = [
-        each["name"] + (f", which changes {joined(each['modules'])}" if each["modules"] else "")
+        each.name + (f", which changes {joined(each.modules)}" if each.modules else "")
         for each in own
     ]
     only = "its only addition to the control is" if len(own) == 1 else "it adds to the control only"

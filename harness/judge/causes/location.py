@@ -12,9 +12,9 @@ because the residual stream carries most of both passes around it (:func:`spot`)
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise, takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from converge_harness.judge.causes.parameter_names import (
 )
 from converge_harness.judge.causes.signature import Cause
 from converge_harness.judge.compare.tensors import TensorComparison
-from converge_harness.model import CauseClass, Floats
+from converge_harness.model import CauseClass, Floats, InForce, OwnTechniqueInForce
 
 _NAMED = 4
 
@@ -269,34 +269,31 @@ def _with(context: Context) -> str:
 
 def differences(context: Context) -> list[str]:
     """Parallelism and techniques in force in the test set, and less or not in its control."""
-    test, control = context.in_force, context.compared.control.in_force or {}
-    ours, theirs = (dict(each.get("degrees") or {}) for each in (test, control))
+    test, control = context.in_force, context.compared.control.in_force or InForce()
     news = [
         f"{name} {degree}"
-        for name, degree in ours.items()
-        if isinstance(degree, int) and degree > 1 and degree != theirs.get(name)
+        for name, degree in test.degrees.items()
+        if degree is not None and degree > 1 and degree != control.degrees.get(name)
     ]
-    for name, key in (
-        ("compile", "regions"),
-        ("float8", "modules"),
-        ("async_tp", "fused_nodes"),
+    for name, ran, base in (
+        ("compile", test.compile.regions, control.compile.regions),
+        ("float8", test.float8.modules, control.float8.modules),
+        ("async_tp", test.fused_nodes, control.fused_nodes),
     ):
-        ran, base = (dict(each.get(name) or {}).get(key) for each in (test, control))
         if ran and not base:
             news.append(name)
-    news += [each["name"] for each in own_additions(context)]
-    steps = "gradient_accumulation_steps"
-    if test.get(steps) != control.get(steps) and (test.get(steps) or 1) != 1:
+    news += [each.name for each in own_additions(context)]
+    accumulation = test.gradient_accumulation_steps
+    if accumulation != control.gradient_accumulation_steps and (accumulation or 1) != 1:
         news.append("gradient accumulation")
     return news
 
 
-def own_additions(context: Context) -> list[Mapping[str, Any]]:
+def own_additions(context: Context) -> list[OwnTechniqueInForce]:
     """What was seen of the experiment file's own techniques that the control has not."""
-    control = context.compared.control.in_force or {}
-    theirs = {each["name"] for each in control.get("own_techniques") or ()}
-    ours = context.in_force.get("own_techniques") or ()
-    return [each for each in ours if each["name"] not in theirs]
+    control = context.compared.control.in_force or InForce()
+    theirs = {each.name for each in control.own_techniques}
+    return [each for each in context.in_force.own_techniques if each.name not in theirs]
 
 
 def stage_words(names: Collection[str], among: Sequence[str], context: Context) -> str:

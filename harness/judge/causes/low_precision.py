@@ -24,7 +24,7 @@ from converge_harness.judge.causes.parameter_names import describe
 from converge_harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
 from converge_harness.judge.compare.precision_errors import Errors, measure_errors
 from converge_harness.judge.compare.random_numbers import drawn, in_force
-from converge_harness.model import CauseClass, Evidence, Floats, Integers
+from converge_harness.model import CauseClass, Evidence, Floats, InForce, Integers
 
 _STEADY = 4.0
 """A factor is one for all batches where its mean is so many times its standard error."""
@@ -94,9 +94,8 @@ def drawn_otherwise(context: Context) -> Cause | None:
 
 def _layout(run: Evidence) -> tuple[object, ...]:
     """What decides, in one program, which random numbers a rank draws."""
-    ran = run.in_force or {}
-    keys = ("degrees", "local_batch_size", "gradient_accumulation_steps", "compile")
-    return tuple(ran.get(key) for key in keys)
+    ran = run.in_force or InForce()
+    return ran.degrees, ran.local_batch_size, ran.gradient_accumulation_steps, ran.compile
 
 
 @signature(

@@ -362,7 +362,7 @@ def _excluded(context: Context, *parts: str) -> str:
     """Whether the run's own config leaves such a part out of what is loaded."""
     key = context.compared.test.keys.not_loaded
     for each in context.compared.test.passes:
-        left_out = ((each.in_force or {}).get("config") or {}).get(key)
+        left_out = each.in_force.config.get(key) if each.in_force else None
         found = [part for part in parts if part in (left_out or ())]
         if found:
             return f"; {key} leaves out {' and '.join(found)}"

@@ -27,7 +27,7 @@ from converge_harness.judge.compare.curves import (
 )
 from converge_harness.judge.compare.floors import SAME_LR
 from converge_harness.judge.degrees import spec_of
-from converge_harness.judge.in_force import InForce, not_in_force, not_named, undeclared_differences
+from converge_harness.judge.in_force import not_in_force, not_named, undeclared_differences
 from converge_harness.judge.programs import differently_probed
 from converge_harness.judge.soundness import (
     disordered,
@@ -37,7 +37,7 @@ from converge_harness.judge.soundness import (
     ranks_disagree,
 )
 from converge_harness.judge.wording import distinct_digits
-from converge_harness.model import Evidence, Integers, Limit, Outcome, SetSpec, Tier
+from converge_harness.model import Evidence, InForce, Integers, Limit, Outcome, SetSpec, Tier
 
 LEAST_COVERAGE = 0.5
 """Share of the coarser grid's steps that must be in both curves."""

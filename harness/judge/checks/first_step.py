@@ -22,7 +22,7 @@ from converge_harness.judge.checks.question import (
 from converge_harness.judge.compare.curves import common_steps, series
 from converge_harness.judge.compare.envelopes import Envelope
 from converge_harness.judge.compare.reported import agreement, other_objective
-from converge_harness.judge.programs import BEFORE_CLIPPING, probing
+from converge_harness.judge.programs import probing
 from converge_harness.model import Evidence, Limit, Outcome, SetSpec, Tier
 
 Envelopes = Mapping[str, Envelope]
@@ -86,9 +86,8 @@ def reported_grad_norm_is_recomputed(test: Evidence) -> CheckResult:
 
     Only the metric is wrong; but clipping uses it, so training may follow.
     """
-    where = probing(test).gradients
-    if where != BEFORE_CLIPPING:
-        return skipped(f"gradients were taken {where}, where they may have been clipped")
+    if late := probing(test).late:
+        return skipped(f"gradients were taken {late}, where they may have been clipped")
     return _reported(test, "grad_norm")
 
 

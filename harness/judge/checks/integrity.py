@@ -30,7 +30,7 @@ from converge_harness.judge.compare.envelopes import curves_alone
 from converge_harness.judge.compare.reported import agreement, other_objective
 from converge_harness.judge.compare.sketches import sizes_of
 from converge_harness.judge.compare.tensors import Comparisons
-from converge_harness.judge.programs import BEFORE_CLIPPING, probing, required
+from converge_harness.judge.programs import probing, required
 from converge_harness.judge.resume.passes import INTERRUPTED, newest_whole
 from converge_harness.judge.soundness import (
     Flaw,
@@ -193,7 +193,7 @@ _REPORTED = ("loss", "grad_norm")
 def _misreports(evidence: Evidence, signals: Iterable[str]) -> Flaw | None:
     """A reported metric that the run's own probe contradicts."""
     for signal in signals:
-        if signal == "grad_norm" and probing(evidence).gradients != BEFORE_CLIPPING:
+        if signal == "grad_norm" and probing(evidence).late:
             continue  # the gradients that the probe saw may have been clipped
         compared = agreement(evidence, signal)
         if compared is not None and compared.outside.size:

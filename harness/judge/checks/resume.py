@@ -69,6 +69,7 @@ from converge_harness.model import (
     Evidence,
     Fault,
     FaultKind,
+    InForce,
     Limit,
     Outcome,
     Pass,
@@ -623,7 +624,7 @@ def _other_config(evidence: Evidence) -> Flaw | None:
         first = int(each.steps[0])
         if each.in_force is None:
             return Flaw(f"left no record of what ran in pass {each.number}", first)
-        then = trained[0].in_force or {}
+        then = trained[0].in_force or InForce()
         keys = unlike_a_repeat(each.in_force, then, evidence.keys.of_repeats)
         if keys:
             what = f"went on with another configuration in pass {each.number}"

@@ -41,7 +41,6 @@ from converge_harness.judge.compare.tensors import (
     uncounted,
 )
 from converge_harness.judge.degrees import ran_at
-from converge_harness.judge.programs import wrapping
 from converge_harness.judge.soundness import replicas_differ
 from converge_harness.model import Deviation, Evidence, Limit, Outcome, SetSpec, Tier
 
@@ -205,8 +204,7 @@ CHECKS: tuple[Question, ...] = (
 def _uncompared(test: Evidence) -> int | None:
     """The first sample in which copies that must be there (DDP, HSDP) were not compared."""
     for sample in test.replicas:
-        degrees = ran_at(test, sample.step).get("degrees") or {}
-        if (degrees.get("dp_replicate") or 1) == 1:
+        if (ran_at(test, sample.step).degrees.get("dp_replicate") or 1) == 1:
             continue
         kinds = ("parameter", "gradient") if sample.step else ("parameter",)
         if not all(sample.compared.get(kind) for kind in kinds):
@@ -390,7 +388,7 @@ def _clipped(tensors: Sequence[TensorComparison], test: Evidence, control: Evide
     """
     found = list(clippings(tensors, test, control))
     # The framework of another program may not expose its clipped gradients.
-    ours = test.in_force is not None and not wrapping(test.in_force)
+    ours = test.in_force is not None and not test.in_force.probing.wrapping
     gone = unseen(tensors) if ours else ""
     if gone and not any(each.wrong for each in found):
         return invalid(gone)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from converge_harness.model import Evidence, Floats, Integers, Precision
+from converge_harness.model import Evidence, Floats, InForce, Integers, Precision
 
 NORMS = ("grad_norm", "grad_norm_recomputed")
 
@@ -257,12 +257,12 @@ def storage(test: Evidence, control: Evidence, otherwise: float) -> Storage:
 
 
 def _types(run: Evidence) -> tuple[str, ...]:
-    return tuple(str((run.in_force or {}).get("param_dtype")).split("+"))
+    return tuple(str((run.in_force or InForce()).param_dtype).split("+"))
 
 
 def _finely_stored(run: Evidence) -> frozenset[str]:
     """Parameters of a run of several types that are stored in a fine one."""
-    by_type: Mapping[str, Sequence[str]] = (run.in_force or {}).get("param_dtypes") or {}
+    by_type = (run.in_force or InForce()).param_dtypes
     return frozenset(
         name for dtype, names in by_type.items() if dtype not in SPACING for name in names
     )

@@ -26,8 +26,6 @@ jump, in the router's gradient by a tenth and more, which the few repeats may no
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from scipy import special
@@ -37,6 +35,7 @@ from converge_harness.model import (
     Evidence,
     Flags,
     Floats,
+    InForce,
     Integers,
     Limit,
     Precision,
@@ -182,16 +181,6 @@ def _student(tail: Floats, repeats: int) -> Floats:
     return student(tail, max(repeats, FEWEST_REPEATS))
 
 
-_LAYOUT_KEYS = (
-    "local_batch_size",
-    "global_batch_size",
-    "seq_len",
-    "gradient_accumulation_steps",
-    "pipeline_microbatches",
-)
-"""What decides which tokens are in one tensor, besides degrees that divide batch or sequence."""
-
-
 def applicable(
     calibration: Calibration | None, test: Evidence, control: Evidence
 ) -> Calibration | None:
@@ -212,10 +201,17 @@ def same_sample_layout(test: Evidence, control: Evidence) -> bool:
     return all(_sample_layout(ran) == expected for ran in (test.in_force, *passes))
 
 
-def _sample_layout(ran: Mapping[str, Any]) -> tuple[object, ...]:
-    degrees = ran.get("degrees") or {}
-    dp = (degrees.get("dp_replicate") or 1) * (degrees.get("dp_shard") or 1)
-    return (dp, degrees.get("cp") or 1, *(ran.get(key) for key in _LAYOUT_KEYS))
+def _sample_layout(ran: InForce) -> tuple[int | None, ...]:
+    """What decides which tokens are in one tensor."""
+    return (
+        ran.dp,
+        ran.degrees.get("cp") or 1,
+        ran.local_batch_size,
+        ran.global_batch_size,
+        ran.seq_len,
+        ran.gradient_accumulation_steps,
+        ran.pipeline_microbatches,
+    )
 
 
 JUMP = 8.0

@@ -44,6 +44,7 @@ from converge_harness.model import (
     Flags,
     Floats,
     FrozenSamples,
+    InForce,
     Integers,
     TensorSample,
 )
@@ -371,13 +372,12 @@ def _of_additions(test: Evidence, matched: Evidence) -> float:
 
 def _additions(run: Evidence) -> int:
     """How many microbatches a step has on a rank."""
-    ran = run.in_force or {}
-    parts = ("gradient_accumulation_steps", "pipeline_microbatches")
-    return math.prod(int(ran.get(part) or 1) for part in parts)
+    ran = run.in_force or InForce()
+    return (ran.gradient_accumulation_steps or 1) * (ran.pipeline_microbatches or 1)
 
 
 def _tokens_at_once(run: Evidence) -> float:
     """Tokens that a rank takes in one forward pass."""
-    ran = run.in_force or {}
-    cp = (ran.get("degrees") or {}).get("cp") or 1
-    return float(ran.get("local_batch_size") or 1) * float(ran.get("seq_len") or 1) / cp
+    ran = run.in_force or InForce()
+    cp = ran.degrees.get("cp") or 1
+    return (ran.local_batch_size or 1) * (ran.seq_len or 1) / cp

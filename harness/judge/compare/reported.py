@@ -62,7 +62,7 @@ def agreement(evidence: Evidence, signal: str) -> Agreement | None:
 
 def metric_agreement(evidence: Evidence, signal: str) -> tuple[float, str]:
     """How far a reported signal may be from its recomputation, and a clause on the data type."""
-    stored = (evidence.in_force or {}).get("param_dtype")
+    stored = evidence.in_force.param_dtype if evidence.in_force else None
     coarse = spacing(evidence, 0.0) > 0
     # Where it is not known, as of imported curves, it may be.
     coarse |= stored is None and evidence.precision is not Precision.FP32

@@ -176,7 +176,7 @@ def _promised(evidence: Evidence, spec: SetSpec, each: Pass) -> list[int]:
 
 
 def _saves_in_background(each: Pass, key: str) -> bool:
-    mode = ((each.in_force or {}).get("config") or {}).get(key)
+    mode = each.in_force.config.get(key) if each.in_force else None
     return mode not in (None, "disabled")
 
 

@@ -151,7 +151,9 @@ def dispatchers_of(parts: Sequence[CanonicalPart]) -> tuple[str, ...]:
     return tuple(sorted(_DISPATCHERS.get(kind, kind.__name__) for kind in kinds))
 
 
-def _merged(trainer: MegatronTrainer, everyone: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _merged(
+    trainer: MegatronTrainer, everyone: Sequence[dict[str, Any]]
+) -> in_force.InForceDocument:
     def largest(key: str) -> int:
         return max(int(seen[key]) for seen in everyone)
 
@@ -165,6 +167,7 @@ def _merged(trainer: MegatronTrainer, everyone: Sequence[dict[str, Any]]) -> dic
         **({_DISPATCHER: "+".join(sorted(dispatchers))} if dispatchers else {}),
         _SEQUENCE_PARALLEL: any(seen["sequence_parallel"] for seen in everyone),
     }
+    dtype, dtypes = in_force.param_dtypes(names_by_type(seen["dtypes"] for seen in everyone))
     return {
         "world_size": world.size(),
         "degrees": {
@@ -181,7 +184,8 @@ def _merged(trainer: MegatronTrainer, everyone: Sequence[dict[str, Any]]) -> dic
         "gradient_accumulation_steps": largest("microbatches"),
         "pipeline_schedule": schedule,
         "pipeline_microbatches": largest("microbatches") if schedule else None,
-        **in_force.param_dtypes(names_by_type(seen["dtypes"] for seen in everyone)),
+        "param_dtype": dtype,
+        "param_dtypes": dtypes,
         "without_fixes": [],
         "injected": "+".join(sorted({each for seen in everyone for each in seen["injected"]}))
         or None,

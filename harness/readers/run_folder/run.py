@@ -15,6 +15,7 @@ from converge_harness.model import (
     Evidence,
     Fault,
     FaultKind,
+    InForce,
     Integers,
     Kind,
     Loader,
@@ -352,19 +353,19 @@ def _faults(entries: Iterable[FaultDocument]) -> tuple[Fault, ...]:
     )
 
 
-def _precision(job: JobDocument, in_force: Mapping[str, Any] | None) -> Precision:
+def _precision(job: JobDocument, in_force: InForce | None) -> Precision:
     """The lowest precision that the job names or that was in force."""
     techniques = set(job.get("techniques") or ())
-    ran = in_force or {}
+    ran = in_force or InForce()
     if techniques & {Technique.FLOAT8, Technique.FLOAT8_ROWWISE}:
         return Precision.FLOAT8
-    if (ran.get("float8") or {}).get("modules"):
+    if ran.float8.modules:
         return Precision.FLOAT8
-    named = {*_parts(ran.get("param_dtype"))} | trainer_of_document(job).data_types(job, ran)
+    named = {*_parts(ran.param_dtype)} | trainer_of_document(job).data_types(job, ran)
     known = [DATA_TYPES[each] for each in named if each in DATA_TYPES]
     return max(known, key=list(Precision).index, default=Precision.FP32)
 
 
-def _parts(dtypes: object) -> list[str]:
+def _parts(dtypes: str | None) -> list[str]:
     """The single data types of parameters whose types differ."""
-    return dtypes.split("+") if isinstance(dtypes, str) else []
+    return dtypes.split("+") if dtypes else []

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from converge_harness.judge import is_declared
-from converge_harness.model import Evidence, Job, SetSpec, Technique
+from converge_harness.model import (
+    CompileInForce,
+    Evidence,
+    Float8InForce,
+    InForce,
+    Job,
+    Probing,
+    SetSpec,
+    Technique,
+)
 from converge_harness.report.sanitize import from_here, plain
 from converge_harness.report.text import ABSENT, count
 from converge_harness.report.view.report_view import ConfigChange, Named
@@ -51,25 +60,25 @@ def named_and_in_force(spec: SetSpec | None, evidence: Evidence | None) -> tuple
     rows = [
         Named("degrees", _named_degrees(spec), joined(map(degrees_in_force, everywhere))),
         Named("pipeline schedule", _named_schedule(spec), joined(map(_schedule, everywhere))),
-        Named("CP rotation", spec.cp_rotation or "", _text(seen.get("cp_rotation"))),
-        Named("SPMD backend", spec.spmd_backend or "", _text(seen.get("spmd_backend"))),
-        Named("compile", _yes(Technique.COMPILE in named), _compile(_table(seen, "compile"))),
-        Named("async TP", _yes(Technique.ASYNC_TP in named), _async_tp(_table(seen, "async_tp"))),
+        Named("CP rotation", spec.cp_rotation or "", _text(seen.cp_rotation)),
+        Named("SPMD backend", spec.spmd_backend or "", _text(seen.spmd_backend)),
+        Named("compile", _yes(Technique.COMPILE in named), _compile(seen.compile)),
+        Named("async TP", _yes(Technique.ASYNC_TP in named), _async_tp(seen.fused_nodes)),
         Named(
             "Float8",
             ", ".join(technique.value for technique in _FLOAT8 if technique in named),
-            _float8(_table(seen, "float8")),
+            _float8(seen.float8),
         ),
         Named(
             "parameters",
             "bfloat16" if Technique.BF16 in named else "",
-            _text(seen.get("param_dtype")),
+            _text(seen.param_dtype),
         ),
         *(Named(own.name, own.what, _own(own.name, seen)) for own in spec.own_techniques),
-        Named("inject", spec.injected.partition(" ")[2], _file(seen.get("injected"))),
-        Named("attention", "", _text(seen.get("attention"))),
-        Named("wrapped by", "", _text(_table(seen, "probe").get("wrapping"))),
-        Named("gradients taken", "", _text(_table(seen, "probe").get("gradients"))),
+        Named("inject", spec.injected.partition(" ")[2], _file(seen.injected)),
+        Named("attention", "", _text(seen.attention)),
+        Named("wrapped by", "", seen.probing.wrapping),
+        Named("gradients taken", "", _gradients(seen.probing)),
     ]
     return tuple(
         Named(row.what, plain(row.named) or ABSENT, plain(row.in_force) or ABSENT)
@@ -95,8 +104,7 @@ def config_changes(
     for job in filter(_only_in_the_file, (test_job, control_job)):
         declared |= set(job.spec.overrides)
     for evidence in (test, control):
-        keys = (evidence.in_force or {}).get("declared") if evidence else None
-        declared |= set(keys) if isinstance(keys, list) else set()
+        declared |= set(_ran(evidence).declared)
     changes = [
         ConfigChange(
             plain(key),
@@ -131,7 +139,7 @@ def _config(evidence: Evidence | None, job: Job | None) -> Mapping[str, Any]:
     """A run's whole configuration, flattened: as it was in force, else as in the file."""
     if _only_in_the_file(job):
         return {**_flat(job.spec.train_config.settings), **job.spec.overrides}
-    return _table(evidence.in_force if evidence else None, "config")
+    return _ran(evidence).config
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -142,32 +150,31 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _table(value: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
-    inner = value.get(key) if value else None
-    return inner if isinstance(inner, Mapping) else {}
+def _ran(evidence: Evidence | None) -> InForce:
+    return (evidence.in_force if evidence else None) or InForce()
 
 
 def _setting(table: Mapping[str, Any], key: str, here: Path | None = None) -> str:
     return from_here(str(table[key]), here) if key in table else ABSENT
 
 
-def _own(name: str, seen: Mapping[str, Any]) -> str:
+def _own(name: str, seen: InForce) -> str:
     """What was seen of an own technique: its function's count, else whether anything changed."""
-    found = next((each for each in seen.get("own_techniques") or () if each["name"] == name), None)
+    found = next((each for each in seen.own_techniques if each.name == name), None)
     if found is None:
         return ""
-    if found["count"] is not None:
-        return f"{found['count']} by its in_force function, on all ranks"
-    return "changed what it was given" if found["changed"] else "changed nothing"
+    if found.count is not None:
+        return f"{found.count} by its in_force function, on all ranks"
+    return "changed what it was given" if found.changed else "changed nothing"
 
 
-def _file(called: object) -> str:
+def _file(called: str | None) -> str:
     """What was injected, without its folder."""
     return _text(called).rpartition("/")[2]
 
 
-def _text(value: object) -> str:
-    return "" if value is None else str(value)
+def _text(value: str | None) -> str:
+    return value or ""
 
 
 def _yes(named: bool) -> str:  # noqa: FBT001 - a value to print
@@ -183,29 +190,33 @@ def _named_schedule(spec: SetSpec) -> str:
     return of_segments or spec.pipeline_schedule or ""
 
 
-def _schedule(seen: Mapping[str, Any]) -> str:
-    schedule, microbatches = seen.get("pipeline_schedule"), seen.get("pipeline_microbatches")
+def _gradients(probing: Probing) -> str:
+    """Where the probe of a program took them; empty for our own ranks."""
+    return (probing.late or "before clipping") if probing.wrapping else ""
+
+
+def _schedule(seen: InForce) -> str:
+    schedule, microbatches = seen.pipeline_schedule, seen.pipeline_microbatches
     if schedule is None:
         return ""
-    return str(schedule) + (f", {microbatches} microbatches" if microbatches else "")
+    return schedule + (f", {microbatches} microbatches" if microbatches else "")
 
 
-def _compile(seen: Mapping[str, Any]) -> str:
-    regions, graphs = seen.get("regions") or 0, seen.get("graphs") or 0
+def _compile(seen: CompileInForce) -> str:
+    regions, graphs = seen.regions, seen.graphs
     return f"{count(regions, 'region')}, {count(graphs, 'graph')}" if regions or graphs else ""
 
 
-def _async_tp(seen: Mapping[str, Any]) -> str:
-    nodes = _table(seen, "fused_nodes")
+def _async_tp(nodes: Mapping[str, int]) -> str:
     return ", ".join(f"{amount} {node}" for node, amount in nodes.items() if amount)
 
 
-def _float8(seen: Mapping[str, Any]) -> str:
-    if not seen.get("modules"):
+def _float8(seen: Float8InForce) -> str:
+    if not seen.modules:
         return ""
-    parts = [count(seen["modules"], "module"), _text(seen.get("recipe"))]
-    if seen.get("emulated"):
+    parts = [count(seen.modules, "module"), _text(seen.recipe)]
+    if seen.emulated:
         parts.append("emulated")
-    if seen.get("tp_styles"):
-        parts.append(count(seen["tp_styles"], "TP style"))
+    if seen.tp_styles:
+        parts.append(count(seen.tp_styles, "TP style"))
     return ", ".join(part for part in parts if part)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from converge_harness.judge import BEFORE_CLIPPING, JUDGED_SIGNALS, RunComparison, probing, wrapping
+from converge_harness.judge import JUDGED_SIGNALS, RunComparison, probing
 from converge_harness.model import Evidence, Job, Verdict
 from converge_harness.report.text import count
 
@@ -32,7 +32,7 @@ def program_notes(
     probed = {
         name: evidence
         for name, evidence in known.items()
-        if name not in curves and wrapping(evidence.in_force or {})
+        if name not in curves and probing(evidence).wrapping
     }
     silent = [name for name, each in probed.items() if not probing(each).recomputes_loss]
     if silent:
@@ -40,10 +40,10 @@ def program_notes(
             f"The probe got no logits in {', '.join(silent)}: their loss is what the program "
             "reports, and was not recomputed (probe.logits)."
         )
-    late = [name for name, each in probed.items() if probing(each).gradients != BEFORE_CLIPPING]
+    late = [name for name, each in probed.items() if probing(each).late]
     if late:
         yield (
-            f"The gradients of {', '.join(late)} were taken {probing(probed[late[0]]).gradients}, "
+            f"The gradients of {', '.join(late)} were taken {probing(probed[late[0]]).late}, "
             "where they may have been clipped: a wrong scale may not show (probe.gradients)."
         )
 

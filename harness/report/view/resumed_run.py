@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from converge_harness.model import (
     Fault,
     FaultKind,
     Floats,
+    InForce,
     Job,
     Kind,
     Pass,
@@ -183,8 +183,8 @@ def passes_view(evidence: Evidence | None, spec: SetSpec | None) -> PassesView |
     return PassesView(tuple(views), faults_view(evidence, spec, recoveries), evidence.interrupted)
 
 
-def degrees_in_force(seen: Mapping[str, Any] | None) -> str:
-    """The degrees of an ``in_force.json``; empty when it has none."""
+def degrees_in_force(seen: InForce | None) -> str:
+    """The degrees in force; empty when none is known."""
     return str(parallelism_of(seen) or "")
 
 

@@ -12,6 +12,7 @@ from converge_harness.errors import EvidenceError, Problem, ToolchainError
 from converge_harness.model import (
     Capabilities,
     FaultKind,
+    InForce,
     Job,
     Kind,
     Launcher,
@@ -443,7 +444,7 @@ class CommandTrainer(Trainer):
         columns = dict(command.get("columns") or {})
         return CurveFile(path, columns, command.get("mean_over", 1))
 
-    def data_types(self, job: Mapping[str, Any], ran: Mapping[str, Any]) -> set[str]:
+    def data_types(self, job: Mapping[str, Any], ran: InForce) -> set[str]:
         """The data types in the job's train config, after the set's own settings."""
         found: set[str] = set()
         for key in _DATA_TYPES:

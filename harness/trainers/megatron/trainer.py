@@ -12,6 +12,7 @@ from converge_harness.errors import Problem, ToolchainError
 from converge_harness.model import (
     Capabilities,
     ConfigKeys,
+    InForce,
     Job,
     Repeat,
     RepeatKind,
@@ -170,10 +171,10 @@ class Megatron(TorchrunTrainer):
     def is_offline(self, job: Job) -> bool:
         return True
 
-    def data_types(self, job: Mapping[str, Any], ran: Mapping[str, Any]) -> set[str]:
+    def data_types(self, job: Mapping[str, Any], ran: InForce) -> set[str]:
         """bfloat16 if it is named or in force."""
         named = {"bfloat16"} if Technique.BF16 in (job.get("techniques") or ()) else set()
-        return named | {str(ran.get("param_dtype"))}
+        return named | {str(ran.param_dtype)}
 
 
 def _weights(spec: SetSpec) -> dict[str, WeightMappingDocument]:

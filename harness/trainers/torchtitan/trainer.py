@@ -13,6 +13,7 @@ from converge_harness.model import (
     ConfigKeys,
     FaultKind,
     ImpliedSetting,
+    InForce,
     Job,
     Kind,
     Repeat,
@@ -231,7 +232,7 @@ class Torchtitan(TorchrunTrainer):
         # Our corpus needs no network; torchtitan's own datasets (c4) do.
         return job.spec.train_config.data is not None
 
-    def data_types(self, job: Mapping[str, Any], ran: Mapping[str, Any]) -> set[str]:
+    def data_types(self, job: Mapping[str, Any], ran: InForce) -> set[str]:
         named = {"bfloat16"} if Technique.BF16 in (job.get("techniques") or ()) else set()
         return named | super().data_types(job, ran)
 

@@ -105,25 +105,26 @@ def write_in_force(
     everyone: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, mine)
     if recorder.is_writer:
-        merged = _merge(trainer, everyone)
-        in_force.write_in_force(
-            folder, {**merged, "config": dict(config), "declared": list(declared)}
-        )
+        in_force.write_in_force(folder, _merge(trainer, everyone, config, declared))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _merge(trainer: Any, everyone: list[dict[str, Any]]) -> dict[str, Any]:
+def _merge(
+    trainer: Any,
+    everyone: list[dict[str, Any]],
+    config: Mapping[str, Any],
+    declared: Sequence[str],
+) -> in_force.InForceDocument:
     """The whole job's view; what differs by pipeline rank is added up over those."""
     # All ranks of a stage compile the same: one of each stands for them.
     stages = list({seen["pp_rank"]: seen for seen in everyone}.values())
     float8 = {name: recipe for seen in everyone for name, recipe in seen["float8"].items()}
     schedule = getattr(trainer, "pp_schedule", None)
-    own = together(seen["own_techniques"] for seen in everyone)
-    types = names_by_type(seen["dtypes"] for seen in everyone)
-    return {
+    dtype, dtypes = in_force.param_dtypes(names_by_type(seen["dtypes"] for seen in everyone))
+    merged: in_force.InForceDocument = {
         "world_size": dist.get_world_size(),
         "degrees": _degrees(everyone),
         "seq_len": max(seen["seq_len"] for seen in everyone),
@@ -132,7 +133,8 @@ def _merge(trainer: Any, everyone: list[dict[str, Any]]) -> dict[str, Any]:
         "gradient_accumulation_steps": trainer.gradient_accumulation_steps,
         "pipeline_schedule": type(schedule).__name__ if schedule is not None else None,
         "pipeline_microbatches": schedule._n_microbatches if schedule is not None else None,
-        **in_force.param_dtypes(types),
+        "param_dtype": dtype,
+        "param_dtypes": dtypes,
         "mixed_precision_param": _one(seen["mixed_precision"] for seen in everyone),
         "float8": {
             "modules": len(float8),
@@ -150,9 +152,12 @@ def _merge(trainer: Any, everyone: list[dict[str, Any]]) -> dict[str, Any]:
         "spmd_backend": _one(seen["spmd_backends"] for seen in everyone),
         "without_fixes": sorted({fix for seen in everyone for fix in seen["fixes_left_out"]}),
         "injected": _one(seen["injected"] for seen in everyone),
-        # Absent without any, as in runs of older releases.
-        **({"own_techniques": own} if own else {}),
+        "config": dict(config),
+        "declared": list(declared),
     }
+    if own := together(seen["own_techniques"] for seen in everyone):
+        merged["own_techniques"] = own  # absent without any, as in runs of older releases
+    return merged
 
 
 def _degrees(everyone: list[dict[str, Any]]) -> dict[str, int]:
