@@ -102,7 +102,7 @@ def read_by(plan: Plan) -> dict[str, tuple[Job, ...]]:
     return found
 
 
-def waits(
+def wait_steps(
     job: Job, experiment: Experiment, readers: Mapping[str, tuple[Job, ...]]
 ) -> tuple[int, ...]:
     """The steps after which a run may wait until others have come as far, in order.
@@ -125,7 +125,7 @@ def waiting(
     Ranks of a program of the user never wait.
     """
     own = [job for job in jobs if trainer_of(job.spec).own_rank_code]
-    return {job.identity: steps for job in own if (steps := waits(job, experiment, readers))}
+    return {job.identity: steps for job in own if (steps := wait_steps(job, experiment, readers))}
 
 
 def _is_challenged(control: Job, plan: Plan) -> bool:

@@ -25,9 +25,9 @@ from converge_harness.launch.events import (
     Overview,
     Preparing,
     Queued,
-    Resting,
     Retrying,
     Reused,
+    RunsElsewhere,
     Started,
     Step,
     Waiting,
@@ -323,7 +323,7 @@ class Supervisor:
     # ------------------------------------------------------------- starting
 
     def _start_what_fits(self) -> None:
-        if self._nobody_waits and any(run.rests for run in self._running):
+        if self._nobody_waits and any(run.is_waiting for run in self._running):
             return  # they are in memory, and need these slots first
         for job in list(self._waiting):
             needed = self._records.get(job.needs) if job.needs else None
@@ -445,7 +445,7 @@ class Supervisor:
         """Wait for the run of another converge process."""
         if job.identity not in self._elsewhere:
             self._elsewhere.add(job.identity)
-            self._tell(Waiting(time.time(), job))
+            self._tell(RunsElsewhere(time.time(), job))
 
     def _record_of_another(self, job: Job) -> RunRecord | None:
         """Record by another converge process, made after this one looked for finished runs."""
@@ -542,14 +542,14 @@ class Supervisor:
             end_faults(run, call_is_over=over)
             if over:
                 self._leave(run)
-            elif not run.rests and (sentence := run.overdue(self._experiment)):
+            elif not run.is_waiting and (sentence := run.overdue(self._experiment)):
                 self._leave_hung(run, sentence)
             elif not run.has_begun or self._is_saving(run):
                 continue
             elif reason := self._why_to_stop(run):
                 self._stop(run, reason)
             else:
-                self._let_rest(run)
+                self._let_wait(run)
 
     def _is_saving(self, run: Run) -> bool:
         """Whether a run still writes the checkpoint of the step after which it waits."""
@@ -558,22 +558,22 @@ class Supervisor:
         form = trainer_of(run.job.spec).checkpoint_form(run.job)
         return not is_whole(run.folder, run.last.step, form)
 
-    def _let_rest(self, run: Run) -> None:
+    def _let_wait(self, run: Run) -> None:
         """Give the slots of a run to others if its ranks wait for them now."""
-        if run.last is None or run.rests:
+        if run.last is None or run.is_waiting:
             return
         run.waits = tuple(step for step in run.waits if step >= run.last.step)
         if run.last.step not in run.waits[:1]:
             return
-        run.rest()
+        run.wait()
         self._slots = self._slots.give(run.slots)
-        self._tell(Resting(time.time(), run.job, run.last.step))
+        self._tell(Waiting(time.time(), run.job, run.last.step))
 
     def _wake_what_fits(self) -> None:
         """Let runs train on that have waited for long enough, before others start."""
-        resting = [run for run in self._running if run.rests]
-        training = self._training if resting else {}
-        for run in resting:
+        waiting = [run for run in self._running if run.is_waiting]
+        training = self._training if waiting else {}
+        for run in waiting:
             if self._trains_on(run, training) and self._slots.fits(run.job.world_size):
                 taken, self._slots = self._slots.take(run.job.world_size)
                 let_train_on(run, taken)
@@ -691,7 +691,7 @@ class Supervisor:
 
     def _release(self, run: Run) -> None:
         self._running.remove(run)
-        if not run.rests:
+        if not run.is_waiting:
             self._slots = self._slots.give(run.slots)
         run.lock.release()
 

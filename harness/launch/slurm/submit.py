@@ -26,7 +26,7 @@ from converge_harness.launch.events import (
     Preparing,
     Queued,
     Reused,
-    Waiting,
+    RunsElsewhere,
 )
 from converge_harness.launch.interruption import Interruption
 from converge_harness.launch.scripts import submit_argv
@@ -244,7 +244,7 @@ class Submitter:
         if not lock.acquire():
             if job.identity not in self._elsewhere:
                 self._elsewhere.add(job.identity)
-                self._tell(Waiting(time.time(), job))
+                self._tell(RunsElsewhere(time.time(), job))
             return None
         try:
             return self._of_another(job) or self._submit(job, needed)
