@@ -1,4 +1,4 @@
-"""Runs a plan on a cluster while converge stays: submit all, poll, settle, until all is over.
+"""Runs a plan on a cluster while converge stays: submit all, poll, write records, until all is over.
 
 Each round makes one query for all jobs. If converge is interrupted, it cancels what it has
 submitted. If it is killed, nothing is lost: the jobs go on, and the same command, or ``converge
@@ -20,8 +20,8 @@ from converge_harness.launch.options import Training
 from converge_harness.launch.progress import Growth, MetricsTail, remaining_s
 from converge_harness.launch.scripts import submit_argv
 from converge_harness.launch.slurm.backend import JobState, Phase
-from converge_harness.launch.slurm.job_status import UNKNOWN_LOOKS, Site, conclude, state_of
-from converge_harness.launch.slurm.settle import Known, has_ended, script_end, skipped
+from converge_harness.launch.slurm.job_status import UNKNOWN_LOOKS, Site, state_of, write_record
+from converge_harness.launch.slurm.result import Known, has_ended, script_end, skipped
 from converge_harness.launch.slurm.submission import Submission, read_submission
 from converge_harness.launch.slurm.submit import PreparedPlan, Submitter, cancel_all, prepare_plan
 from converge_harness.launch.stopping import Looks
@@ -143,7 +143,7 @@ class _Follower:
             self._tell_progress(followed, state)
             if followed.is_doubtful(state):
                 continue
-            if self._settle(followed, state):
+            if self._write_record(followed, state):
                 del self._followed[identity]
             elif sentence := followed.overdue(self._site.experiment):
                 self._cancel([followed], sentence, hung=True)
@@ -185,7 +185,7 @@ class _Follower:
             )
             self._tell(step)
 
-    def _settle(self, followed: Followed, state: JobState) -> bool:
+    def _write_record(self, followed: Followed, state: JobState) -> bool:
         """Write the job's record if it is over; return whether it is."""
         job = followed.job
         known = Known(
@@ -196,10 +196,10 @@ class _Follower:
             cluster=self._site.cluster,
             needed=self._records.get(job.needs) if job.needs else None,
         )
-        record = conclude(self._site, known)
+        record = write_record(self._site, known)
         if record is None:
             if state.phase in (Phase.ENDED, Phase.UNKNOWN):
-                # Another converge process handles it: it settles the job, or has submitted it
+                # Another converge process handles it: it writes the record, or has submitted it
                 # again.
                 followed.submission = read_submission(followed.folder) or followed.submission
             return False
