@@ -21,7 +21,7 @@ from converge_harness.model import (
     Struck,
 )
 from converge_harness.readers import read_curves, read_run, read_spec
-from converge_harness.readers.points import settle
+from converge_harness.readers.points import last_values
 from converge_harness.readers.run_folder.arrays import read_state
 from converge_harness.readers.run_folder.metrics import Metrics
 from converge_harness.readers.run_folder.passes import PassEvidence, merge
@@ -350,9 +350,9 @@ def life(number, loaded, last):
     )
     end = STEPS if last == STEPS else None
     agrees = (True,) * len(lines)
-    settled = settle({})
+    values = last_values({})
     return PassEvidence(
-        each, Metrics("abc", settled, each.batch_digests, agrees, (), (), (), end, STEPS), ()
+        each, Metrics("abc", values, each.batch_digests, agrees, (), (), (), end, STEPS), ()
     )
 
 

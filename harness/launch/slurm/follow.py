@@ -1,4 +1,4 @@
-"""Runs a plan on a cluster while converge stays: submit all, poll, write records, until all is over.
+"""Runs a plan on a cluster while converge stays: submit, poll and write records until all is over.
 
 Each round makes one query for all jobs. If converge is interrupted, it cancels what it has
 submitted. If it is killed, nothing is lost: the jobs go on, and the same command, or ``converge

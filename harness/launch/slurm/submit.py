@@ -97,7 +97,7 @@ class PreparedPlan:
 
 
 def prepare_plan(plan: Plan, site: Site, observer: Observer, stop: Interruption) -> PreparedPlan:
-    """Find what has finished and what is in the queue, write records of what is over, and check the rest.
+    """Find what is in the queue, write the records of what is over, and check the rest.
 
     A job runs again if it failed, or if its evidence or one of its sources has changed since.
 
