@@ -310,7 +310,7 @@ def used_again(
     """Earlier runs that were stopped: those that would be again, so need not run; and all of them.
 
     Also the identities of runs that another process holds, which are left to it. What is used again
-    is read (``options.keep``) before another process can let it train on.
+    is read (``options.read_stopped``) before another process can let it train on.
 
     Args:
         jobs: to run. records: of finished runs, by identity.
@@ -336,14 +336,14 @@ def used_again(
         stopped = unchanged_stopped(mine)
         again = stopped_again(by_identity.values(), stopped, experiment, options, records)
         for identity, record in again.items():
-            keep(by_identity[identity], record, options)
+            read_if_stopped(by_identity[identity], record, options)
     return again, stopped, frozenset(elsewhere)
 
 
-def keep(job: Job, record: RunRecord, options: RunOptions) -> None:
+def read_if_stopped(job: Job, record: RunRecord, options: RunOptions) -> None:
     """Read what is needed of a run that was stopped; its lock must be held."""
-    if options.keep is not None and _was_stopped(record):
-        options.keep(job, record)
+    if options.read_stopped is not None and _was_stopped(record):
+        options.read_if_stopped(job, record)
 
 
 def _was_stopped(record: RunRecord | None) -> bool:

@@ -594,7 +594,7 @@ class InAnother:
     def __init__(self, plan, store, options):
         self.begun, self.kept, self.events = threading.Event(), {}, []
         self._store = store
-        options = replace(options, keep=self._keep)
+        options = replace(options, read_stopped=self._keep)
         self._thread = threading.Thread(target=self._run, args=(plan, options))
 
     def _run(self, plan, options):

@@ -127,7 +127,7 @@ class Envelope(HasLimits):
         return int(np.searchsorted(self.steps, step))
 
 
-def compare(
+def compare_signal(
     signal: str,
     test: Evidence,
     control: Evidence,
@@ -214,7 +214,7 @@ def furthest_learnt(precision: Precision, envelopes: Iterable[Envelope]) -> Lear
 
 
 def tolerance_for(signal: str, tolerances: Mapping[str, float]) -> float | None:
-    """The file's tolerance for a signal, checked; see :func:`compare`."""
+    """The file's tolerance for a signal, checked; see :func:`compare_signal`."""
     value = tolerances.get(signal, tolerances.get(signal.removesuffix("_recomputed")))
     if value is not None and not (math.isfinite(value) and value >= 0):
         raise ValueError(f"tolerance of {signal} is {value}: it must be finite and at least 0")

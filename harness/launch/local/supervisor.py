@@ -50,8 +50,8 @@ from converge_harness.launch.private_folder import private_folder, remove_left_b
 from converge_harness.launch.progress import Pace, matrix_eta_s
 from converge_harness.launch.stopping import (
     Looks,
-    keep,
     reached_by,
+    read_if_stopped,
     stopped_again,
     stopped_error,
     unchanged_stopped,
@@ -392,7 +392,7 @@ class Supervisor:
             if self._place.store.record(job.identity) != record:
                 self._leave_to_another(job)
                 return
-            keep(job, record, self._place.options)
+            read_if_stopped(job, record, self._place.options)
         finally:
             lock.release()
         self._is_here(job)
@@ -684,7 +684,7 @@ class Supervisor:
 
     def _finish(self, run: Run, status: RunStatus, error: RankError | None) -> None:
         record = self._place.store.finish_run(run.record(status, error), run.facts())
-        keep(run.job, record, self._place.options)
+        read_if_stopped(run.job, record, self._place.options)
         self._walls.append((run.job, record.wall_s))
         self._release(run)
         self._conclude(run.job, record)
@@ -698,7 +698,7 @@ class Supervisor:
     def _conclude(self, job: Job, record: RunRecord) -> None:
         self._records[job.identity] = record
         to_come = (*self._waiting, *(run.job for run in self._running))
-        self._place.servers.keep({other.toolchain.name for other in to_come})
+        self._place.servers.keep_only({other.toolchain.name for other in to_come})
         self._tell(Ended(time.time(), job, record))
 
     def _end(self, runs: Sequence[Run]) -> None:

@@ -14,7 +14,7 @@ from converge_harness.launch.scripts import scripts_of
 from converge_harness.launch.slurm.backend import Backend, JobState, Phase
 from converge_harness.launch.slurm.result import Known, facts, has_ended, result_of, skipped
 from converge_harness.launch.slurm.submission import Submission, read_submission
-from converge_harness.launch.stopping import keep
+from converge_harness.launch.stopping import read_if_stopped
 from converge_harness.model import Cluster, Experiment, Job, RunRecord, RunStatus
 from converge_harness.run_folder.layout import RECORD
 from converge_harness.store import Store, folder_key, read_record
@@ -197,7 +197,7 @@ def write_record(site: Site, known: Known) -> RunRecord | None:
     try:
         if (known.folder / RECORD).is_file():
             there = replace(read_record(known.folder), name=known.job.name)
-            keep(known.job, there, site.options)
+            read_if_stopped(known.job, there, site.options)
             return there
         current = read_submission(known.folder)
         if current is not None:  # None: the run folder was deleted
@@ -210,7 +210,7 @@ def write_record(site: Site, known: Known) -> RunRecord | None:
         record = result_of(known)
         if record is not None:
             record = site.store.finish_run(record, facts(known))
-            keep(known.job, record, site.options)
+            read_if_stopped(known.job, record, site.options)
         return record
     finally:
         lock.release()
