@@ -343,7 +343,7 @@ def used_again(
 def read_if_stopped(job: Job, record: RunRecord, options: RunOptions) -> None:
     """Read what is needed of a run that was stopped; its lock must be held."""
     if options.read_stopped is not None and _was_stopped(record):
-        options.read_if_stopped(job, record)
+        options.read_stopped(job, record)
 
 
 def _was_stopped(record: RunRecord | None) -> bool:
