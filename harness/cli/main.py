@@ -14,6 +14,7 @@ from converge_harness.cli.exit_codes import GIT_BISECT, ExitCode, for_git_bisect
 from converge_harness.cli.leaving import leaving_when_interrupted
 from converge_harness.cli.parser import build_parser, command
 from converge_harness.errors import ConfigError, ConvergeError, Interrupted
+from converge_harness.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,9 +49,8 @@ def _command(arguments: argparse.Namespace) -> int:
         return int(command(arguments.command).run(arguments))
     except ConfigError as error:
         launched = _launched(arguments)
-        count = len(error.problems)
         done = "" if launched else command(arguments.command).UNDONE
-        errors.print(f"{count} problem{'s' * (count > 1)}{done}:", style="bold red")
+        errors.print(f"{counted(len(error.problems), 'problem')}{done}:", style="bold red")
         for problem in error.problems:
             errors.print(f"  {problem}", markup=False)
         return _cut_off(errors) if launched else ExitCode.USAGE

@@ -40,6 +40,7 @@ from converge_harness.matrix.run import Ran, run_jobs
 from converge_harness.model import Job, Plan, RunRecord, RunStatus
 from converge_harness.run_folder.layout import LOGS
 from converge_harness.store import Store
+from converge_harness.wording import counted
 
 STYLES = {
     RunStatus.FINISHED: "green",
@@ -136,7 +137,7 @@ class Display:
     def _start(self, job: Job, attempt: int, nodes: str) -> None:
         again = f", attempt {attempt}" if attempt > 1 else ""
         if not self._live:
-            ranks = f"{job.world_size} rank{'s' * (job.world_size > 1)}"
+            ranks = counted(job.world_size, "rank")
             where = f" of {nodes}" if nodes else ""
             self._print(f"{job.name}: started on {ranks}{where}{again}")
             return

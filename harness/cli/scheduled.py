@@ -93,8 +93,3 @@ def mend(plan: Plan, refusals: Iterable[str]) -> str:
     if all(TOO_MANY_REQUEUES in each for each in refusals):
         return "find out why Slurm requeues the job (slurm.log in its run folder)"
     return f"fix [cluster] of {plan.experiment.path}, or your own cluster file"
-
-
-def counted(count: int) -> str:
-    """``1 job``, ``2 jobs``."""
-    return "1 job" if count == 1 else f"{count} jobs"

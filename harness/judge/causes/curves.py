@@ -23,8 +23,8 @@ from converge_harness.judge.causes.signature import Basis, Cause, ComparisonKind
 from converge_harness.judge.causes.updates import first_part
 from converge_harness.judge.compare.envelopes import Envelope
 from converge_harness.judge.compare.tensors import TensorComparison, TensorDifferences
-from converge_harness.judge.wording import distinct_digits
 from converge_harness.model import CauseClass, Floats, Outcome, Precision, Tier
+from converge_harness.wording import distinct_digits
 
 _ONE_OFF = (
     "what happens at that step alone: its samples, gradients that were not set to zero, a skipped "

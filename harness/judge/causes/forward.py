@@ -60,8 +60,8 @@ from converge_harness.judge.compare.envelopes import Envelope
 from converge_harness.judge.compare.limits import rounding_of_experts, routed, same_sample_layout
 from converge_harness.judge.compare.reported import agreement
 from converge_harness.judge.compare.tensors import TensorComparison
-from converge_harness.judge.wording import distinct_digits
 from converge_harness.model import CauseClass, Outcome, Precision
+from converge_harness.wording import distinct_digits
 
 SAME_BITS = 1e-14
 """Relative difference of two sums in float64 of the same numbers."""

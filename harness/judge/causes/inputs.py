@@ -13,6 +13,7 @@ from converge_harness.judge.causes.signature import EVERY, Basis, Cause, Stage, 
 from converge_harness.judge.compare.curves import series
 from converge_harness.judge.compare.floors import FIRST_STEPS
 from converge_harness.model import CauseClass, Evidence, Outcome
+from converge_harness.wording import counted
 
 
 @signature(Basis.RECORDED, Stage.RUN, asked_of=EVERY)
@@ -154,7 +155,7 @@ def _lagging(test: Evidence, control: Evidence, step: int) -> str:
         there = (at < theirs.steps.size) & (theirs.steps[at % theirs.steps.size] == steps - lag)
         if there.all() and np.allclose(theirs.values[at], rates, rtol=1e-6, atol=0):
             return (
-                f"; from there on it is {lag} step{'s' * (lag > 1)} behind the control's, as a "
+                f"; from there on it is {counted(lag, 'step')} behind the control's, as a "
                 f"schedule that started over after step {lag}"
             )
     return ""

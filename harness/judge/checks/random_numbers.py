@@ -24,8 +24,8 @@ from converge_harness.judge.compare.random_states import (
     shared,
     unrecorded,
 )
-from converge_harness.judge.wording import counted
 from converge_harness.model import Evidence, Outcome, Tier
+from converge_harness.wording import counted
 
 _NOTHING = "the run draws no random numbers in two steps one after the other"
 _NOT_THE_CONTROL = "the control draws no random numbers"

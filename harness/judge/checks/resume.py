@@ -62,7 +62,6 @@ from converge_harness.judge.resume.saved_state import (
     says_nothing,
 )
 from converge_harness.judge.soundness import Flaw
-from converge_harness.judge.wording import counted
 from converge_harness.model import (
     JUDGED_SIGNALS,
     Deviation,
@@ -78,6 +77,7 @@ from converge_harness.model import (
     Tier,
     Torn,
 )
+from converge_harness.wording import counted
 
 MOST_DEVIATIONS = 20
 

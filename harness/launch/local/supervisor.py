@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.launch import processes
-from converge_harness.launch.check import check_jobs, count_of, require_seed_checkpoints, unchecked
+from converge_harness.launch.check import check_jobs, require_seed_checkpoints, unchecked
 from converge_harness.launch.events import (
     Ended,
     GoingOn,
@@ -88,6 +88,7 @@ from converge_harness.trainers import (
 )
 from converge_harness.trainers.environment import SHARE_GPUS
 from converge_harness.trainers.failure import is_infrastructure_fault
+from converge_harness.wording import counted
 
 
 def run_plan(
@@ -168,7 +169,7 @@ def _run(
         asked = tuple(job for job in jobs if job.spec.trainer.can.checks_config)
         to_check = unchecked(asked, store) if options.check else ()
         if to_check:
-            observer(Preparing(time.time(), f"checking {count_of(to_check)}"))
+            observer(Preparing(time.time(), f"checking {counted(len(to_check), 'config')}"))
             check_jobs(to_check, store, options, inherited, servers, stop)
         for job in jobs:
             observer(Queued(time.time(), job))

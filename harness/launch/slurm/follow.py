@@ -29,6 +29,7 @@ from converge_harness.model import Experiment, Job, Plan, RunRecord, RunStatus
 from converge_harness.run_folder.layout import LOGS
 from converge_harness.run_folder.metrics import StepLine
 from converge_harness.trainers import comes_in_passes, curves_of, trainer_of
+from converge_harness.wording import counted
 
 OUTAGE_S = 3600.0
 """How long to retry a scheduler that does not answer; its jobs go on."""
@@ -222,7 +223,7 @@ class _Follower:
         for reason in found.keys() - _ORDINARY - self._reported_reasons:
             self._reported_reasons.add(reason)
             count = found[reason]
-            jobs = "1 job waits" if count == 1 else f"{count} jobs wait"
+            jobs = f"{counted(count, 'job')} {'waits' if count == 1 else 'wait'}"
             self._tell(Notice(time.time(), f"{jobs} in Slurm's queue: {reason}"))
 
     def _reasons(self) -> Counter[str]:

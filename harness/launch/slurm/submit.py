@@ -16,7 +16,7 @@ from pathlib import Path
 
 from converge_harness.errors import ClusterError, StoreError
 from converge_harness.launch.batch_step import JOB_SCRIPT
-from converge_harness.launch.check import check_jobs, count_of, require_seed_checkpoints, unchecked
+from converge_harness.launch.check import check_jobs, require_seed_checkpoints, unchecked
 from converge_harness.launch.continuing import continues_from
 from converge_harness.launch.events import (
     Ended,
@@ -65,6 +65,7 @@ from converge_harness.run_folder.layout import (
 from converge_harness.seal import stale
 from converge_harness.store import atomic_write, read_record
 from converge_harness.trainers import Resources, environment, job_payload
+from converge_harness.wording import counted
 
 _DYING_S = 120.0
 """Longest wait for cancelled jobs; Slurm kills them after ``KillWait``, 30 s."""
@@ -191,7 +192,7 @@ def _check(jobs: Sequence[Job], site: Site, observer: Observer, stop: Interrupti
     to_check = unchecked(asked, site.store) if site.options.check else ()
     if not to_check:
         return
-    observer(Preparing(time.time(), f"checking {count_of(to_check)}"))
+    observer(Preparing(time.time(), f"checking {counted(len(to_check), 'config')}"))
     inherited, device = dict(os.environ), site.options.device
     servers = WarmServers(environment(inherited, Resources(device=device)), device)
     try:

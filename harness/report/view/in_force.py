@@ -12,9 +12,10 @@ from typing import Any, TypeGuard
 from converge_harness.judge import is_declared
 from converge_harness.model import Evidence, Job, SetSpec, Technique
 from converge_harness.report.sanitize import from_here, plain
-from converge_harness.report.text import ABSENT, count
+from converge_harness.report.text import ABSENT
 from converge_harness.report.view.report_view import ConfigChange, Named
 from converge_harness.report.view.resumed_run import degrees_in_force, joined
+from converge_harness.wording import counted
 
 _FLOAT8 = (Technique.FLOAT8, Technique.FLOAT8_ROWWISE, Technique.FLOAT8_TP)
 
@@ -192,7 +193,7 @@ def _schedule(seen: Mapping[str, Any]) -> str:
 
 def _compile(seen: Mapping[str, Any]) -> str:
     regions, graphs = seen.get("regions") or 0, seen.get("graphs") or 0
-    return f"{count(regions, 'region')}, {count(graphs, 'graph')}" if regions or graphs else ""
+    return f"{counted(regions, 'region')}, {counted(graphs, 'graph')}" if regions or graphs else ""
 
 
 def _async_tp(seen: Mapping[str, Any]) -> str:
@@ -203,9 +204,9 @@ def _async_tp(seen: Mapping[str, Any]) -> str:
 def _float8(seen: Mapping[str, Any]) -> str:
     if not seen.get("modules"):
         return ""
-    parts = [count(seen["modules"], "module"), _text(seen.get("recipe"))]
+    parts = [counted(seen["modules"], "module"), _text(seen.get("recipe"))]
     if seen.get("emulated"):
         parts.append("emulated")
     if seen.get("tp_styles"):
-        parts.append(count(seen["tp_styles"], "TP style"))
+        parts.append(counted(seen["tp_styles"], "TP style"))
     return ", ".join(part for part in parts if part)

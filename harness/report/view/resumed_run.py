@@ -35,8 +35,9 @@ from converge_harness.model import (
     Torn,
 )
 from converge_harness.report.sanitize import plain
-from converge_harness.report.text import ABSENT, count, duration, step_range
+from converge_harness.report.text import ABSENT, duration, step_range
 from converge_harness.report.view.curves import Curve
+from converge_harness.wording import counted
 
 PASS_TITLES = (
     "Pass",
@@ -105,7 +106,7 @@ class PassesView:
         if not replayed:
             return f"{joined}; no step was trained twice."
         verb = "was" if replayed == 1 else "were"
-        again = f"{count(replayed, 'step')} {verb} trained again"
+        again = f"{counted(replayed, 'step')} {verb} trained again"
         return f"{joined}; {again}, and what the last pass left is judged."
 
 
@@ -197,7 +198,7 @@ def _degrees(each: Pass, spec: SetSpec | None) -> str:
     # An elastic job may have shrunk: then the named degrees are not those of this pass.
     if named and named.world_size == each.world_size:
         return str(named)
-    return count(each.world_size, "rank")
+    return counted(each.world_size, "rank")
 
 
 def _ended(each: Pass, evidence: Evidence) -> str:
