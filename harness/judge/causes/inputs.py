@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from converge_harness.judge.causes.context import Context, words_of
+from converge_harness.judge.causes.context import Context, signal_name
 from converge_harness.judge.causes.optimizer import counted_otherwise
 from converge_harness.judge.causes.resume import of_pass
 from converge_harness.judge.causes.signature import EVERY, Basis, Cause, Stage, signature
@@ -48,7 +48,7 @@ def not_finite(context: Context) -> Cause | None:
         sentence += f"; {context.detail('gradients-finite')}"
     earlier = [curve for curve in context.off() if (curve.onset or 0) < step]
     if earlier:
-        sentence += f"; {words_of(earlier[0])} was already off at step {earlier[0].onset}"
+        sentence += f"; {signal_name(earlier[0])} was already off at step {earlier[0].onset}"
     return Cause(sentence, CauseClass.NOT_FINITE, look_at)
 
 

@@ -300,7 +300,7 @@ def own_additions(context: Context) -> list[Mapping[str, Any]]:
     return [each for each in ours if each["name"] not in theirs]
 
 
-def stage_words(names: Collection[str], among: Sequence[str], context: Context) -> str:
+def stage_clause(names: Collection[str], among: Sequence[str], context: Context) -> str:
     """`` (the end of the model, as the last pipeline stage holds it)``, or nothing."""
     layers, all_layers = layers_of(names), layers_of(among)
     if context.degree("pp") == 1 or not layers or len(names) == len(among):

@@ -108,7 +108,7 @@ class RunView:
         return tuple(f"{name}: {what}" for name, what in self.own_techniques.items())
 
     @property
-    def requeue_words(self) -> str:
+    def requeue_sentence(self) -> str:
         """One sentence on its interruptions; empty when there were none."""
         times = "once" if self.requeues == 1 else f"{self.requeues} times"
         return f"It was {INTERRUPTED} {times}." if self.requeues else ""

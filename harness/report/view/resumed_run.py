@@ -143,7 +143,7 @@ def kind_seen(evidence: Evidence | None) -> Kind:
 
 
 def _with_faults(degrees: str, faults: Sequence[Fault | Struck]) -> str:
-    named = [f"{fault_words(fault.kind)} at {fault.step}" for fault in faults]
+    named = [f"{fault_name(fault.kind)} at {fault.step}" for fault in faults]
     more = len(named) - _NAMED_FAULTS
     rest = [f"and {more} more"] if more > 0 else []
     return ", ".join([degrees, *named[:_NAMED_FAULTS], *rest])
@@ -207,7 +207,7 @@ def _ended(each: Pass, evidence: Evidence) -> str:
     if evidence.interrupted and each is not evidence.passes[-1]:
         return "interrupted"
     kinds = [f.kind for f in evidence.struck if pass_of(evidence, f) == each.number]
-    struck = ", ".join(fault_words(kind) for kind in kinds if kind != FaultKind.JOIN)
+    struck = ", ".join(fault_name(kind) for kind in kinds if kind != FaultKind.JOIN)
     ended = [f"struck by {struck}"] if struck else []
     if FaultKind.JOIN in kinds:
         ended.append("a node joined" if struck else "ended: a node joined")
@@ -287,7 +287,7 @@ class FaultView:
     @property
     def text(self) -> str:
         """The kind, for people."""
-        return fault_words(self.kind)
+        return fault_name(self.kind)
 
     @property
     def details(self) -> str:
@@ -370,6 +370,6 @@ def fault_cells(fault: FaultView) -> tuple[str, ...]:
     return fault.numbered(fault.details), str(fault.step), fault.fate, duration(fault.recovery_s)
 
 
-def fault_words(kind: str) -> str:
+def fault_name(kind: str) -> str:
     """A kind for people to read: ``nan batch``."""
     return plain(kind).replace("_", " ")
