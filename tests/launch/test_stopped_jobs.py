@@ -324,17 +324,17 @@ def test_a_run_saves_before_it_waits_unless_few_steps_would_be_lost():
 
 
 @given(st.lists(st.none() | st.integers(1, 100), max_size=4), st.integers(1, 200), st.booleans())
-def test_a_run_ends_only_if_every_set_that_reads_it_was_stopped_by_then(sets, step, resumes):
+def test_a_run_ends_only_if_every_set_that_reads_it_was_stopped_by_then(sets, step, in_passes):
     job = tiny_job("control", role=Role.CONTROL, steps=150)
     known = bool(sets) and None not in sets and max(sets) <= step < 150
     # One that would begin again ends only while that costs no more than is saved.
-    ends = known and (resumes or step <= 75)
-    assert bool(why_to_end(job, step, sets, resumes=resumes)) == ends
+    ends = known and (in_passes or step <= 75)
+    assert bool(why_to_end(job, step, sets, in_passes=in_passes)) == ends
 
 
 def test_it_is_said_why_a_control_ends():
     job = tiny_job("control", role=Role.CONTROL, steps=3000)
-    assert why_to_end(job, 1203, [16, 1200], resumes=False) == (
+    assert why_to_end(job, 1203, [16, 1200], in_passes=False) == (
         "every set that is judged by it was stopped after step 1200 at the latest"
     )
 
@@ -357,7 +357,7 @@ def test_a_run_waits_while_a_set_that_reads_it_is_open(tmp_path):
         jobs = {job.name: job.identity for job in (control, first, second)}
         training = {jobs[name]: Training(tmp_path, step) for name, step in steps.items()}
         here = {control.identity: 65, **training}
-        return looking.may_train_on(control, 65, records, here, resumes=True)
+        return looking.may_train_on(control, 65, records, here, in_passes=True)
 
     def record(job, status, step):
         folder = trained(tmp_path / f"{job.name}-{status}-{step}", step)

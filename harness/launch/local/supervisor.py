@@ -588,14 +588,14 @@ class Supervisor:
             self._nobody_waits
             or bool(self._elsewhere)
             or self._looks.may_train_on(
-                run.job, step, self._records, training, resumes=run.in_passes
+                run.job, step, self._records, training, in_passes=run.in_passes
             )
             or (bool(self._why_to_end(run, step)) and self._has_to_go(run))
         )
 
     def _why_to_end(self, run: Run, step: int) -> str:
         """Why a control or repeat may end after a step; empty if it trains on."""
-        return self._looks.why_to_end(run.job, step, self._records, resumes=run.in_passes)
+        return self._looks.why_to_end(run.job, step, self._records, in_passes=run.in_passes)
 
     def _has_to_go(self, run: Run) -> bool:
         """Whether another process waits for a run that it would have to begin again."""

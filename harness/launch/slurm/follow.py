@@ -260,8 +260,10 @@ class _Follower:
         # A job that another converge process submitted may serve that one's sets, too.
         ours = followed.job.identity in self._submitter.ours
         if ours:
-            resumes = comes_in_passes(followed.job)
-            reason = self._looks.why_to_end(followed.job, last.step, self._records, resumes=resumes)
+            in_passes = comes_in_passes(followed.job)
+            reason = self._looks.why_to_end(
+                followed.job, last.step, self._records, in_passes=in_passes
+            )
             if reason:
                 return reason
         if not self._looks.is_due(followed.job, last.step):

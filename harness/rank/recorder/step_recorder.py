@@ -123,7 +123,7 @@ class StepRecorder:
         self._last_step = job.last_step
         self._run_folder = job.run_folder
         self.this_pass = (
-            begin_pass(job.run_folder, job.checkpoints, continued=job.is_continued)
+            begin_pass(job.run_folder, job.checkpoints, set_aside=job.may_continue)
             if job.resumes
             else None
         )
@@ -656,7 +656,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def begin_pass(
-    run_folder: Path, form: CheckpointForm = OUR_FORM, *, continued: bool = False
+    run_folder: Path, form: CheckpointForm = OUR_FORM, *, set_aside: bool = False
 ) -> PassFolder:
     """Make the folder of the next pass. Collective over the world.
 
@@ -665,13 +665,13 @@ def begin_pass(
     Args:
         run_folder: of the job.
         form: what its checkpoints look like.
-        continued: whether the ranks set torn checkpoints aside, because nobody else does it before
+        set_aside: whether the ranks set torn checkpoints aside, because nobody else does it before
         they start.
     """
     mine = 0
     if world.rank() == 0:
         mine = claim_pass(run_folder)
-        if continued:
+        if set_aside:
             set_torn_aside(run_folder, form)
     number = world.everyones(mine)[0]
     return PassFolder(number, pass_folder(run_folder, number))
