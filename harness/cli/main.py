@@ -14,7 +14,6 @@ from converge_harness.cli.exit_codes import GIT_BISECT, ExitCode, for_git_bisect
 from converge_harness.cli.leaving import leaving_when_interrupted
 from converge_harness.cli.parser import build_parser, command
 from converge_harness.errors import ConfigError, ConvergeError, Interrupted
-from converge_harness.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,6 +42,7 @@ def _command(arguments: argparse.Namespace) -> int:
     # Imported here: `converge --help` ends in the line before, and should not pay for rich.
     with leaving_when_interrupted():
         from converge_harness.cli.console import error_console
+        from converge_harness.wording import counted
     errors = error_console()
     signal.signal(signal.SIGTERM, _interrupt)
     try:

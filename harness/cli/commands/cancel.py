@@ -11,7 +11,6 @@ from converge_harness.cli.leaving import leaving_when_interrupted
 from converge_harness.cli.options import names, store_of
 from converge_harness.cli.scheduled import EXAMPLES, add_plan, again, scheduled_plan
 from converge_harness.errors import ConfigError, Problem
-from converge_harness.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,6 +47,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         from converge_harness.cli.console import make_console, say
         from converge_harness.cli.progress import Display
         from converge_harness.matrix.submit import cancel_jobs
+        from converge_harness.wording import counted
     console = make_console()
     plan = scheduled_plan(arguments, whole=True)
     cluster = plan.experiment.cluster

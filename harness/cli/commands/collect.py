@@ -17,7 +17,6 @@ from converge_harness.cli.options import (
     store_of,
 )
 from converge_harness.cli.scheduled import EXAMPLES, add_plan, again, scheduled_plan
-from converge_harness.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,6 +86,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 def _say_left(console: Console, left: Sequence[JobStatus], arguments: argparse.Namespace) -> None:
     from converge_harness.cli.console import say
     from converge_harness.matrix.submit import state_of
+    from converge_harness.wording import counted
 
     say(console, f"{counted(len(left), 'job')} {'has' if len(left) == 1 else 'have'} not ended:")
     for each in left[:_LISTED]:
