@@ -13,7 +13,7 @@ from statistics import median
 import torch
 from torch import nn
 
-from converge_harness.rank.recorder.activations import ActivationSamples
+from converge_harness.rank.recorder.activations import ActivationSampler
 from converge_harness.rank.recorder.trainer_view import TrainerView
 
 VOCABULARY, SAMPLES, LENGTH = 2048, 8, 128
@@ -62,7 +62,7 @@ def _measured(width: int, rounds: int) -> tuple[float, float]:
         watched = number % 2 == 0
         began = time.process_time()
         if watched:
-            samples = ActivationSamples(view, 0, None)
+            samples = ActivationSampler(view, 0, None)
             samples.begin()
             one_pass()
             samples.end_batch()

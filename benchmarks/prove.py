@@ -33,6 +33,7 @@ from proof.results import WORST, Proof, Result, collect
 
 from converge_harness.errors import ConfigError, ConvergeError, Problem
 from converge_harness.store import atomic_write, require_writable
+from converge_harness.wording import counted
 
 ROOT = Path(__file__).parent.parent
 BUGS = Path("benchmarks/bugs")
@@ -87,8 +88,8 @@ def main(argv: Sequence[str] | None = None) -> Exit:
             # Written after each regime, so that an interruption loses none of the earlier ones.
             _write(results, arguments.out, part=part)
     except ConfigError as error:
-        count = len(error.problems)
-        print(f"{count} problem{'s' * (count > 1)}, nothing was launched:", file=sys.stderr)
+        found = counted(len(error.problems), "problem")
+        print(f"{found}, nothing was launched:", file=sys.stderr)
         print(*(f"  {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
         return Exit.USAGE
     except ConvergeError as error:

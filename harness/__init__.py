@@ -16,6 +16,7 @@ An experiment becomes a plan, runs, evidence, verdicts and a report (docs/archit
     store.py seal.py         converge's own files; digests of a run's evidence and sources
     checkout.py surroundings.py   git checkouts; what outside the experiment file changes numbers
     toml.py errors.py shipped.py  strict TOML tables; exceptions; files shipped beside the code
+    wording.py                    numbers in sentences
     notebook.py export.py    results as pandas frames; curves for TensorBoard and W&B
     night.py pytest_plugin.py     the message about a night; ``pytest --converge``
     __main__.py              ``python -m converge_harness``

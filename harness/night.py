@@ -18,6 +18,7 @@ from converge_harness.model import CauseClass, Judgement
 from converge_harness.report.renderers.markdown import escape, fenced
 from converge_harness.report.sanitize import plain, plain_block
 from converge_harness.report.text import tail
+from converge_harness.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,8 @@ def body(night: NightReport, note: str = "") -> str | None:
         return None
     first = night.news[0].entry
     when = f"{first.finished:%Y-%m-%d %H:%M} UTC"
-    title = f"{escape(plain(first.experiment))}: {_count(len(night.news))} bad for the first time"
+    new = f"{counted(len(night.news), 'test set')} {'is' if len(night.news) == 1 else 'are'}"
+    title = f"{escape(plain(first.experiment))}: {new} bad for the first time"
     blocks = [
         f"**{title}** ({when})",
         *([escape(plain(note))] if note else []),
@@ -230,7 +232,3 @@ def _listed(entries: Sequence[Entry]) -> str:
         f"{escape(plain(each.test_set))} ({each.verdict})" for each in entries[:LISTED]
     )
     return named + (f" and {len(entries) - LISTED} more" if entries[LISTED:] else "")
-
-
-def _count(amount: int) -> str:
-    return "1 test set is" if amount == 1 else f"{amount} test sets are"

@@ -24,6 +24,7 @@ from converge_harness.matrix.recommend import (
     toolchain_for,
 )
 from converge_harness.model import SetSpec, Setting
+from converge_harness.wording import plural
 
 
 def cover(arguments: argparse.Namespace) -> ExitCode:
@@ -129,23 +130,23 @@ def _first(job: ProposedJob) -> str:
     return "; ".join(map(str, job.first))
 
 
-def _plural(count: int, word: str) -> str:
-    return f"{count:,} {word}{'s' * (count != 1)}"
-
-
 def _summary(found: guide.Cover, gpus: int) -> Iterator[str]:
     jobs, single = len(found.jobs), found.pairs + found.alone
     proof = "proved to be the fewest"
     if found.at_most_more:
         proof = f"at most {found.at_most_more} more than the fewest"
-    lone = f" ({_plural(found.alone, 'technique')} can meet no other)" if found.alone else ""
-    yield (
-        f"\n{_plural(jobs, 'job')} of at most {gpus} GPUs, beside the control: {proof}. "
-        f"{_plural(found.pairs, 'pair')} can meet, and do{lone}."
+    lone = (
+        f" ({found.alone:,} {plural(found.alone, 'technique')} can meet no other)"
+        if found.alone
+        else ""
     )
     yield (
-        f"One job per pair would be {_plural(single, 'job')}, {single - jobs:,} more; all "
-        f"combinations that fit, {found.combinations:,}, {found.combinations - jobs:,} more."
+        f"\n{jobs:,} {plural(jobs, 'job')} of at most {gpus} GPUs, beside the control: {proof}. "
+        f"{found.pairs:,} {plural(found.pairs, 'pair')} can meet, and do{lone}."
+    )
+    yield (
+        f"One job per pair would be {single:,} {plural(single, 'job')}, {single - jobs:,} more; "
+        f"all combinations that fit, {found.combinations:,}, {found.combinations - jobs:,} more."
     )
     yield (
         "This relies on the guide's assumption that a combination that passes vouches for its "
@@ -161,7 +162,7 @@ def _apart(found: guide.Cover) -> list[str]:
         reasons.setdefault(each.why, []).append(str(each.pair))
     return [
         "",
-        f"{_plural(len(found.apart), 'pair')} cannot meet:",
+        f"{len(found.apart):,} {plural(len(found.apart), 'pair')} cannot meet:",
         *(f"  {', '.join(pairs)}: {why}" for why, pairs in reasons.items()),
     ]
 

@@ -42,15 +42,15 @@ def _command(arguments: argparse.Namespace) -> int:
     # Imported here: `converge --help` ends in the line before, and should not pay for rich.
     with leaving_when_interrupted():
         from converge_harness.cli.console import error_console
+        from converge_harness.wording import counted
     errors = error_console()
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         return int(command(arguments.command).run(arguments))
     except ConfigError as error:
         launched = _launched(arguments)
-        count = len(error.problems)
         done = "" if launched else command(arguments.command).UNDONE
-        errors.print(f"{count} problem{'s' * (count > 1)}{done}:", style="bold red")
+        errors.print(f"{counted(len(error.problems), 'problem')}{done}:", style="bold red")
         for problem in error.problems:
             errors.print(f"  {problem}", markup=False)
         return _cut_off(errors) if launched else ExitCode.USAGE

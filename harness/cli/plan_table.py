@@ -30,6 +30,7 @@ from converge_harness.model import (
 from converge_harness.plan import PlanRow
 from converge_harness.toolchains.find import build_hint
 from converge_harness.trainers import trainer_of
+from converge_harness.wording import counted
 
 MANY = 200
 """More sets than this are printed as plain text, which is much faster."""
@@ -249,7 +250,7 @@ def _set_lines(row: PlanRow, command: str, where: str) -> Iterator[tuple[str | T
     yield Text.assemble((row.name, "bold"), "  ", row.serves), ""
     backend = f" by {row.spmd_backend}" if row.spmd_backend else ""
     kernels = "" if row.deterministic else ", not deterministic"
-    on = f"{_ranks(row.world_size)} ({where}), {row.toolchain}{backend}{kernels}"
+    on = f"{counted(row.world_size, 'rank')} ({where}), {row.toolchain}{backend}{kernels}"
     yield f"  {row.trainer or ', '.join(row.techniques) or 'no technique'}; {on}", ""
     for name, what in row.own_techniques.items():
         yield f"  {name}: {what}", ""
@@ -271,10 +272,6 @@ def _where(made: Plan) -> str:
     return "one GPU each" if cluster.device == "cuda" else "on CPUs"
 
 
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' * (count > 1)}"
-
-
 def _kind_lines(row: PlanRow) -> Iterator[str]:
     """Lines on an elastic set's segments, a fault set's faults, and checkpoints for requeues."""
     first = 1
@@ -283,7 +280,7 @@ def _kind_lines(row: PlanRow) -> Iterator[str]:
         samples = degrees.dp * segment.local_batch_size
         yield (
             f"steps {first}-{segment.until}: {degrees}{f' {schedule}' if schedule else ''}, "
-            f"{_ranks(degrees.world_size)}, local batch {segment.local_batch_size}, "
+            f"{counted(degrees.world_size, 'rank')}, local batch {segment.local_batch_size}, "
             f"{row.global_batch_size // samples} x accumulated"
         )
         first = segment.until + 1

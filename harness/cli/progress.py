@@ -29,9 +29,9 @@ from converge_harness.launch.events import (
     Overview,
     Preparing,
     Queued,
-    Resting,
     Retrying,
     Reused,
+    RunsElsewhere,
     Started,
     Step,
     Waiting,
@@ -40,6 +40,7 @@ from converge_harness.matrix.run import Ran, run_jobs
 from converge_harness.model import Job, Plan, RunRecord, RunStatus
 from converge_harness.run_folder.layout import LOGS
 from converge_harness.store import Store
+from converge_harness.wording import counted
 
 STYLES = {
     RunStatus.FINISHED: "green",
@@ -109,7 +110,7 @@ class Display:
 
     def __call__(self, event: Event) -> None:
         match event:
-            case Preparing() | Notice() | Reused() | Waiting() | GoingOn() | Resting():
+            case Preparing() | Notice() | Reused() | RunsElsewhere() | GoingOn() | Waiting():
                 self._print(*line(event), notable=isinstance(event, Notice))
             case Queued(job=job, job_id=job_id, to_create=to_create):
                 if job_id:
@@ -136,7 +137,7 @@ class Display:
     def _start(self, job: Job, attempt: int, nodes: str) -> None:
         again = f", attempt {attempt}" if attempt > 1 else ""
         if not self._live:
-            ranks = f"{job.world_size} rank{'s' * (job.world_size > 1)}"
+            ranks = counted(job.world_size, "rank")
             where = f" of {nodes}" if nodes else ""
             self._print(f"{job.name}: started on {ranks}{where}{again}")
             return
@@ -174,7 +175,7 @@ def queue_note(event: Overview) -> str:
 
 
 def line(
-    event: Preparing | Notice | Reused | Waiting | GoingOn | Resting,
+    event: Preparing | Notice | Reused | RunsElsewhere | GoingOn | Waiting,
 ) -> tuple[str, str]:
     """One line on an event that moves no bar, and its style."""
     match event:
@@ -184,11 +185,11 @@ def line(
             return f"warning: {message}", "yellow"
         case Reused(job=job, record=record):
             return f"{job.name}: reused {record.folder}", "dim"
-        case Waiting(job=job):
+        case RunsElsewhere(job=job):
             return f"{job.name}: another converge process runs it; waiting for its result", ""
         case GoingOn(job=job, reason=reason):
             return f"{job.name}: goes on: {reason}", ""
-        case Resting(job=job, step=step):
+        case Waiting(job=job, step=step):
             return f"{job.name}: waits after step {step} for the runs it is compared with", "dim"
 
 

@@ -15,6 +15,7 @@ from converge_harness.cli.console import error_console, say
 from converge_harness.cli.exit_codes import ExitCode
 from converge_harness.cli.options import TRIALS
 from converge_harness.cli.quiet import RunningQuietly, short
+from converge_harness.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -161,7 +162,7 @@ def _sizes(found: Shrunk) -> str:
     steps, length = test.setting("training.steps"), test.setting("training.seq_len")
     layers = test.train_config.model.get("n_layers")
     return f"{steps} steps, sequences of {length} tokens" + (
-        f", {layers} layer{'s' * (layers > 1)}" if layers else ""
+        f", {counted(layers, 'layer')}" if layers else ""
     )
 
 

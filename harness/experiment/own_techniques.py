@@ -26,6 +26,7 @@ from pydantic_core import PydanticCustomError
 from converge_harness.errors import Problem
 from converge_harness.model import OwnTechnique, Parallelism, Setting, Technique
 from converge_harness.toml import FilePath, Table, Where, find_file, is_printable, show, validate
+from converge_harness.wording import plural
 
 PLACES = ("config", "model", "parallel_model", "trainer")
 """What the parameter of ``apply`` may be called, which says where it is called."""
@@ -177,7 +178,7 @@ def _place_of(function: ast.FunctionDef, place: str, problems: list[Problem]) ->
     names = _required(function)
     if len(names) == 1 and names[0] in PLACES:
         return names[0]
-    has = f"has the parameter{'s' * (len(names) != 1)} {', '.join(names)}"
+    has = f"has the {plural(len(names), 'parameter')} {', '.join(names)}"
     problems.append(
         Problem(
             place,

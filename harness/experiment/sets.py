@@ -52,7 +52,7 @@ TECHNIQUES = (
     *("techniques", "pipeline_schedule", "cp_rotation", "spmd_backend"),
     *("inject", "without_fixes"),
 )
-"""Keys of a set that only our rank adapters understand."""
+"""Keys of a set that only our own rank code understands."""
 
 
 @dataclass

@@ -21,7 +21,8 @@ from converge_harness.model import Judgement, Outcome
 from converge_harness.report.renderers.assets import packed_plotly, resource, source, typed_array
 from converge_harness.report.renderers.palette import SYMBOLS
 from converge_harness.report.sanitize import plain
-from converge_harness.report.text import ABSENT, anchors, count, number
+from converge_harness.report.text import ABSENT, anchors, number
+from converge_harness.wording import counted
 
 PACKAGE = "converge_harness.history"
 STRIP = 40
@@ -86,10 +87,10 @@ def headline(sets: Sequence[SetHistory]) -> str:
         stepped = "too few to tell a trend"
     else:
         stepped = "no deviation went up for good"
-    total = count(len(sets), "test set")
+    total = counted(len(sets), "test set")
     fail = "does not pass" if len(bad) == 1 else "do not pass"
     state = f"{len(bad)} of {total} {fail}" if bad else f"{total}, and nothing but PASS"
-    return f"{state}; over {count(nights, 'night')}, {stepped}."
+    return f"{state}; over {counted(nights, 'night')}, {stepped}."
 
 
 def young(sets: Sequence[SetHistory]) -> bool:

@@ -9,7 +9,6 @@
 - ``resume/``: compares the passes of a resumed run with each other
 - ``causes/``: the likely cause of a failure
 - ``soundness``, ``in_force``, ``degrees``, ``programs``: questions about a single run
-- ``wording``: numbers in sentences
 
 Other packages import only from here, except benchmarks of a single part.
 """

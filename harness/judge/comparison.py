@@ -15,7 +15,7 @@ from converge_harness.judge.compare.curves import (
 from converge_harness.judge.compare.envelopes import (
     Envelope,
     LearntLimit,
-    compare,
+    compare_signal,
     curves_alone,
     furthest_learnt,
     limits,
@@ -184,6 +184,7 @@ def _envelopes(
 ) -> tuple[Envelope, ...]:
     """Of the judged signals, those that the two runs can be compared on."""
     every = (
-        compare(each, test, control, calibration, tolerances, margin) for each in JUDGED_SIGNALS
+        compare_signal(each, test, control, calibration, tolerances, margin)
+        for each in JUDGED_SIGNALS
     )
     return tuple(envelope for envelope in every if envelope is not None)

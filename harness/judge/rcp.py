@@ -34,7 +34,6 @@ from converge_harness.judge.checks.equivalence import OUTCOMES
 from converge_harness.judge.checks.question import CheckResult, check, invalid, passed, skipped
 from converge_harness.judge.compare.seeds import FEWEST_SEEDS, Group, over_seeds
 from converge_harness.judge.compare.tost import ALPHA, Answer
-from converge_harness.judge.wording import counted
 from converge_harness.model import (
     Ask,
     CauseClass,
@@ -47,6 +46,7 @@ from converge_harness.model import (
     Tier,
     Verdict,
 )
+from converge_harness.wording import counted
 
 SUBMISSION_RUNS = {
     "bert": 10,

@@ -128,12 +128,12 @@ def judge(
         target=target,
         level=level,
     )
-    resumes = bool(test.passes) or (spec is not None and spec.resumes)
+    in_passes = bool(test.passes) or (spec is not None and spec.resumes)
     asks = asked(
         ask,
         seeds=seeds is not None,
         same_seed=same_seed,
-        resumes=resumes,
+        in_passes=in_passes,
         target=target is not None,
         draws=compared.draws,
     )

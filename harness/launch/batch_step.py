@@ -27,6 +27,7 @@ from converge_harness.trainers import (
     trainer_of,
     work_folder,
 )
+from converge_harness.wording import counted
 
 JOB_SCRIPT = "job.sh"
 HEAD_VARIABLE = "CONVERGE_HEAD_NODE"
@@ -107,7 +108,7 @@ def header(
     """The first lines of a script; ``on`` and ``node`` are the words for where ranks are."""
     several = f"{largest.nodes} {node}s of {largest.ranks}"
     place = f"{on} {f'1 {node}' if largest.nodes == 1 else several}"
-    ranks = "1 rank" if job.world_size == 1 else f"{job.world_size} ranks"
+    ranks = counted(job.world_size, "rank")
     what = f"{job.name} ({job.role}) of the experiment {experiment}: {ranks} {place}."
     lines = (what, *([job.spec.note] if job.spec.note else []), *about)
     return "\n".join(("#!/bin/bash", *(f"# {_one_line(line)}" for line in lines)))

@@ -50,11 +50,6 @@ def require_seed_checkpoints(
             )
 
 
-def count_of(jobs: Sequence[Job]) -> str:
-    """``1 config``, ``4 configs``."""
-    return "1 config" if len(jobs) == 1 else f"{len(jobs)} configs"
-
-
 def check_jobs(
     jobs: Sequence[Job],
     store: Store,

@@ -3,9 +3,9 @@
 Each carries ``at``, seconds since 1970. A job's events are one of::
 
     Reused                                          an earlier run with its identity is used
-    Queued (Waiting)? Started Step* Ended           it ran; ``record.status`` has the result
-    Queued (Waiting)? Started Step* Retrying Started …   an infrastructure fault, then a retry
-    Queued (Waiting)? Started Step* (GoingOn Step*)* Ended  segments, or restarts after faults
+    Queued (RunsElsewhere)? Started Step* Ended     it ran; ``record.status`` has the result
+    Queued (RunsElsewhere)? Started Step* Retrying Started …  an infrastructure fault, then a retry
+    Queued (RunsElsewhere)? Started Step* (GoingOn Step*)* Ended  segments, or restarts after faults
     Queued Ended                                    skipped: a job that it needs did not finish
 
 On a cluster ``Queued`` means that the scheduler has accepted the job, ``Started`` that it runs, and
@@ -57,7 +57,7 @@ class Queued:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class RunsElsewhere:
     """Another converge process is running the same job; its result will be used."""
 
     at: float
@@ -111,7 +111,7 @@ class GoingOn:
 
 
 @dataclass(frozen=True, slots=True)
-class Resting:
+class Waiting:
     """The ranks of a job wait until runs that it is compared with have come as far."""
 
     at: float
@@ -150,12 +150,12 @@ Event: TypeAlias = (
     | Notice
     | Reused
     | Queued
-    | Waiting
+    | RunsElsewhere
     | Started
     | Step
     | Retrying
     | GoingOn
-    | Resting
+    | Waiting
     | Ended
     | Overview
 )

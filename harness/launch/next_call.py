@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from converge_harness.model import Fault, FaultKind, Job, Recovery, RestartOwner
 from converge_harness.trainers import Call, comes_in_passes
+from converge_harness.wording import counted
 
 HARNESS_FAULTS = frozenset({FaultKind.PREEMPT, FaultKind.AGENT_LOSS, FaultKind.JOIN})
 """Faults that the ranks cannot cause themselves."""
@@ -89,7 +90,7 @@ def _after_fault(job: Job, recovery: Recovery, call: Call, outcome: CallOutcome)
     if recovery.restarts is RestartOwner.TORCHRUN:
         return Decision(problem=f"torchrun gave up (max_restarts = {recovery.max_restarts})")
     if restarted >= recovery.max_restarts:
-        times = f"{restarted} restart{'s' * (restarted != 1)}"
+        times = f"{counted(restarted, 'restart')}"
         return Decision(problem=f"failed again after {times}, which is max_restarts")
     if not outcome.struck and not outcome.steps:
         return Decision(problem="failed before any step, but not by a fault of the script")

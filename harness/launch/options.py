@@ -62,7 +62,7 @@ class RunOptions:
     """By identity of a control or repeat that may end early, the test sets that read it: it ends
     once all of them have been stopped.
     """
-    keep: Callable[[Job, RunRecord], None] | None = None
+    read_stopped: Callable[[Job, RunRecord], None] | None = None
     """Called with every run that was stopped, by this process or earlier, while its lock is held:
     once that is free, another process may let the run train on. So it reads what will be judged.
     """

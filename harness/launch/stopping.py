@@ -102,7 +102,7 @@ def read_by(plan: Plan) -> dict[str, tuple[Job, ...]]:
     return found
 
 
-def waits(
+def wait_steps(
     job: Job, experiment: Experiment, readers: Mapping[str, tuple[Job, ...]]
 ) -> tuple[int, ...]:
     """The steps after which a run may wait until others have come as far, in order.
@@ -125,7 +125,7 @@ def waiting(
     Ranks of a program of the user never wait.
     """
     own = [job for job in jobs if trainer_of(job.spec).own_rank_code]
-    return {job.identity: steps for job in own if (steps := waits(job, experiment, readers))}
+    return {job.identity: steps for job in own if (steps := wait_steps(job, experiment, readers))}
 
 
 def _is_challenged(control: Job, plan: Plan) -> bool:
@@ -191,15 +191,15 @@ class Looks:
         return reason or ""
 
     def why_to_end(
-        self, job: Job, step: int, records: Mapping[str, RunRecord], *, resumes: bool
+        self, job: Job, step: int, records: Mapping[str, RunRecord], *, in_passes: bool
     ) -> str:
         """Why a control or repeat may end after a step; empty if it trains on.
 
-        ``resumes``: it could continue from a checkpoint.
+        ``in_passes``: it could continue from a checkpoint.
         """
         sets = self._options.read_by.get(job.identity, ())
         stopped = [self._stopped_by(each, records) for each in sets]
-        return why_to_end(job, step, stopped, resumes=resumes)
+        return why_to_end(job, step, stopped, in_passes=in_passes)
 
     def waiting(self, jobs: Iterable[Job]) -> dict[str, tuple[int, ...]]:
         """By identity of each run that may wait for others, the steps after which it does.
@@ -224,7 +224,7 @@ class Looks:
         records: Mapping[str, RunRecord],
         training: Mapping[str, Training],
         *,
-        resumes: bool,
+        in_passes: bool,
     ) -> bool:
         """Whether a run that waits after a step may train on.
 
@@ -233,13 +233,13 @@ class Looks:
         - a set that reads it has trained on,
         - a set that reads it has ended without being stopped by that step, or
         - all of them were stopped, and it is not worth ending itself.
-        ``resumes`` as for ``why_to_end``.
+        ``in_passes`` as for ``why_to_end``.
         """
         sets = self._options.read_by.get(job.identity)
         if sets is None:
             return not self.is_due(job, step)
         if all(each.identity in records for each in sets):
-            return not self.why_to_end(job, step, records, resumes=resumes)
+            return not self.why_to_end(job, step, records, in_passes=in_passes)
         return any(self._needs_more(each, step, records, training) for each in sets)
 
     def _needs_more(
@@ -265,7 +265,7 @@ class Looks:
         return self._reached[job.identity]
 
 
-def why_to_end(job: Job, step: int, sets: Sequence[int | None], *, resumes: bool) -> str:
+def why_to_end(job: Job, step: int, sets: Sequence[int | None], *, in_passes: bool) -> str:
     """Why a control or repeat may end after a step, in a clause; empty if it trains on.
 
     It may end once every set that reads it was stopped, and no earlier than the last of them. A set
@@ -275,23 +275,23 @@ def why_to_end(job: Job, step: int, sets: Sequence[int | None], *, resumes: bool
         job: any job; one that no set reads never ends so.
         step: its last.
         sets: the last step of each set that reads it; None if that was not stopped.
-        resumes: whether it could continue from a checkpoint.
+        in_passes: whether it could continue from a checkpoint.
     """
     stopped = [each for each in sets if each is not None]
     if not stopped or len(stopped) < len(sets) or not max(stopped) <= step < job.steps:
         return ""
-    if not is_worth_ending(job, step, resumes=resumes):
+    if not is_worth_ending(job, step, in_passes=in_passes):
         return ""
     return f"every set that is judged by it was stopped after step {max(stopped)} at the latest"
 
 
-def is_worth_ending(job: Job, step: int, *, resumes: bool) -> bool:
+def is_worth_ending(job: Job, step: int, *, in_passes: bool) -> bool:
     """Whether to end a run after a step although somebody may want its further ones later.
 
     It then continues from its checkpoint. Without one it would begin again, which must not cost
     more than what is saved now.
     """
-    return resumes or 2 * step <= job.steps
+    return in_passes or 2 * step <= job.steps
 
 
 def reached_by(job: Job, folder: Path) -> int:
@@ -310,7 +310,7 @@ def used_again(
     """Earlier runs that were stopped: those that would be again, so need not run; and all of them.
 
     Also the identities of runs that another process holds, which are left to it. What is used again
-    is read (``options.keep``) before another process can let it train on.
+    is read (``options.read_stopped``) before another process can let it train on.
 
     Args:
         jobs: to run. records: of finished runs, by identity.
@@ -336,14 +336,14 @@ def used_again(
         stopped = unchanged_stopped(mine)
         again = stopped_again(by_identity.values(), stopped, experiment, options, records)
         for identity, record in again.items():
-            keep(by_identity[identity], record, options)
+            read_if_stopped(by_identity[identity], record, options)
     return again, stopped, frozenset(elsewhere)
 
 
-def keep(job: Job, record: RunRecord, options: RunOptions) -> None:
+def read_if_stopped(job: Job, record: RunRecord, options: RunOptions) -> None:
     """Read what is needed of a run that was stopped; its lock must be held."""
-    if options.keep is not None and _was_stopped(record):
-        options.keep(job, record)
+    if options.read_stopped is not None and _was_stopped(record):
+        options.read_stopped(job, record)
 
 
 def _was_stopped(record: RunRecord | None) -> bool:
@@ -402,7 +402,7 @@ def stopped_again(
             job,
             there[job.identity].step,
             [steps.get(each.identity) for each in sets],
-            resumes=left_passes(job, there[job.identity].folder),
+            in_passes=left_passes(job, there[job.identity].folder),
         )
     }
     return found | ended

@@ -1,6 +1,6 @@
 """How many runs may wait for each other in memory. Pure.
 
-Runs that wait at their looks (``stopping.waits``) keep their memory while others have their
+Runs that wait at their looks (``stopping.wait_steps``) keep their memory while others have their
 slots. A control, its repeats and the sets that are judged by them are a group: all its controls and
 repeats have to be in memory at once, with one set after another, or none of them could train on. So
 a group starts only where there is room for that much beside what is left of other groups. Within

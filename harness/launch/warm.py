@@ -144,13 +144,13 @@ class WarmServers:
         self._failed |= failures
         return failures
 
-    def keep(self, toolchains: set[str]) -> None:
+    def keep_only(self, toolchains: set[str]) -> None:
         """End the servers of all other toolchains, to free their memory."""
         for name in set(self._servers) - toolchains:
             self._servers.pop(name).close()
 
     def close(self) -> None:
-        self.keep(set())
+        self.keep_only(set())
 
     def _state(self, toolchain: str) -> ServerState | None:
         server = self._servers.get(toolchain)

@@ -144,7 +144,7 @@ def base_of(plan: Plan, fork: Fork) -> Iterator[BaseRevision]:
         yield BaseRevision(fork, folder, made, missing)
 
 
-def compare(
+def compare_with_base(
     base: BaseRevision, before: tuple[Ran, Judged], plan: Plan, after: tuple[Ran, Judged]
 ) -> Against:
     """Compare every control and test set of a matrix with the same one with the base's code."""
@@ -231,7 +231,7 @@ def shown_with(view: ReportView, plan: Plan, against: Against | None) -> ReportV
     return replace(view, tests=tuple(map(bisected, view.tests)), against=against)
 
 
-def keep(folder: Path, against: Against | None) -> None:
+def write_against(folder: Path, against: Against | None) -> None:
     """Store the comparison for ``converge report``; None: there is none."""
     path = folder / FILE
     if against is None:
@@ -240,8 +240,8 @@ def keep(folder: Path, against: Against | None) -> None:
     write_json(path, {"against": _STORED.dump_python(against, mode="json")})
 
 
-def kept(folder: Path) -> Against | None:
-    """What ``keep`` stored; None if that is nothing, or was written by another version."""
+def read_against(folder: Path) -> Against | None:
+    """What ``write_against`` stored; None if that is nothing, or was written by another version."""
     path = folder / FILE
     try:
         return _STORED.validate_python(read_json(path)["against"]) if path.is_file() else None

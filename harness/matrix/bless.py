@@ -17,7 +17,7 @@ from converge_harness.baselines import (
 from converge_harness.calibrations import StoredCalibration
 from converge_harness.errors import ConfigError, Problem, StoreError
 from converge_harness.judge import ChangeKind, RunChange, classify, judge
-from converge_harness.matrix.calibrate import keep, learn, timestamp
+from converge_harness.matrix.calibrate import learn, store_calibrations, timestamp
 from converge_harness.matrix.judge import read_evidence
 from converge_harness.model import (
     Blessing,
@@ -114,7 +114,7 @@ def candidate(plan: Plan, records: Sequence[RunRecord], store: Store) -> Candida
     """The control of a plan that has run; its calibration is written to the store."""
     evidences = read_evidence(plan, records)
     learnt = learn(plan, evidences)
-    keep(store, learnt.values())
+    store_calibrations(store, learnt.values())
     (job,) = (each for each in plan.jobs if each.role is Role.CONTROL)
     (record,) = (each for each in records if each.identity == job.identity)
     references = {each.identity for each in plan.jobs if each.role is Role.REFERENCE}

@@ -62,7 +62,7 @@ def calibration_for(plan: Plan, control: Job, evidences: Mapping[str, Evidence])
     return calibrate_control(plan, control, evidences)
 
 
-def keep(store: Store, learnt: Iterable[StoredCalibration]) -> list[Path]:
+def store_calibrations(store: Store, learnt: Iterable[StoredCalibration]) -> list[Path]:
     """Write each sound calibration to the store; return their paths."""
     paths = []
     for each in learnt:

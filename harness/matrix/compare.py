@@ -182,9 +182,9 @@ def compare_seeds(
         )
         verdicts.append(advise(verdict, of_run=spec is not None))
         seeds[verdict.name] = runs
-    counted = ", ".join(_counted(runs.test) for runs in seeds.values())
+    named = ", ".join(_with_seeds(runs.test) for runs in seeds.values())
     view = build_view(
-        title=f"{_counted(control)} and {counted}",
+        title=f"{_with_seeds(control)} and {named}",
         verdicts=verdicts,
         evidences=taken.values(),
         here=Path.cwd(),
@@ -230,7 +230,7 @@ def _read_group(
     return tuple(runs)
 
 
-def _counted(runs: Sequence[Evidence]) -> str:
+def _with_seeds(runs: Sequence[Evidence]) -> str:
     return f"{runs[0].name} ({len(runs)} seeds)"
 
 

@@ -11,7 +11,12 @@ from converge_harness import __version__
 from converge_harness.calibrations import CALIBRATION_FILE, StoredCalibration, write_calibrations
 from converge_harness.checkout import checkout_commit
 from converge_harness.history import History, night_of
-from converge_harness.matrix.calibrate import calibrate_controls, keep, learn, read_judged_by
+from converge_harness.matrix.calibrate import (
+    calibrate_controls,
+    learn,
+    read_judged_by,
+    store_calibrations,
+)
 from converge_harness.matrix.judge import Judged, judge_matrix, read_evidence, versions_of
 from converge_harness.matrix.run import Ran, gpu_ids
 from converge_harness.matrix.save import SavedMatrix, load_matrix, save_matrix
@@ -50,7 +55,7 @@ def conclude(
     learnt = learn(plan, evidences) if given is None else given
     kept = _of_all_steps(learnt, evidences) if given is None else given
     if given is None:
-        keep(store, kept.values())
+        store_calibrations(store, kept.values())
     # Judged again, a matrix learns anew, unless the limits were given.
     write_calibrations(folder / CALIBRATION_FILE, tuple(kept.values()))
     calibrations = {name: each.calibration for name, each in learnt.items()}

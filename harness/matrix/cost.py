@@ -109,8 +109,8 @@ def cost_of(plan: Plan) -> Cost:
         read = by_identity[identity]
         last = max(settling.get(each.name, each.steps) for each in readers)
         saves = saves_where_it_waits(read, (last,)) if identity in waiting_runs else ()
-        resumes = comes_in_passes(read) or bool(saves)
-        if is_worth_ending(read, last, resumes=resumes):
+        in_passes = comes_in_passes(read) or bool(saves)
+        if is_worth_ending(read, last, in_passes=in_passes):
             settling[read.name] = last
     wrong = (
         sum(tokens_of(each, first[job.name]) for each in (job, *plan.judged_by(job)))

@@ -74,13 +74,15 @@ def run_jobs(
     to_run = plan.without_baseline
     kept: dict[str, Evidence] = {}
 
-    def keep(job: Job, record: RunRecord) -> None:
+    def read_stopped(job: Job, record: RunRecord) -> None:
         # What cannot be read now cannot be read later either, and is reported then.
         with suppress(ConvergeError):
             kept[job.identity] = evidence_of(job, record)
 
     if any(looks(job, plan.experiment) for job in plan.jobs):
-        options = replace(options, look=look_at_running(plan), read_by=read_by(plan), keep=keep)
+        options = replace(
+            options, look=look_at_running(plan), read_by=read_by(plan), read_stopped=read_stopped
+        )
     if plan.experiment.launcher is Launcher.SLURM:
         records = follow_plan(to_run, site_of(plan, store, options, observer), observer)
     else:

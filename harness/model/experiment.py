@@ -215,7 +215,7 @@ CADENCE_OFF = "off"
 
 
 class Technique(StrEnum):
-    """A technique that is not a parallelism. The trainer's adapter decides what it sets."""
+    """A technique that is not a parallelism. The trainer decides what it sets."""
 
     COMPILE = "compile"
     ASYNC_TP = "async_tp"

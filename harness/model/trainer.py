@@ -36,7 +36,7 @@ class Capabilities:
     from the seed.
     """
     techniques: bool = False
-    """Sets may name techniques, schedules and injected code, which its adapters apply."""
+    """Sets may name techniques, schedules and injected code, which its rank code applies."""
     guided: bool = False
     """The rules of torchtitan's converging guide are about its parallelism and its loaders."""
     references: bool = False

@@ -20,6 +20,7 @@ from converge_harness.model import (
     Technique,
 )
 from converge_harness.trainers import trainer_of
+from converge_harness.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +199,7 @@ def _names(degrees: Parallelism) -> str:
 
 def _serves_unguided(job: Job, control: Job) -> str:
     """How a set differs from the control that it is judged against."""
-    on = f"{job.spec.parallelism} on {job.world_size} rank{'s' * (job.world_size > 1)}"
+    on = f"{job.spec.parallelism} on {counted(job.world_size, 'rank')}"
     if job.role is Role.CONTROL:
         return f"control: {on}"
     if job.role is Role.ANCHOR:

@@ -6,7 +6,7 @@
     run_folder/   converge's own run folders
     foreign/      curves of other tools, each format in a module
     lines.py      text files line by line, with errors that name the line
-    points.py     the points of each signal, settled to one value per step
+    points.py     the points of each signal, and its last value at every step
 """
 
 from converge_harness.readers.curves import read_curves, same_path

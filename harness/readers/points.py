@@ -1,4 +1,4 @@
-"""The points of each signal in a source, settled to one value per step.
+"""The points of each signal in a source, and the last value of each at every step.
 
 A restart replays steps from its checkpoint on, and loggers write several rows per step. Of several
 values at one step the last counts; if an earlier one differs from it, the evidence says so.
@@ -29,7 +29,7 @@ class Points:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Settled:
+class LastValues:
     """The signals with every step once, in order."""
 
     steps: Integers
@@ -56,19 +56,19 @@ class Settled:
         )
 
 
-def settle(
+def last_values(
     points: Mapping[str, Points],
     *,
     grid: Collection[str] = (),
     spell: Mapping[str, Callable[[float], str]] | None = None,
-) -> Settled:
+) -> LastValues:
     """Every step once, increasing, with each signal's last value.
 
     ``grid`` names the signals that determine the steps (empty: all); points of others at other
     steps are left out. ``spell`` formats a signal's values in clauses. Values agree when they are
     equal, or both NaN.
     """
-    singles = {name: _settle_one(each) for name, each in points.items()}
+    singles = {name: _last_of_one(each) for name, each in points.items()}
     steps = np.zeros(0, dtype=np.int64)
     for name, single in singles.items():
         # Usually all signals have the same steps, and a union of a million steps takes time.
@@ -86,7 +86,7 @@ def settle(
         for step, first, other in single.conflicts:
             clauses.setdefault(step, []).append(f"{name} {show(first)}, then {show(other)}")
     here = set(steps[np.isin(steps, list({*repeated, *clauses, *late}))].tolist())
-    return Settled(
+    return LastValues(
         steps=steps,
         signals={name: single.at(steps) for name, single in singles.items()},
         replayed=tuple(sorted(repeated & here)),
@@ -116,7 +116,7 @@ def _out_of_order(late: Mapping[int, int]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Single:
-    """One signal, settled."""
+    """The last values of one signal."""
 
     steps: Integers
     column: Column
@@ -144,7 +144,7 @@ class _Single:
 _NONE = np.zeros(0, dtype=np.int64)
 
 
-def _settle_one(points: Points) -> _Single:
+def _last_of_one(points: Points) -> _Single:
     if (np.diff(points.steps) > 0).all():
         return _Single(points.steps, points.column, _NONE, (), {})
     order = np.argsort(points.steps, kind="stable")

@@ -81,11 +81,6 @@ def of_limit(measured: float | None, limit: float | None) -> str:
     return f"{number(measured)}, limit {number(limit)}" + (f" ({times})" if times else "")
 
 
-def count(amount: int, noun: str) -> str:
-    """``1 test set``, ``3 test sets``."""
-    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
-
-
 def anchors(names: Iterable[str]) -> list[str]:
     """One fragment identifier per name: readable, unique, stable as long as the names are."""
     taken: set[str] = set()

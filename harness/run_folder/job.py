@@ -383,7 +383,7 @@ class RankJob:
         return bool(self.segments) or self.checkpoint_every is not None or self.waited
 
     @property
-    def is_continued(self) -> bool:
+    def may_continue(self) -> bool:
         """Whether it continues from its checkpoints after interruptions that are in no script."""
         return self.resumes and not self.segments and not self.faults
 

@@ -18,6 +18,7 @@ from converge_harness.model import (
     Setting,
     Stop,
 )
+from converge_harness.wording import counted
 
 STEPS = "training.steps"
 LOCAL_BATCH = "training.local_batch_size"
@@ -286,7 +287,7 @@ def _less_data(experiment: Experiment, control: SetSpec) -> Iterator[Reduction]:
         whole = _whole(control, GLOBAL_BATCH)
         samples = whole or (_whole(control, LOCAL_BATCH) or 0) * control.parallelism.dp
         fewer = samples // 2
-        change = f"{fewer} sample{'s' * (fewer > 1)} a step instead of {samples}"
+        change = f"{counted(fewer, 'sample')} a step instead of {samples}"
         made = _both(experiment, halved)
         yield Reduction(f"{samples} samples a step", change, made, part=False)
 

@@ -10,7 +10,7 @@ from scipy import stats
 
 from converge_harness.judge import calibrate
 from converge_harness.judge.calibration import _spread, _typical
-from converge_harness.judge.compare.envelopes import compare
+from converge_harness.judge.compare.envelopes import compare_signal
 from converge_harness.judge.compare.limits import (
     IMPLEMENTATION_FACTOR,
     applicable,
@@ -110,8 +110,10 @@ def test_another_dealing_of_samples_excuses_only_test_sets_that_deal_otherwise()
     assert (calibration.taught_by, calibration.alike.taught_by) == (4, 3)
     accumulating = replace(CONTROL.in_force, local_batch_size=2, gradient_accumulation_steps=2)
     off = repeat("t", lambda step: 3e-7)
-    alike = compare("loss_recomputed", off, CONTROL, calibration)
-    other = compare("loss_recomputed", replace(off, in_force=accumulating), CONTROL, calibration)
+    alike = compare_signal("loss_recomputed", off, CONTROL, calibration)
+    other = compare_signal(
+        "loss_recomputed", replace(off, in_force=accumulating), CONTROL, calibration
+    )
     assert alike.onset == 1
     assert other.onset is None
 
@@ -247,14 +249,16 @@ def test_a_run_longer_than_its_calibration_is_judged_by_the_law_that_fits():
     calibration = calibrate(CONTROL, repeats)
     longer = {name: np.resize(column.values, 4 * STEPS) for name, column in CONTROL.signals.items()}
     control = replace(CONTROL, steps=np.arange(1, 4 * STEPS + 1), signals=longer)
-    limit = compare("loss_recomputed", control, control, calibration).limit
+    limit = compare_signal("loss_recomputed", control, control, calibration).limit
     assert limit[-1] > 3 * limit[STEPS - 1]
 
 
 def test_a_calibration_of_another_regime_does_not_sharpen_a_coarser_set():
     calibration = calibrate(CONTROL, [repeat(str(n), lambda step: 1e-9) for n in range(5)])
     coarse = replace(run("t"), precision=Precision.BF16)
-    alike, across = (compare("loss", test, CONTROL, calibration) for test in (run("t"), coarse))
+    alike, across = (
+        compare_signal("loss", test, CONTROL, calibration) for test in (run("t"), coarse)
+    )
     assert across.limit[0] > 100 * alike.limit[0]
     assert "bf16" in across.floor_origin
 

@@ -9,7 +9,7 @@ from judge_examples import LOSSES, NORMS, STEPS, foreign, judge, run, spec, with
 
 from converge_harness.judge import calibrate, compare_runs
 from converge_harness.judge.compare.curves import relative_difference
-from converge_harness.judge.compare.envelopes import compare
+from converge_harness.judge.compare.envelopes import compare_signal
 from converge_harness.judge.compare.floors import FLOORS, coarser
 from converge_harness.judge.compare.reported import agreement
 from converge_harness.model import JUDGED_SIGNALS, InForce, Judgement, Outcome, Precision
@@ -379,7 +379,7 @@ def test_limits_are_one_per_common_step_for_drawing():
     assert set(drawn) == {"loss", "loss_recomputed", "grad_norm_recomputed"}
     assert len(drawn["loss"]) == STEPS
     assert math.isnan(drawn["loss"][2])
-    envelope = compare("loss", test, CONTROL)
+    envelope = compare_signal("loss", test, CONTROL)
     assert [x for x in drawn["loss"] if not math.isnan(x)] == envelope.limit.tolist()
 
 

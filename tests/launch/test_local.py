@@ -234,13 +234,13 @@ def test_another_harness_with_the_same_job_is_waited_for(warm_tiny, store, cold)
 
     def tell(event):
         events.append(event)
-        if isinstance(event, launch.Waiting):
+        if isinstance(event, launch.RunsElsewhere):
             finished.write_bytes(content)
             theirs.release()
 
     (taken,) = run_plan(plan_of(job), store, cold, tell)
     assert taken == replace(record, reused=True)
-    assert kinds(events, job) == ["Queued", "Waiting", "Ended"]
+    assert kinds(events, job) == ["Queued", "RunsElsewhere", "Ended"]
 
 
 def test_unknown_key_is_refused_before_anything_starts(tiny, store, cold):

@@ -24,7 +24,7 @@ from converge_harness.launch.stopping import (
     settling_looks,
     stopped_again,
     used_again,
-    waits,
+    wait_steps,
     why_to_end,
 )
 from converge_harness.model import (
@@ -296,21 +296,23 @@ def test_they_wait_at_the_first_look_and_where_all_their_sets_may_be_settled():
     readers = read_by(plan_of(control, repeat, first, second))
     experiment = plan_of().experiment
     for job in (control, repeat, first, second):
-        assert waits(job, experiment, readers) == (16, 125, 250, 500)
+        assert wait_steps(job, experiment, readers) == (16, 125, 250, 500)
     warm = replace(second, spec=replace(second.spec, overrides={"lr_scheduler.warmup_steps": 100}))
     readers = read_by(plan_of(control, repeat, first, warm))
-    assert waits(control, experiment, readers) == (16, 125, 200, 250, 500)
-    assert waits(warm, experiment, readers) == (16, 200, 250, 500)
+    assert wait_steps(control, experiment, readers) == (16, 125, 200, 250, 500)
+    assert wait_steps(warm, experiment, readers) == (16, 200, 250, 500)
     # Later it waits for none of them if one trains to its end, unless that fails.
     fails = replace(second, spec=replace(second.spec, stop=Stop.FAIL))
     readers = read_by(plan_of(control, repeat, first, fails))
     assert control.identity in readers
-    assert waits(control, experiment, readers) == waits(fails, experiment, readers) == (16,)
+    assert (
+        wait_steps(control, experiment, readers) == wait_steps(fails, experiment, readers) == (16,)
+    )
     # Where one never stops, sets wait for their control, and it for nobody.
     never = replace(second, spec=replace(second.spec, stop=Stop.NEVER))
     readers = read_by(plan_of(control, repeat, first, never))
-    assert waits(control, experiment, readers) == waits(never, experiment, readers) == ()
-    assert waits(first, experiment, readers) == (16, 125, 250, 500)
+    assert wait_steps(control, experiment, readers) == wait_steps(never, experiment, readers) == ()
+    assert wait_steps(first, experiment, readers) == (16, 125, 250, 500)
 
 
 def test_a_run_saves_before_it_waits_unless_few_steps_would_be_lost():
@@ -322,17 +324,17 @@ def test_a_run_saves_before_it_waits_unless_few_steps_would_be_lost():
 
 
 @given(st.lists(st.none() | st.integers(1, 100), max_size=4), st.integers(1, 200), st.booleans())
-def test_a_run_ends_only_if_every_set_that_reads_it_was_stopped_by_then(sets, step, resumes):
+def test_a_run_ends_only_if_every_set_that_reads_it_was_stopped_by_then(sets, step, in_passes):
     job = tiny_job("control", role=Role.CONTROL, steps=150)
     known = bool(sets) and None not in sets and max(sets) <= step < 150
     # One that would begin again ends only while that costs no more than is saved.
-    ends = known and (resumes or step <= 75)
-    assert bool(why_to_end(job, step, sets, resumes=resumes)) == ends
+    ends = known and (in_passes or step <= 75)
+    assert bool(why_to_end(job, step, sets, in_passes=in_passes)) == ends
 
 
 def test_it_is_said_why_a_control_ends():
     job = tiny_job("control", role=Role.CONTROL, steps=3000)
-    assert why_to_end(job, 1203, [16, 1200], resumes=False) == (
+    assert why_to_end(job, 1203, [16, 1200], in_passes=False) == (
         "every set that is judged by it was stopped after step 1200 at the latest"
     )
 
@@ -355,7 +357,7 @@ def test_a_run_waits_while_a_set_that_reads_it_is_open(tmp_path):
         jobs = {job.name: job.identity for job in (control, first, second)}
         training = {jobs[name]: Training(tmp_path, step) for name, step in steps.items()}
         here = {control.identity: 65, **training}
-        return looking.may_train_on(control, 65, records, here, resumes=True)
+        return looking.may_train_on(control, 65, records, here, in_passes=True)
 
     def record(job, status, step):
         folder = trained(tmp_path / f"{job.name}-{status}-{step}", step)
@@ -427,7 +429,7 @@ def test_what_settled_sets_are_judged_by_ends_with_them_and_trains_on_for_anothe
     options = options_for(plan, cold, "first", "second")
 
     def end_it(event):
-        if isinstance(event, launch.Resting) and (event.job.name, event.step) == (FAMILY[1], 65):
+        if isinstance(event, launch.Waiting) and (event.job.name, event.step) == (FAMILY[1], 65):
             raise EnoughError
 
     # Interrupted while the control and its repeat wait: they train on from there.
@@ -499,7 +501,7 @@ def test_runs_that_do_not_fit_into_memory_side_by_side_do_not_wait(warm_tiny, st
     plan = plan_of(*jobs, cpu_ranks=1, waiting_ranks=2)
     events = []
     records = run_plan(plan, store, options_for(plan, cold), events.append)
-    assert not [event for event in events if isinstance(event, launch.Resting)]
+    assert not [event for event in events if isinstance(event, launch.Waiting)]
     assert [each.status for each in records] == [RunStatus.FINISHED] * 3
 
 
@@ -512,11 +514,11 @@ def test_nobody_waits_any_more_once_a_rank_turns_out_to_need_more_memory(warm_ti
     events = []
     records = run_plan(plan, store, options_for(plan, cold), events.append)
     assert [each.status for each in records] == [RunStatus.FINISHED] * 3
-    resting = [each.job.name for each in events if isinstance(each, launch.Resting)]
+    waiting = [each.job.name for each in events if isinstance(each, launch.Waiting)]
     (notice,) = (each.message for each in events if isinstance(each, launch.Notice))
     assert notice.startswith("a rank of control.ulp has 1048576.0 GiB in memory, so runs do not")
-    assert resting[0] == "control"
-    assert "first" not in resting  # it was not told to wait
+    assert waiting[0] == "control"
+    assert "first" not in waiting  # it was not told to wait
 
 
 def test_no_time_of_a_run_includes_that_in_which_it_waited():
@@ -527,7 +529,7 @@ def test_no_time_of_a_run_includes_that_in_which_it_waited():
     run.last, run.made = StepLine(step=11, loss=1.0), 11
     now = time.monotonic()
     run.started, run.first_step_at, run.last_step_at = now - 130.0, now - 120.0, now - 100.0
-    run.rests_since = now - 100.0
+    run.waiting_since = now - 100.0
     assert run.elapsed_s == pytest.approx(30.0)
     assert run.eta_s == pytest.approx(38.0)  # ten steps took 20 s
     run.train_on((1,))
@@ -592,7 +594,7 @@ class InAnother:
     def __init__(self, plan, store, options):
         self.begun, self.kept, self.events = threading.Event(), {}, []
         self._store = store
-        options = replace(options, keep=self._keep)
+        options = replace(options, read_stopped=self._keep)
         self._thread = threading.Thread(target=self._run, args=(plan, options))
 
     def _run(self, plan, options):
@@ -628,14 +630,14 @@ def test_what_one_process_stops_another_uses_or_trains_on(warm_tiny, store, cold
 
     def note(event):
         events.append(event)
-        if sum(isinstance(each, launch.Waiting) for each in events) == 3:
+        if sum(isinstance(each, launch.RunsElsewhere) for each in events) == 3:
             held.unlink(missing_ok=True)
 
     with InAnother(plan, store, options_for(plan, cold, "first")) as other:
         records = run_plan(more, store, options_for(more, cold, "first"), note)
     assert [each.status for each in other.records] == [RunStatus.STOPPED] * 3
     assert other.kept == dict.fromkeys((*FAMILY, "first"), (False, SETTLED))
-    waited = {event.job.name for event in events if isinstance(event, launch.Waiting)}
+    waited = {event.job.name for event in events if isinstance(event, launch.RunsElsewhere)}
     assert waited == {*FAMILY, "first"}
     assert going_on(events) == dict.fromkeys(FAMILY, "from its checkpoint of step 130")
     assert [each.reused for each in records] == [False, False, True, False]

@@ -137,9 +137,9 @@ class Simulated:
     at: dict[str, int] = field(default_factory=dict)
     """By run, the looks that it has come to; more than ``looks``: its end."""
     begun: set[str] = field(default_factory=set)
-    waits: set[str] = field(default_factory=set)
-    """Of those that have begun."""
-    resting: set[str] = field(default_factory=set)
+    may_wait: set[str] = field(default_factory=set)
+    """Of those that have begun, the ones that wait at their looks."""
+    waiting: set[str] = field(default_factory=set)
     over: dict[str, bool] = field(default_factory=dict)
     """By run, whether it was stopped."""
 
@@ -155,11 +155,11 @@ class Simulated:
     @property
     def past(self):
         """Runs that have waited at all their looks, or never wait, and train to their end."""
-        at_looks = {run for run in self.waits if self.at[run] < self.looks}
-        return self.begun - at_looks - self.resting
+        at_looks = {run for run in self.may_wait if self.at[run] < self.looks}
+        return self.begun - at_looks - self.waiting
 
     def fits(self, run):
-        return self.ranks(self.begun - self.resting) + self.ranks([run]) <= self.slots
+        return self.ranks(self.begun - self.waiting) + self.ranks([run]) <= self.slots
 
     def has_come(self, run, look):
         return run in self.over or self.at.get(run, 0) >= look
@@ -187,8 +187,8 @@ class Simulated:
 
     def end(self, run, *, stopped):
         self.begun.discard(run)
-        self.resting.discard(run)
-        self.waits.discard(run)
+        self.waiting.discard(run)
+        self.may_wait.discard(run)
         self.over[run] = stopped
 
     def moves(self):
@@ -197,10 +197,10 @@ class Simulated:
         for run in sorted(self.begun):
             if self.at[run] <= self.looks and self.at[run] and self.may_end(run):
                 found.append((self.end, (run,), {"stopped": True}))
-            elif run not in self.resting:
+            elif run not in self.waiting:
                 found.append((self.train, (run,), {}))
             elif self.may_train_on(run) and self.fits(run):
-                found.append((self.resting.discard, (run,), {}))
+                found.append((self.waiting.discard, (run,), {}))
         for group in self.groups:
             for run in sorted(group.members - self.begun - self.over.keys()):
                 over = self.over.keys() | self.past
@@ -213,14 +213,14 @@ class Simulated:
         self.begun.add(run)
         self.at[run] = 0
         if may is MayStart.WAITING:
-            self.waits.add(run)
+            self.may_wait.add(run)
 
     def train(self, run):
         self.at[run] += 1
         if self.at[run] > self.looks:
             self.end(run, stopped=False)
-        elif run in self.waits:
-            self.resting.add(run)
+        elif run in self.may_wait:
+            self.waiting.add(run)
 
 
 @st.composite
@@ -248,8 +248,8 @@ def test_in_any_order_of_events_every_run_ends_and_memory_suffices(matrix, order
     while moves := matrix.moves():
         move, arguments, named = order.choice(moves)
         move(*arguments, **named)
-        assert matrix.ranks(matrix.waits - matrix.past) <= matrix.room
-        assert matrix.ranks(matrix.begun - matrix.resting) <= matrix.slots
+        assert matrix.ranks(matrix.may_wait - matrix.past) <= matrix.room
+        assert matrix.ranks(matrix.begun - matrix.waiting) <= matrix.slots
     assert not matrix.begun
     assert matrix.over.keys() == {run for group in matrix.groups for run in group.members}
 

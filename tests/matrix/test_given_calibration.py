@@ -8,7 +8,12 @@ import pytest
 from converge_harness.calibrations import StoredCalibration, read_calibrations, write_calibrations
 from converge_harness.cli import main
 from converge_harness.errors import ConfigError, StoreError
-from converge_harness.matrix.calibrate import keep, read_for_curves, read_given, read_judged_by
+from converge_harness.matrix.calibrate import (
+    read_for_curves,
+    read_given,
+    read_judged_by,
+    store_calibrations,
+)
 from converge_harness.matrix.judge import pairs_of
 from converge_harness.matrix.load import load_plan
 from converge_harness.model import Calibration, Evidence, Precision, Role, SignalScale
@@ -172,7 +177,9 @@ def test_only_sound_calibrations_are_kept_in_the_store(tmp_path):
     sound = StoredCalibration(calibration("a", "a" * 64), {}, {}, "")
     problem = StoredCalibration(calibration("b", "b" * 64, problems=("it differs",)), {}, {}, "")
     untaught = StoredCalibration(calibration("c", "c" * 64, repeats=()), {}, {}, "")
-    assert keep(store, [sound, problem, untaught]) == [store.calibration_file("a" * 64)]
+    assert store_calibrations(store, [sound, problem, untaught]) == [
+        store.calibration_file("a" * 64)
+    ]
     assert [path.name for path in (tmp_path / "calibrations").iterdir()] == [f"{'a' * 64}.json"]
 
 

@@ -7,7 +7,7 @@ import pytest
 from converge_harness.errors import ConfigError
 from converge_harness.model import Parallelism, Role
 from converge_harness.plan import describe, select
-from converge_harness.plan.rules.rule import phases
+from converge_harness.plan.rules.rule import job_segments
 
 STOCK = 'loader = "torchtitan"\n'
 ELASTIC = """kind = "elastic"
@@ -81,7 +81,7 @@ def test_a_changing_degree_needs_a_stated_global_batch(planner):
 
 def test_a_fault_set_is_looked_at_on_every_number_of_nodes(planner):
     job = planner.test_set(NODES).job("t")
-    assert [(each.name, each.job.world_size) for each in phases(job)] == [
+    assert [(each.name, each.job.world_size) for each in job_segments(job)] == [
         ("", 2),
         ("on 1 of 2 nodes", 1),
     ]

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from converge_harness.probe.loop import _is_compiled_whole
 from converge_harness.rank.recorder import activations
-from converge_harness.rank.recorder.activations import BATCHES, ActivationSamples
+from converge_harness.rank.recorder.activations import BATCHES, ActivationSampler
 from converge_harness.rank.recorder.trainer_view import TrainerView
 from converge_harness.run_folder.arrays import SIGNS
 
@@ -69,7 +69,7 @@ def view_of(*parts, tp_rank=0, tp_group=None, pieces=()):
 
 def recorded(folder, *parts, steps, frozen=0, **more):
     """The file's rows by name after the steps: batches x columns, forward and backward."""
-    samples = ActivationSamples(view_of(*parts, **more), frozen, folder)
+    samples = ActivationSampler(view_of(*parts, **more), frozen, folder)
     for step in steps:
         samples.begin()
         step(samples)
@@ -358,7 +358,7 @@ def halves_of_a_batch(folder):
     half = step_of(model, TOKENS[2 * rank : 2 * rank + 2])
     rows = recorded(own(folder), model, steps=[half])
     alone = Model()
-    whole = ActivationSamples(view_of(alone), 0, None)
+    whole = ActivationSampler(view_of(alone), 0, None)
     whole.begin()
     step_of(alone)(whole)
     for which, direction in ((1, whole._forward), (2, whole._backward)):
@@ -403,7 +403,7 @@ def parts_of_rows(folder):
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     rows = torch.arange(24.0).view(3, 8).requires_grad_()
     whole = nn.Sequential(nn.Identity())
-    samples = ActivationSamples(view_of(whole), 0, None)
+    samples = ActivationSampler(view_of(whole), 0, None)
     samples.begin()
     whole(rows)
     expected = samples._forward["0", "out.0"].numpy()
@@ -434,7 +434,7 @@ def pieces_of_rows(folder):
     group = dist.group.WORLD
     rows = torch.arange(24.0).view(3, 8).requires_grad_()
     whole = nn.Sequential(nn.Identity())
-    samples = ActivationSamples(view_of(whole), 0, None)
+    samples = ActivationSampler(view_of(whole), 0, None)
     samples.begin()
     whole(rows)
     expected = samples._forward["0", "out.0"].numpy()[WHOLE]

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from converge_harness.rank.recorder.buffers import BufferSamples
+from converge_harness.rank.recorder.buffers import BufferSampler
 from converge_harness.rank.recorder.sketch import Sketcher
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ def stages_share_a_cache():
     parts = [part(cache=cache, **{f"bias{rank}": torch.arange(3) + rank})]
     if rank == 0:
         parts.append(part(cache=cache.clone(), on=torch.tensor([True, False, True])))
-    found = arrays_of(BufferSamples(parts, CPU))
+    found = arrays_of(BufferSampler(parts, CPU))
     assert found["buffer_names"].tolist() == ["bias0", "bias1", "cache", "on"]
     assert found["buffer_sizes"].tolist() == [3, 3, 24, 3]
     squares = [0 + 1 + 4, 1 + 4 + 9, 12, 2]
@@ -54,7 +54,7 @@ def placed_or_plain():
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("ep",))
     whole = torch.randn(5, 3, generator=torch.Generator().manual_seed(3))
     found = [
-        arrays_of(BufferSamples([part(bias=bias)], CPU))
+        arrays_of(BufferSampler([part(bias=bias)], CPU))
         for bias in (
             whole,
             distribute_tensor(whole, mesh, (Shard(0),)),
@@ -72,7 +72,7 @@ def test_a_sharded_buffer_leaves_what_the_whole_one_leaves():
 
 def changed_after_attaching():
     model = part(kept=torch.ones(2), lost=torch.ones(2), new=torch.ones(2), other=torch.ones(2))
-    samples = BufferSamples([model], CPU)
+    samples = BufferSampler([model], CPU)
     model.new = torch.full((2,), 3.0)
     model.other = torch.ones(4)
     del model.lost
@@ -90,8 +90,8 @@ def test_a_buffer_is_found_by_its_name_and_one_that_is_gone_is_nan():
 
 def cut_by_hand():
     model = part(piece=torch.ones(2 + dist.get_rank()), whole=torch.ones(2))
-    assert BufferSamples([model], CPU).names == ("whole",)
-    assert arrays_of(BufferSamples([nn.Module()], CPU))["buffer_sketch"].shape == (0, 64)
+    assert BufferSampler([model], CPU).names == ("whole",)
+    assert arrays_of(BufferSampler([nn.Module()], CPU))["buffer_sketch"].shape == (0, 64)
 
 
 def test_pieces_of_different_shapes_are_left_out():
@@ -101,12 +101,12 @@ def test_pieces_of_different_shapes_are_left_out():
 def complex_on_a_mesh():
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     cache = torch.polar(torch.ones(3, 4), torch.linspace(0, 1, 12).view(3, 4))
-    plain = arrays_of(BufferSamples([part(cache=cache)], CPU))
+    plain = arrays_of(BufferSampler([part(cache=cache)], CPU))
     placed = distribute_tensor(cache, mesh, (Replicate(),))
-    found = arrays_of(BufferSamples([part(cache=placed)], CPU))
+    found = arrays_of(BufferSampler([part(cache=placed)], CPU))
     assert found["buffer_sketch"] == pytest.approx(plain["buffer_sketch"])
     cut = distribute_tensor(torch.view_as_real(cache), mesh, (Shard(0),))
-    assert arrays_of(BufferSamples([part(cache=cut)], CPU))["buffer_names"].tolist() == ["cache"]
+    assert arrays_of(BufferSampler([part(cache=cut)], CPU))["buffer_names"].tolist() == ["cache"]
 
 
 def test_a_complex_cache_that_tensor_parallelism_replicates_is_counted():

@@ -8,12 +8,12 @@ from gloo_ranks import run_on_ranks
 from placements import DISTRIBUTED, SHAPES, distributed
 from torch import nn
 
-from converge_harness.rank.recorder.buffers import BufferSamples
-from converge_harness.rank.recorder.checkpoint_state import Counters, StateSamples
+from converge_harness.rank.recorder.buffers import BufferSampler
+from converge_harness.rank.recorder.checkpoint_state import Counters, StateSampler
 from converge_harness.rank.recorder.grad_norm import assign_shards
-from converge_harness.rank.recorder.post_step_state import PostStepSamples
+from converge_harness.rank.recorder.post_step_state import PostStepSampler
 from converge_harness.rank.recorder.rows import assign_rows
-from converge_harness.rank.recorder.tensor_samples import TensorSamples
+from converge_harness.rank.recorder.tensor_samples import TensorSampler
 from converge_harness.run_folder.layout import SAVED
 
 CPU = torch.device("cpu")
@@ -37,13 +37,13 @@ def state_of(place, folder, *, forget=()):
     norm = assign_shards([(f"p{number}", p) for number, p in enumerate(parameters)])
     rows = assign_rows(norm, {}, CPU)
     mine = folder if dist.get_rank() == 0 else None
-    after = PostStepSamples(rows, [optimizer], CPU)
-    tensors = TensorSamples(rows, None, CPU, after, BufferSamples([], CPU))
+    after = PostStepSampler(rows, [optimizer], CPU)
+    tensors = TensorSampler(rows, None, CPU, after, BufferSampler([], CPU))
     model = nn.Module()
     model.register_buffer("seen", torch.full((3,), 2.0))
     model.register_buffer("table", torch.ones(3), persistent=False)
-    buffers = BufferSamples([model], CPU, persistent=True)
-    StateSamples(tensors, after, [optimizer], buffers, mine).write(SAVED, 3, COUNTERS, ("a1", "b2"))
+    buffers = BufferSampler([model], CPU, persistent=True)
+    StateSampler(tensors, after, [optimizer], buffers, mine).write(SAVED, 3, COUNTERS, ("a1", "b2"))
     dist.barrier()
     with np.load(folder / "saved-step-00000003.npz") as arrays:
         return dict(arrays)

@@ -11,12 +11,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from converge_harness.rank.recorder.buffers import BufferSamples
+from converge_harness.rank.recorder.buffers import BufferSampler
 from converge_harness.rank.recorder.grad_norm import assign_shards, trainable
 from converge_harness.rank.recorder.placement import Held
-from converge_harness.rank.recorder.post_step_state import PostStepSamples
+from converge_harness.rank.recorder.post_step_state import PostStepSampler
 from converge_harness.rank.recorder.rows import Fused, assign_rows, matrices
-from converge_harness.rank.recorder.tensor_samples import TensorSamples, sum_over_ranks
+from converge_harness.rank.recorder.tensor_samples import TensorSampler, sum_over_ranks
 
 CPU = torch.device("cpu")
 HEAD, KV_HEADS, DIM = 2, 4, 5
@@ -78,8 +78,8 @@ def rows_of(model, fused):
             "exp_avg_sq": parameter.detach() ** 2,
         }
     rows = assign_rows(assign_shards(trainable([model])), fused, CPU)
-    after = PostStepSamples(rows, [optimizer], CPU)
-    samples = TensorSamples(rows, None, CPU, after, BufferSamples([model], CPU))
+    after = PostStepSampler(rows, [optimizer], CPU)
+    samples = TensorSampler(rows, None, CPU, after, BufferSampler([model], CPU))
     samples.gradients()
     gradients = samples.gradients_of_all()
     states, left = after.finish()

@@ -31,11 +31,11 @@ from converge_harness.rank.megatron.parameters import (
 from converge_harness.rank.megatron.seed_checkpoint import load_weights
 from converge_harness.rank.megatron.trainer import mask_across_documents
 from converge_harness.rank.recorder.activations import _outermost
-from converge_harness.rank.recorder.buffers import BufferSamples
+from converge_harness.rank.recorder.buffers import BufferSampler
 from converge_harness.rank.recorder.grad_norm import assign_shards, trainable
-from converge_harness.rank.recorder.post_step_state import PostStepSamples
+from converge_harness.rank.recorder.post_step_state import PostStepSampler
 from converge_harness.rank.recorder.rows import assign_rows
-from converge_harness.rank.recorder.tensor_samples import TensorSamples, sum_over_ranks
+from converge_harness.rank.recorder.tensor_samples import TensorSampler, sum_over_ranks
 from converge_harness.rank.settings import SettingError
 from converge_harness.rank.start.entry import config_problems
 from converge_harness.run_folder.weight_mapping import WeightMapping
@@ -100,8 +100,8 @@ def built(job):
 def sketches(named, fused):
     """What the recorder writes of parameters, by name."""
     rows = assign_rows(assign_shards(named), fused, CPU)
-    after = PostStepSamples(rows, [], CPU)
-    samples = TensorSamples(rows, None, CPU, after, BufferSamples([], CPU))
+    after = PostStepSampler(rows, [], CPU)
+    samples = TensorSampler(rows, None, CPU, after, BufferSampler([], CPU))
     (table,) = sum_over_ranks([samples.parameter_rows()])
     return dict(zip(rows.names, torch.from_numpy(table), strict=True))
 

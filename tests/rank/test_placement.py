@@ -63,7 +63,7 @@ def test_a_plain_tensor_is_all_there():
     assert indices(torch.empty(0, 4)).numel() == 0
 
 
-def not_told():
+def not_passed():
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     partial = DTensor.from_local(torch.zeros(4, 3), mesh, (Partial(),))
     with pytest.raises(PlacementError, match="neither a shard nor a replica"):
@@ -77,4 +77,4 @@ def not_told():
 
 
 def test_shards_whose_entries_cannot_be_told_are_refused():
-    run_on_ranks(not_told, 2)
+    run_on_ranks(not_passed, 2)

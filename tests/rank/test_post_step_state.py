@@ -11,7 +11,7 @@ from placements import DISTRIBUTED, SHAPES, distributed
 from torch import nn
 
 from converge_harness.rank.recorder.grad_norm import assign_shards
-from converge_harness.rank.recorder.post_step_state import PostStepSamples
+from converge_harness.rank.recorder.post_step_state import PostStepSampler
 from converge_harness.rank.recorder.rows import assign_rows
 
 CPU = torch.device("cpu")
@@ -23,7 +23,7 @@ def values(shape, seed):
 
 def arrays_of(named, *optimizers):
     """The arrays that the writer makes of all ranks' rows."""
-    after = PostStepSamples(assign_rows(assign_shards(named), {}, CPU), optimizers, CPU)
+    after = PostStepSampler(assign_rows(assign_shards(named), {}, CPU), optimizers, CPU)
     states, rows = after.finish()
     dist.all_reduce(rows)
     return after.arrays(states, rows.numpy())

@@ -14,11 +14,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
-from converge_harness.rank.recorder.buffers import BufferSamples
+from converge_harness.rank.recorder.buffers import BufferSampler
 from converge_harness.rank.recorder.grad_norm import assign_shards, trainable
-from converge_harness.rank.recorder.post_step_state import PostStepSamples
+from converge_harness.rank.recorder.post_step_state import PostStepSampler
 from converge_harness.rank.recorder.rows import assign_rows
-from converge_harness.rank.recorder.tensor_samples import TensorSamples
+from converge_harness.rank.recorder.tensor_samples import TensorSampler
 
 CPU = torch.device("cpu")
 
@@ -47,8 +47,8 @@ def trained(model):
 def samples_of(model, folder, optimizers=()):
     mine = folder if dist.get_rank() == 0 else None
     rows = assign_rows(assign_shards(trainable([model])), {}, CPU)
-    after = PostStepSamples(rows, optimizers, CPU)
-    return TensorSamples(rows, mine, CPU, after, BufferSamples([model], CPU))
+    after = PostStepSampler(rows, optimizers, CPU)
+    return TensorSampler(rows, mine, CPU, after, BufferSampler([model], CPU))
 
 
 def load(folder, step):

@@ -128,7 +128,7 @@ def test_a_rank_that_is_told_to_saves_before_it_waits(tmp_path, say):
     say(16, 25, 50, 100, saves=(25, 50, 100))
     job = with_saves_before_waits(job_in(tmp_path))
     assert job.resumes
-    assert job.is_continued
+    assert job.may_continue
     assert [step for step in range(1, 101) if job.saves_at(step)] == [25, 50]  # never the last
     often = with_saves_before_waits(job_in(tmp_path, checkpoint_every=40))
     assert [step for step in range(1, 101) if often.saves_at(step)] == [25, 40, 50, 80]

@@ -21,7 +21,7 @@ from converge_harness.model import (
     Struck,
 )
 from converge_harness.readers import read_curves, read_run, read_spec
-from converge_harness.readers.points import settle
+from converge_harness.readers.points import last_values
 from converge_harness.readers.run_folder.arrays import read_state
 from converge_harness.readers.run_folder.metrics import Metrics
 from converge_harness.readers.run_folder.passes import PassEvidence, merge
@@ -333,7 +333,7 @@ def test_a_fault_that_does_not_say_what_struck_is_refused(killed, fault, words):
 # --------------------------------------------------------------- any cuts at all
 
 
-def life(number, loaded, last):
+def a_pass(number, loaded, last):
     """A pass whose steps come out as they always do."""
     steps = np.arange(loaded + 1, last + 1)
     lines = [step(n) for n in steps.tolist()]
@@ -350,23 +350,23 @@ def life(number, loaded, last):
     )
     end = STEPS if last == STEPS else None
     agrees = (True,) * len(lines)
-    settled = settle({})
+    values = last_values({})
     return PassEvidence(
-        each, Metrics("abc", settled, each.batch_digests, agrees, (), (), (), end, STEPS), ()
+        each, Metrics("abc", values, each.batch_digests, agrees, (), (), (), end, STEPS), ()
     )
 
 
 @given(st.lists(st.tuples(st.integers(0, STEPS - 1), st.integers(0, STEPS - 1)), max_size=6))
 def test_the_curve_does_not_depend_on_where_a_run_was_cut(cuts):
     """Each cut: a pass dies after a step, and the next starts at most there."""
-    lives, loaded = [], 0
+    cut, loaded = [], 0
     for number, (died, back) in enumerate(cuts, start=1):
         last = max(loaded, died)
-        lives.append(life(number, loaded, last))
+        cut.append(a_pass(number, loaded, last))
         loaded = min(back, last)
-    lives.append(life(len(lives) + 1, loaded, STEPS))
-    merged = merge(lives, STEPS, name="r", source="r")
-    whole = merge([life(1, 0, STEPS)], STEPS, name="r", source="r")
+    cut.append(a_pass(len(cut) + 1, loaded, STEPS))
+    merged = merge(cut, STEPS, name="r", source="r")
+    whole = merge([a_pass(1, 0, STEPS)], STEPS, name="r", source="r")
     assert merged.steps.tolist() == whole.steps.tolist()
     assert merged.batch_digests == whole.batch_digests
     assert (merged.complete, merged.replay_conflicts) == (True, ())

@@ -11,7 +11,7 @@ from reader_files import file
 
 from converge_harness.model import Column
 from converge_harness.readers import read_curves
-from converge_harness.readers.points import Points, settle
+from converge_harness.readers.points import Points, last_values
 
 
 def rows(*pairs, **more):
@@ -93,24 +93,24 @@ POINTS = st.lists(
 
 
 @given(POINTS, POINTS)
-def test_settled_steps_are_those_of_a_plain_walk_through_the_source(loss, lr):
+def test_steps_are_those_of_a_plain_walk_through_the_source(loss, lr):
     """The arrays' way against the obvious one: a dictionary per signal."""
-    settled = settle({name: points_of(pairs) for name, pairs in (("loss", loss), ("lr", lr))})
+    values = last_values({name: points_of(pairs) for name, pairs in (("loss", loss), ("lr", lr))})
     steps = sorted({step for step, _ in loss + lr})
-    assert settled.steps.tolist() == steps
+    assert values.steps.tolist() == steps
     seen = {}
     for name, pairs in (("loss", loss), ("lr", lr)):
         kept = {step: value for step, value in pairs if value is not None}
         expected = Column.of([kept.get(step) for step in steps])
-        assert settled.signals[name].present.tolist() == expected.present.tolist()
-        np.testing.assert_array_equal(settled.signals[name].values, expected.values)
+        assert values.signals[name].present.tolist() == expected.present.tolist()
+        np.testing.assert_array_equal(values.signals[name].values, expected.values)
         for step, value in pairs:
             if value is not None:
                 seen.setdefault(step, {}).setdefault(name, []).append(value)
     replayed = [step for step in steps if any(len(v) > 1 for v in seen.get(step, {}).values())]
     conflicts = [step for step in replayed if any(differ(v) for v in seen[step].values())]
-    assert list(settled.replayed) == replayed
-    assert sorted(settled.differences) == conflicts
+    assert list(values.replayed) == replayed
+    assert sorted(values.differences) == conflicts
 
 
 def points_of(pairs):
@@ -144,7 +144,7 @@ def as_trainer_state(pairs):
 
 
 @pytest.mark.parametrize("form", [as_csv, as_console, as_text, as_trainer_state])
-def test_every_text_format_settles_replays(tmp_path, form):
+def test_every_text_format_takes_the_last_of_replays(tmp_path, form):
     pairs = [(1, 9.5), (2, 8.5), (3, 7.5), (2, 8.5), (3, 7.25), (4, 6.5)]
     evidence = read_curves(file(tmp_path, *form(pairs)))
     assert evidence.steps.tolist() == [1, 2, 3, 4]

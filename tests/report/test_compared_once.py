@@ -63,13 +63,13 @@ def test_every_pair_is_aligned_and_compared_once(monkeypatch):
     for name in ("align", "compare_tensors"):
         counting(name)
     envelopes = Counter()
-    compare = comparison.compare
+    compare = comparison.compare_signal
 
     def counted_envelope(signal, test, control, *more, **options):
         envelopes[signal, test.name, control.name] += 1
         return compare(signal, test, control, *more, **options)
 
-    monkeypatch.setattr(comparison, "compare", counted_envelope)
+    monkeypatch.setattr(comparison, "compare_signal", counted_envelope)
 
     steps = 20
     control_spec = SetSpec(

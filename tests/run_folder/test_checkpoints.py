@@ -67,7 +67,7 @@ def test_the_last_save_of_a_step_decides_whether_it_is_whole(tmp_path):
     assert names(tmp_path / "checkpoint") == []
 
 
-def test_lives_that_begin_at_the_same_time_get_folders_of_their_own(tmp_path):
+def test_passes_that_begin_at_the_same_time_get_folders_of_their_own(tmp_path):
     with ThreadPoolExecutor(16) as pool:
         numbers = list(pool.map(claim_pass, [tmp_path] * 16))
     assert sorted(numbers) == list(range(1, 17))

@@ -26,7 +26,7 @@ from converge_harness.trainers.torchtitan.dialect import (
 from converge_harness.trainers.torchtitan.user_python import toolchain_of_python
 
 ROOT = Path(__file__).parents[2]
-ADAPTERS = {TITAN_02: "v0_2", TITAN_03: "v0_3", TITAN_MAIN: "v0_3"}
+PACKAGES = {TITAN_02: "v0_2", TITAN_03: "v0_3", TITAN_MAIN: "v0_3"}
 OPTIONAL = ("dry_run.py", "streaming_data.py", "streaming_package.py")
 
 
@@ -103,11 +103,11 @@ def test_members_of_bases_and_of_moved_classes_are_found(tmp_path):
 
 
 @pytest.mark.parametrize("dialect", [TITAN_02, TITAN_03, TITAN_MAIN])
-def test_everything_that_an_adapter_imports_at_once_is_looked_for(dialect):
+def test_everything_that_a_dialect_imports_at_once_is_looked_for(dialect):
     """A new import in the rank code is a new entry in the table."""
     looked_for = {(module, name) for module, names in HOOKED[dialect].items() for name in names}
     modules = set(HOOKED[dialect])
-    for path in sorted((ROOT / "harness/rank/titan" / ADAPTERS[dialect]).glob("*.py")):
+    for path in sorted((ROOT / "harness/rank/titan" / PACKAGES[dialect]).glob("*.py")):
         if path.name in OPTIONAL:
             continue
         for node in ast.parse(path.read_text()).body:

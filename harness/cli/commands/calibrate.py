@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         from converge_harness.calibrations import write_calibrations
         from converge_harness.cli.console import make_console
         from converge_harness.cli.progress import run_shown
-        from converge_harness.matrix.calibrate import keep, learn
+        from converge_harness.matrix.calibrate import learn, store_calibrations
         from converge_harness.matrix.judge import read_evidence
         from converge_harness.matrix.load import load_with_cluster, plan_experiment
         from converge_harness.matrix.run import gpu_ids
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     evidences = read_evidence(plan, ran.records, ran.kept)
     learnt = tuple(learn(plan, evidences).values())
     problems = [problem for each in learnt for problem in each.calibration.problems]
-    paths = keep(store, learnt)
+    paths = store_calibrations(store, learnt)
     if out is not None and not problems:
         fresh = [each.calibration.control for each in learnt]
         others = _others(out, fresh) if arguments.only and out.is_file() else []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from converge_harness.cli.exit_codes import ExitCode
 from converge_harness.cli.leaving import leaving_when_interrupted
 from converge_harness.cli.options import names, store_of
-from converge_harness.cli.scheduled import EXAMPLES, add_plan, again, counted, scheduled_plan
+from converge_harness.cli.scheduled import EXAMPLES, add_plan, again, scheduled_plan
 from converge_harness.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         from converge_harness.cli.console import make_console, say
         from converge_harness.cli.progress import Display
         from converge_harness.matrix.submit import cancel_jobs
+        from converge_harness.wording import counted
     console = make_console()
     plan = scheduled_plan(arguments, whole=True)
     cluster = plan.experiment.cluster
@@ -60,7 +61,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     with Display(console) as display:
         done = cancel_jobs(plan, store_of(arguments), display, names(arguments.only))
     count = len(done.cancelled) + len(done.ending)
-    say(console, f"{counted(count)} cancelled" if count else "none of its jobs is in the queue")
+    say(
+        console,
+        f"{counted(count, 'job')} cancelled" if count else "none of its jobs is in the queue",
+    )
     if done.ending:
         left = ", ".join(each.job.name for each in done.ending)
         say(console, f"not ended yet: {left}; see {again('status', arguments)}")

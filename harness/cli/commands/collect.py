@@ -16,7 +16,7 @@ from converge_harness.cli.options import (
     report_folder,
     store_of,
 )
-from converge_harness.cli.scheduled import EXAMPLES, add_plan, again, counted, scheduled_plan
+from converge_harness.cli.scheduled import EXAMPLES, add_plan, again, scheduled_plan
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,8 +86,9 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 def _say_left(console: Console, left: Sequence[JobStatus], arguments: argparse.Namespace) -> None:
     from converge_harness.cli.console import say
     from converge_harness.matrix.submit import state_of
+    from converge_harness.wording import counted
 
-    say(console, f"{counted(len(left))} {'has' if len(left) == 1 else 'have'} not ended:")
+    say(console, f"{counted(len(left), 'job')} {'has' if len(left) == 1 else 'have'} not ended:")
     for each in left[:_LISTED]:
         say(console, f"  {each.job.name}: {state_of(each)}")
     if len(left) > _LISTED:

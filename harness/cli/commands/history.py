@@ -238,7 +238,7 @@ def _print(console: Console, kept: History, query: Filter, entries: Sequence[Ent
     for entry in entries:
         cells = [
             entry.finished.astimezone().strftime("%Y-%m-%d %H:%M"),
-            *map(escape, (plain(entry.experiment), plain(_set_words(entry)))),
+            *map(escape, (plain(entry.experiment), plain(_set_with_techniques(entry)))),
             f"[{STYLES[entry.verdict]}]{entry.verdict.value}[/]",
             entry.previous.value if entry.previous else ABSENT,
             ABSENT if entry.onset is None else f"step {entry.onset}",
@@ -252,7 +252,7 @@ def _print(console: Console, kept: History, query: Filter, entries: Sequence[Ent
         console.print(f"the newest {len(entries)}; more with --limit N", style="dim")
 
 
-def _set_words(entry: Entry) -> str:
+def _set_with_techniques(entry: Entry) -> str:
     return f"{entry.test_set} ({entry.techniques})" if entry.techniques else entry.test_set
 
 

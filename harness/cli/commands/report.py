@@ -23,11 +23,11 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """Exit code by the verdicts."""
     with leaving_when_interrupted():
         from converge_harness.cli.console import make_console
-        from converge_harness.matrix.against import kept, shown_with
+        from converge_harness.matrix.against import read_against, shown_with
         from converge_harness.matrix.conclude import conclude_again
     finished, _, judged = conclude_again(arguments.folder)
     from converge_harness.cli.verdicts import show_verdicts
 
-    against = kept(arguments.folder)
+    against = read_against(arguments.folder)
     show_verdicts(make_console(), shown_with(judged.view, finished.plan, against), arguments.folder)
     return exit_code(judged.verdicts, against)

@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         from converge_harness.cli.console import make_console
         from converge_harness.cli.plan_table import print_left_out
         from converge_harness.cli.progress import run_shown
-        from converge_harness.matrix.against import compare, keep, shown_with
+        from converge_harness.matrix.against import compare_with_base, shown_with, write_against
         from converge_harness.matrix.calibrate import read_given
         from converge_harness.matrix.conclude import conclude
         from converge_harness.store import require_writable
@@ -127,8 +127,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         against = None
         if base and ran_before:
             before = _conclude_base(base, ran_before, folder / BASE, store)
-            against = compare(base, (ran_before, before), plan, (ran, judged))
-    keep(folder, against)
+            against = compare_with_base(base, (ran_before, before), plan, (ran, judged))
+    write_against(folder, against)
     # Imported here: a command that is refused draws nothing and need not pay for it.
     from converge_harness.cli.verdicts import add_night, show_verdicts
 

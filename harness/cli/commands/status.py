@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         table.add_row(
             escape(row.name),
             row.job_id,
-            escape(row.state if row.settled else f"{row.state}, not collected"),
+            escape(row.state if row.recorded else f"{row.state}, not collected"),
             _steps(row),
             "" if row.loss is None else f"{row.loss:.4f}",
             "" if row.elapsed_s is None else _duration(row.elapsed_s),
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     elif over and (counts[RunStatus.CANCELLED] or counts[RunStatus.INTERRUPTED]):
         say(console, f"next, to run the rest: {again('submit', arguments)}")
         say(console, f"or to judge what has finished: {again('collect', arguments)}")
-    elif over or any(not row.settled for row in rows):
+    elif over or any(not row.recorded for row in rows):
         say(console, f"next: {again('collect', arguments)}")
     elif counts[NOT_SUBMITTED] or counts[BROKEN_OFF]:
         say(console, f"next: {again('submit', arguments)}")

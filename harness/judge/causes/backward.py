@@ -15,8 +15,8 @@ from converge_harness.judge.causes.context import (
     is_constant,
     loss_agrees,
     off_at_first_step,
-    ratio_words,
-    words_of,
+    ratio_text,
+    signal_name,
 )
 from converge_harness.judge.causes.factors import Match, NamedFactor, named_factor
 from converge_harness.judge.causes.gradient_patterns import (
@@ -26,13 +26,13 @@ from converge_harness.judge.causes.gradient_patterns import (
     Wrong,
     common_multiple,
     displaced,
-    precision_words,
+    rounding_clause,
     scaled_together,
     sort,
-    worst_words,
+    worst_tensors,
     wrong_gradients,
 )
-from converge_harness.judge.causes.location import family, of_scores, scores_scaled, stage_words
+from converge_harness.judge.causes.location import family, of_scores, scores_scaled, stage_clause
 from converge_harness.judge.causes.parameter_names import describe
 from converge_harness.judge.causes.signature import (
     EVERY,
@@ -230,7 +230,7 @@ def _group_scaled(wrong: Wrong, context: Context) -> Cause:
             where = where or named.where
             known = f", which equals {named.text}" if named.text else _equals_nothing(scaled)
             group = wrong.named(scaled.members)
-            stage = stage_words(group, among, context)
+            stage = stage_clause(group, among, context)
             parts.append(f"{describe(group, among)}{stage} by {digits(scaled.factor)}{known}")
         said = "; ".join(parts)
     else:
@@ -241,7 +241,7 @@ def _group_scaled(wrong: Wrong, context: Context) -> Cause:
         )
     rest = f"; the other {len(sorting.right)} are right" if sorting.right else ""
     if sorting.turned:
-        rest += f"; {len(sorting.turned)} more are slightly off: {worst_words(wrong)}"
+        rest += f"; {len(sorting.turned)} more are slightly off: {worst_tensors(wrong)}"
     clue = f"; {hint.text}" if hint.text and len(sorting.scaled) == 1 else ""
     worst = max(sorting.scaled, key=lambda scaled: scaled.residual)
     sentence = (
@@ -264,9 +264,9 @@ def _direction(wrong: Wrong, context: Context) -> Cause:
     sentence = (
         f"the backward pass differs: {len(sorting.turned)} of {len(among)} gradients are wrong in "
         f"direction at step {wrong.step}{more}{gone}{loss_agrees(context, wrong.step)}: worst "
-        f"{worst_words(wrong)}{which}"
-        f"{stage_words(names, among, context)}{rest}{clue}{_moved(wrong)}{_holes(wrong)}"
-        f"{precision_words(wrong, context)}"
+        f"{worst_tensors(wrong)}{which}"
+        f"{stage_clause(names, among, context)}{rest}{clue}{_moved(wrong)}{_holes(wrong)}"
+        f"{rounding_clause(wrong, context)}"
     )
     return Cause(sentence, CauseClass.GRADIENT_DIRECTION, hint.look_at)
 
@@ -357,11 +357,11 @@ def _norm_scaled(context: Context) -> tuple[str, str, str] | None:
         + ("" if context.compared.curves_alone else ", which equals no degree or count of this run")
     )
     numbers = (
-        f"{known}: {words_of(norm)} "
+        f"{known}: {signal_name(norm)} "
         f"{norm.test[0]:.4g} for {norm.control[0]:.4g} at step {norm.steps[0]}"
         f"{loss_agrees(context, int(norm.steps[0]))}"
     )
-    return ratio_words(norm, 0), numbers, named.where
+    return ratio_text(norm, 0), numbers, named.where
 
 
 @signature(
@@ -385,8 +385,8 @@ def gradient_direction(context: Context) -> Cause | None:
             f"{sample.names[worst]}, {sample.gradients.difference[worst]:.2g})"
         )
     sentence = (
-        f"the backward pass differs: {words_of(norm)} is off by {norm.difference[0]:.2g} at step "
-        f"{step} by no single factor{loss_agrees(context, step)}: some gradients are "
+        f"the backward pass differs: {signal_name(norm)} is off by {norm.difference[0]:.2g} at "
+        f"step {step} by no single factor{loss_agrees(context, step)}: some gradients are "
         f"wrong, partly reduced, or scaled for a group of parameters only{alone}"
     )
     look_at = (

@@ -129,7 +129,7 @@ def begins(envelope: Envelope, index: int) -> bool:
     return not bool(envelope.difference[index] <= ABRUPT * quiet)
 
 
-def ratio_words(envelope: Envelope, index: int) -> str:
+def ratio_text(envelope: Envelope, index: int) -> str:
     control = float(envelope.control[index])
     return digits(float(envelope.test[index]) / control) if control else "infinitely many"
 
@@ -142,7 +142,7 @@ def digits(ratio: float) -> str:
     return f"{ratio:.{1 - math.floor(math.log10(off))}f}".rstrip("0")
 
 
-def words_of(envelope: Envelope) -> str:
+def signal_name(envelope: Envelope) -> str:
     """A signal's name in a sentence."""
     reported = envelope.signal.removesuffix("_recomputed").replace("_", " ")
     return f"recomputed {reported}" if envelope.signal.endswith("_recomputed") else reported

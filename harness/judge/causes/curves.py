@@ -15,16 +15,16 @@ from converge_harness.judge.causes.context import (
     begins,
     is_constant,
     loss_agrees,
-    ratio_words,
-    words_of,
+    ratio_text,
+    signal_name,
 )
 from converge_harness.judge.causes.resume import of_pass
 from converge_harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
 from converge_harness.judge.causes.updates import first_part
 from converge_harness.judge.compare.envelopes import Envelope
 from converge_harness.judge.compare.tensors import TensorComparison, TensorDifferences
-from converge_harness.judge.wording import distinct_digits
 from converge_harness.model import CauseClass, Floats, Outcome, Precision, Tier
+from converge_harness.wording import distinct_digits
 
 _ONE_OFF = (
     "what happens at that step alone: its samples, gradients that were not set to zero, a skipped "
@@ -58,7 +58,7 @@ def one_step(context: Context) -> Cause | None:
         key=lambda envelope: float(envelope.difference[envelope.index_of(step)]),
     )
     index = worst.index_of(step)
-    head = f"{words_of(worst)} is {ratio_words(worst, index)} times the control's at step {step}"
+    head = f"{signal_name(worst)} is {ratio_text(worst, index)} times the control's at step {step}"
     alone = all(
         envelope.onset == step and envelope.outside.size == 1 and _stands_out(envelope)
         for envelope in off
@@ -142,13 +142,13 @@ def gradients_from(context: Context) -> Cause | None:
     if (named.text and ratio.size - index > 1) or is_constant(ratio[index:]):
         known = f", which equals {named.text}" if named.text else ""
         sentence = (
-            f"{head} gradients are scaled by {ratio_words(norm, index)}{known}: {words_of(norm)} "
+            f"{head} gradients are scaled by {ratio_text(norm, index)}{known}: {signal_name(norm)} "
             f"{norm.test[index]:.4g} for {norm.control[index]:.4g}{tail}"
         )
         look_at = "what begins to divide or multiply gradients then; " + (named.where or _STATE)
         return Cause(sentence, CauseClass.GRADIENT_SCALE, look_at)
     sentence = (
-        f"{head} the backward pass differs: {words_of(norm)} is off by "
+        f"{head} the backward pass differs: {signal_name(norm)} is off by "
         f"{norm.difference[index]:.2g}, by no single factor{tail}"
     )
     return Cause(
@@ -177,7 +177,7 @@ def rounding_growth(context: Context) -> Cause | None:
     first, last = int(known[0]), curve.steps.size - 1
     tensors = " and no tensor" if context.compared.tensors else ""
     sentence = (
-        f"rounding grows: {words_of(curve)} differs by {curve.difference[first]:.1g} at step "
+        f"rounding grows: {signal_name(curve)} differs by {curve.difference[first]:.1g} at step "
         f"{curve.steps[first]}, inside the limit of rounding, and then smoothly, doubling "
         f"every {math.log(2) / rate:.2g} steps, to {curve.difference[last]:.1g} at step "
         f"{curve.steps[last]}; no step{tensors} stands out: probably benign drift of other "
@@ -302,7 +302,7 @@ def later(context: Context) -> Cause | None:
         )
     how = "suddenly " if index and begins(first, index) else ""
     sentence = (
-        f"the runs agree until step {onset}, where {words_of(first)} is {how}off by "
+        f"the runs agree until step {onset}, where {signal_name(first)} is {how}off by "
         f"{first.difference[index]:.2g}: {suspects}{where}"
     )
     return Cause(sentence, CauseClass.LATER, look_at)
@@ -358,13 +358,14 @@ def curves_part(context: Context) -> Cause | None:
     if index and curve.onset == step:
         how = "suddenly " if begins(curve, index) else ""
         head = (
-            f"the curves agree until step {step}, where {words_of(curve)} is {how}off by {off:.2g}"
+            f"the curves agree until step {step}, where {signal_name(curve)} is {how}off by "
+            f"{off:.2g}"
         )
     else:
         test, control = distinct_digits(float(curve.test[index]), float(curve.control[index]))
         head = (
-            f"the curves differ: {words_of(curve)} {test} for {control} at step {step} (relative "
-            f"{off:.2g})"
+            f"the curves differ: {signal_name(curve)} {test} for {control} at step {step} "
+            f"(relative {off:.2g})"
         )
     head += of_pass(context, step)
     lasting = onset is None and context.detail(f"{_slug(curve)}-envelope")

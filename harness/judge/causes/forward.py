@@ -26,16 +26,16 @@ from converge_harness.judge.causes.context import (
     Context,
     begins,
     off_at_first_step,
-    ratio_words,
-    words_of,
+    ratio_text,
+    signal_name,
 )
 from converge_harness.judge.causes.factors import FIRST_STEP_MATCH
 from converge_harness.judge.causes.first_wrong import amount_of, comparable_modules
 from converge_harness.judge.causes.gradient_patterns import (
     OUTWEIGHS,
     Wrong,
-    precision_words,
-    worst_words,
+    rounding_clause,
+    worst_tensors,
     wrong_gradients,
 )
 from converge_harness.judge.causes.location import (
@@ -60,8 +60,8 @@ from converge_harness.judge.compare.envelopes import Envelope
 from converge_harness.judge.compare.limits import rounding_of_experts, routed, same_sample_layout
 from converge_harness.judge.compare.reported import agreement
 from converge_harness.judge.compare.tensors import TensorComparison
-from converge_harness.judge.wording import distinct_digits
 from converge_harness.model import CauseClass, Outcome, Precision
+from converge_harness.wording import distinct_digits
 
 SAME_BITS = 1e-14
 """Relative difference of two sums in float64 of the same numbers."""
@@ -97,14 +97,14 @@ def hidden_forward(context: Context) -> Cause | None:
     place = spot(context.sample(step))
     why = _by_loss(loss, wrong, context) or _by_modules(context)
     if not why and (why := _by_gradients(wrong, place, context)):
-        why += precision_words(wrong, context)
+        why += rounding_clause(wrong, context)
     if not why:
         return None
     where = f"in {place.text} " if place is not None else ""
     sentence = (
         f"the forward pass differs {where}by less than the limit of the loss: "
         f"{len(wrong.off)} of {len(wrong.among)} gradients are off at step {step}"
-        f"{_worst(wrong)}; {words_of(loss)} is off by {loss.difference[0]:.2g}, {why}"
+        f"{_worst(wrong)}; {signal_name(loss)} is off by {loss.difference[0]:.2g}, {why}"
         f"{_only_addition(context)}"
     )
     return Cause(sentence, CauseClass.OBJECTIVE, look_in_forward(context, place))
@@ -137,7 +137,7 @@ def forward_on_new_data(context: Context) -> Cause | None:
     else:
         return None
     sentence = (
-        f"the forward pass differs on the data of step {step}: {known}, and {words_of(loss)} of "
+        f"the forward pass differs on the data of step {step}: {known}, and {signal_name(loss)} of "
         f"step {step} on the same samples is off by {loss.difference[index]:.2g}, where it was "
         f"off by {loss.difference[:index].max():.1g} at most"
     )
@@ -309,7 +309,7 @@ def _only_scaled(wrong: Wrong) -> bool:
 
 
 def _worst(wrong: Wrong) -> str:
-    return f", worst {worst_words(wrong)}" if wrong.sorting.turned else ""
+    return f", worst {worst_tensors(wrong)}" if wrong.sorting.turned else ""
 
 
 def _parts_at(loss: Envelope) -> int | None:
@@ -388,7 +388,7 @@ def scaled_objective(context: Context) -> Cause | None:
     equals = f", which equals {named.text}" if named.text else ""
     sentence = (
         f"the objective is scaled: the trainer's loss and all {len(scaled.members)} gradients are "
-        f"{ratio_words(loss, 0)} times the control's at step {step}{equals}, while the cross "
+        f"{ratio_text(loss, 0)} times the control's at step {step}{equals}, while the cross "
         f"entropy of the same logits agrees: {_TURNED if scaled.factor < 0 else _DIVIDED}"
     )
     if scaled.factor < 0:
@@ -506,7 +506,7 @@ def _gradients_follow(context: Context, truth: Envelope) -> str:
     wrong = wrong_gradients(sample)
     if wrong is not None and _as_an_objective(wrong, context):
         count = f"all {len(wrong.off)}" if _all_off(wrong) else f"{len(wrong.off)}"
-        worst = f", worst {worst_words(wrong)}" if wrong.sorting.turned else ""
+        worst = f", worst {worst_tensors(wrong)}" if wrong.sorting.turned else ""
         return f"{count} gradients follow it at step {step}{worst}"
     if sample is None or truth.difference[0] > SAME_BITS or not same_program(context):
         return ""
@@ -590,7 +590,7 @@ def objective(context: Context) -> Cause | None:
     equals = f", which equals {named.text}" if named.text else ""
     of_test, of_control = distinct_digits(float(loss.test[0]), float(loss.control[0]))
     sentence = (
-        f"the forward pass or the objective differs: {words_of(loss)} {of_test} for "
+        f"the forward pass or the objective differs: {signal_name(loss)} {of_test} for "
         f"{of_control} at step {loss.steps[0]} {on} (relative {loss.difference[0]:.2g}"
         f"{equals}){_gradients_with_it(context, loss)}{_only_addition(context)}"
     )
@@ -618,7 +618,7 @@ def _gradients_with_it(context: Context, loss: Envelope) -> str:
         ratio = float(loss.test[0] / loss.control[0]) if loss.control[0] else 0.0
         alike = "too" if abs(factor - ratio) < FIRST_STEP_MATCH * abs(ratio) else "not by as much"
         return f"; all gradients are {factor:.4g} times the control's, {alike}"
-    worst = f", worst {worst_words(wrong)}" if sorting.turned else ""
+    worst = f", worst {worst_tensors(wrong)}" if sorting.turned else ""
     off = f"; {len(sorting.off)} of {len(sorting.judged)} gradients are off{worst}"
     return off + _directions_later(context, already=len(sorting.turned))
 
@@ -634,4 +634,4 @@ def _directions_later(context: Context, already: int) -> str:
         return ""
     most = max(later, key=lambda found: len(found.sorting.turned))
     count = f"{len(most.sorting.turned)} of {len(most.sorting.judged)} gradients"
-    return f"; by step {most.step} the direction of {count} is wrong, worst {worst_words(most)}"
+    return f"; by step {most.step} the direction of {count} is wrong, worst {worst_tensors(most)}"

@@ -207,7 +207,7 @@ def wrong_gradients(sample: TensorComparison | None) -> Wrong | None:
     return Wrong(sample.step, sample.names, sizes, ours, theirs, sample.gradients, sorting)
 
 
-def worst_words(wrong: Wrong) -> str:
+def worst_tensors(wrong: Wrong) -> str:
     """The worst tensors with relative difference, best factor and its residual."""
     sorting, difference = wrong.sorting, wrong.found.difference
     parts = []
@@ -268,7 +268,7 @@ _BF16_ROUNDING = (5e-4, 2e-2)
 """Relative differences that a cast or a sum in bfloat16 leaves of a tensor in float32."""
 
 
-def precision_words(wrong: Wrong, context: Context) -> str:
+def rounding_clause(wrong: Wrong, context: Context) -> str:
     """Whether all wrong tensors are off by as much as rounding to bfloat16."""
     difference = wrong.found.difference[list(wrong.sorting.off)]
     low, high = _BF16_ROUNDING

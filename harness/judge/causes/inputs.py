@@ -6,13 +6,14 @@ import math
 
 import numpy as np
 
-from converge_harness.judge.causes.context import Context, words_of
+from converge_harness.judge.causes.context import Context, signal_name
 from converge_harness.judge.causes.optimizer import counted_otherwise
 from converge_harness.judge.causes.resume import of_pass
 from converge_harness.judge.causes.signature import EVERY, Basis, Cause, Stage, signature
 from converge_harness.judge.compare.curves import series
 from converge_harness.judge.compare.floors import FIRST_STEPS
 from converge_harness.model import CauseClass, Evidence, Outcome
+from converge_harness.wording import counted
 
 
 @signature(Basis.RECORDED, Stage.RUN, asked_of=EVERY)
@@ -47,7 +48,7 @@ def not_finite(context: Context) -> Cause | None:
         sentence += f"; {context.detail('gradients-finite')}"
     earlier = [curve for curve in context.off() if (curve.onset or 0) < step]
     if earlier:
-        sentence += f"; {words_of(earlier[0])} was already off at step {earlier[0].onset}"
+        sentence += f"; {signal_name(earlier[0])} was already off at step {earlier[0].onset}"
     return Cause(sentence, CauseClass.NOT_FINITE, look_at)
 
 
@@ -154,7 +155,7 @@ def _lagging(test: Evidence, control: Evidence, step: int) -> str:
         there = (at < theirs.steps.size) & (theirs.steps[at % theirs.steps.size] == steps - lag)
         if there.all() and np.allclose(theirs.values[at], rates, rtol=1e-6, atol=0):
             return (
-                f"; from there on it is {lag} step{'s' * (lag > 1)} behind the control's, as a "
+                f"; from there on it is {counted(lag, 'step')} behind the control's, as a "
                 f"schedule that started over after step {lag}"
             )
     return ""

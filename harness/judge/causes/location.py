@@ -31,6 +31,7 @@ from converge_harness.judge.causes.parameter_names import (
 from converge_harness.judge.causes.signature import Cause
 from converge_harness.judge.compare.tensors import TensorComparison
 from converge_harness.model import CauseClass, Floats, InForce, OwnTechniqueInForce
+from converge_harness.wording import plural
 
 _NAMED = 4
 
@@ -228,8 +229,8 @@ def _whole_layers(off: Collection[str], among: Sequence[str]) -> Hint | None:
     layers = layers_of(off)
     if not layers or set(off) != {name for name in among if place_of(name).layer in layers}:
         return None
-    plural = len(layers) > 1
-    which = f"layer{'s' if plural else ''} {spans(layers)} {'are' if plural else 'is'}"
+    verb = "is" if len(layers) == 1 else "are"
+    which = f"{plural(len(layers), 'layer')} {spans(layers)} {verb}"
     return Hint(
         f"only {which} off, in every parameter, and what is upstream is right: so the error is not "
         "in the backward pass, but in what happens to gradients afterwards",
@@ -296,7 +297,7 @@ def own_additions(context: Context) -> list[OwnTechniqueInForce]:
     return [each for each in context.in_force.own_techniques if each.name not in theirs]
 
 
-def stage_words(names: Collection[str], among: Sequence[str], context: Context) -> str:
+def stage_clause(names: Collection[str], among: Sequence[str], context: Context) -> str:
     """`` (the end of the model, as the last pipeline stage holds it)``, or nothing."""
     layers, all_layers = layers_of(names), layers_of(among)
     if context.degree("pp") == 1 or not layers or len(names) == len(among):
@@ -350,7 +351,7 @@ class Spot(NamedTuple):
     def text(self) -> str:
         if self.every:
             return f"the {self.kind} of every layer"
-        return f"the {self.kind} of layer{'s' * (len(self.layers) > 1)} {spans(self.layers)}"
+        return f"the {self.kind} of {plural(len(self.layers), 'layer')} {spans(self.layers)}"
 
 
 def branch_of(name: str) -> tuple[int, str] | None:

@@ -18,7 +18,7 @@ from converge_harness.judge.causes.location import (
     of_scores,
     scores_scaled,
     spot_of,
-    stage_words,
+    stage_clause,
 )
 from converge_harness.judge.causes.parameter_names import describe
 from converge_harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
@@ -318,7 +318,7 @@ def _direction(context: Context, errors: Errors) -> Cause:
     sentence = (
         f"{len(off)} of {len(among)} gradients are wrong by more than rounding at the initial "
         f"weights, while the loss is right within it: worst {_worst(errors)}"
-        f"{stage_words(names, among, context)}{clue}"
+        f"{stage_clause(names, among, context)}{clue}"
     )
     look_at = "; ".join(filter(None, (hint.look_at, _FORWARD_AT)))
     return Cause(sentence, CauseClass.GRADIENT_DIRECTION, look_at)

@@ -17,11 +17,11 @@ from converge_harness.judge.causes.context import (
     Context,
     is_constant,
     off_at_first_step,
-    ratio_words,
-    words_of,
+    ratio_text,
+    signal_name,
 )
 from converge_harness.judge.causes.factors import Match, named_factor
-from converge_harness.judge.causes.location import stage_words
+from converge_harness.judge.causes.location import stage_clause
 from converge_harness.judge.causes.parameter_names import depth_of, describe, layers_of, role_of
 from converge_harness.judge.causes.signature import (
     EVERY,
@@ -107,8 +107,8 @@ def metric_only(context: Context) -> Cause | None:
             continue
         way = way_of(signal, context)
         said = (
-            f"only the metric is wrong: the reported {words_of(reported)} is "
-            f"{ratio_words(reported, first)} times the control's at step {reported.steps[first]}"
+            f"only the metric is wrong: the reported {signal_name(reported)} is "
+            f"{ratio_text(reported, first)} times the control's at step {reported.steps[first]}"
             f"{way.text or context.factor(reported)}, while the recomputed values agree"
         )
         look_at = "; ".join(text for text in (way.where, _logged(signal, context)) if text)
@@ -237,8 +237,8 @@ def loss_of_right_gradients(context: Context) -> Cause | None:
     if not sample.gradients.difference[worst] <= _CLEARLY * loss.difference[0]:
         return None
     sentence = (
-        f"only the loss as a number is wrong: {words_of(loss)} is {ratio_words(loss, 0)} times the "
-        f"control's at step 1{context.factor(loss)}, while the gradients of all "
+        f"only the loss as a number is wrong: {signal_name(loss)} is {ratio_text(loss, 0)} times "
+        f"the control's at step 1{context.factor(loss)}, while the gradients of all "
         f"{len(sample.names)} parameters agree (the furthest to "
         f"{sample.gradients.difference[worst]:.1g})"
     )
@@ -263,7 +263,7 @@ def loss_scaled_alone(context: Context) -> Cause | None:
     if not (factor or constant):
         return None
     sentence = (
-        f"probably only the metric is wrong: the loss is {ratio_words(loss, 0)} times the control's"
+        f"probably only the metric is wrong: the loss is {ratio_text(loss, 0)} times the control's"
         f"{factor}, while the grad norm agrees at every step"
     )
     return Cause(sentence, CauseClass.METRIC_ONLY, _logged("loss", context))
@@ -538,7 +538,7 @@ def _parts(names: Sequence[str], context: Context) -> Iterator[_Part]:
 def _alone(kept: Flags, names: Sequence[str], context: Context) -> str:
     """What is in it or what is left out, whichever is shorter; for a stage, what it holds."""
     inside, outside = _chosen(names, kept), _chosen(names, ~kept)
-    stage = stage_words(inside, names, context)
+    stage = stage_clause(inside, names, context)
     if len(inside) > len(outside) and not stage:
         return f"the norm without {describe(outside, names)}"
     return f"the norm of {describe(inside, names)}{stage} alone"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from converge_harness.judge.causes.context import Context, loss_agrees
-from converge_harness.judge.causes.location import stage_words
+from converge_harness.judge.causes.location import stage_clause
 from converge_harness.judge.causes.parameter_names import describe, joined
 from converge_harness.judge.causes.signature import Basis, Cause, Stage, signature
 from converge_harness.judge.compare.post_step_state import UNCLIPPED, Clipping, clippings
@@ -113,7 +113,7 @@ def _said(
         parts = []
         for group in groups:
             names = [wrong.names[index] for index in group.members]
-            stage = stage_words(names, sample.names, context)
+            stage = stage_clause(names, sample.names, context)
             parts.append(f"{describe(names, sample.names)}{stage} by {group.factor:.4g}")
         own = ""
         if all(_own_norm(wrong, group) for group in groups):

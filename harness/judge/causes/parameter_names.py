@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from converge_harness.wording import plural
+
 MOST_PATTERNS = 5
 """How many folded names are written out."""
 
@@ -153,5 +155,4 @@ def _whole_layers(names: Collection[str], among: Sequence[str]) -> str:
     if any(name not in chosen for name in among if place_of(name).layer in layers):
         return ""
     outside = sorted(name for name in names if place_of(name).layer is None)
-    plural = "s" if len(layers) > 1 else ""
-    return joined([f"layer{plural} {spans(layers)}", *outside])
+    return joined([f"{plural(len(layers), 'layer')} {spans(layers)}", *outside])

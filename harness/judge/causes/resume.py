@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from converge_harness.judge.causes.context import Context
 from converge_harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
-from converge_harness.judge.causes.updates import initial_words
+from converge_harness.judge.causes.updates import initial_difference
 from converge_harness.judge.checks.resume import Lost, not_restored
 from converge_harness.judge.compare.random_states import generators, repeated
 from converge_harness.judge.degrees import owner
@@ -106,7 +106,7 @@ def nothing_loaded(context: Context) -> Cause | None:
     untorn = newest_whole(test, found.unplaced)
     when = "" if untorn else "while no checkpoint of the run was whole, "
     sample = context.sample(0) if found.step == 1 else None
-    weights = initial_words(sample) if sample is not None else ""
+    weights = initial_difference(sample) if sample is not None else ""
     others = f", and so not with the control's weights: {weights}" if weights else ""
     return Cause(
         f"state is lost at the resume: {when}{found.what}{others}",

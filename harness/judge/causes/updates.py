@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from converge_harness.judge.causes.context import Context, loss_agrees, words_of
+from converge_harness.judge.causes.context import Context, loss_agrees, signal_name
 from converge_harness.judge.causes.gradient_patterns import (
     MOST_FACTORS,
     NAMED,
@@ -57,12 +57,12 @@ def initial(context: Context) -> Cause | None:
     elif len(off) == len(sorting.judged):
         swapped = "; no checkpoint was loaded, or another one"
     sentence = (
-        f"training does not begin with the control's weights: {initial_words(sample)}{swapped}"
+        f"training does not begin with the control's weights: {initial_difference(sample)}{swapped}"
     )
     return Cause(sentence, CauseClass.STATE, look_at)
 
 
-def initial_words(sample: TensorComparison) -> str:
+def initial_difference(sample: TensorComparison) -> str:
     """Which weights differ before the first step, and by how much; empty when none does."""
     found = sample.initial
     if found is None or not found.outside.size:
@@ -511,4 +511,4 @@ def _gap(sample: TensorComparison, few: Integers) -> float:
 def _seen(context: Context) -> str:
     """A clause on what the curves show of it, and when."""
     off = context.off()
-    return f"; {words_of(off[0])} leaves the control at step {off[0].onset}" if off else ""
+    return f"; {signal_name(off[0])} leaves the control at step {off[0].onset}" if off else ""

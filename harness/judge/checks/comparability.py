@@ -36,8 +36,8 @@ from converge_harness.judge.soundness import (
     other_steps,
     ranks_disagree,
 )
-from converge_harness.judge.wording import distinct_digits
 from converge_harness.model import Evidence, InForce, Integers, Limit, Outcome, SetSpec, Tier
+from converge_harness.wording import distinct_digits
 
 LEAST_COVERAGE = 0.5
 """Share of the coarser grid's steps that must be in both curves."""

@@ -23,8 +23,8 @@ from converge_harness.judge.compare.envelopes import (
     gross_steps,
     lasting_difference,
 )
-from converge_harness.judge.wording import distinct_digits
 from converge_harness.model import Limit, Outcome, Tier
+from converge_harness.wording import distinct_digits
 
 Envelopes = Mapping[str, Envelope]
 

@@ -44,7 +44,6 @@ from converge_harness.judge.soundness import (
     unfinished,
     unsampled,
 )
-from converge_harness.judge.wording import counted, distinct_digits
 from converge_harness.model import (
     JUDGED_SIGNALS,
     Calibration,
@@ -54,6 +53,7 @@ from converge_harness.model import (
     SetSpec,
     Tier,
 )
+from converge_harness.wording import counted, distinct_digits
 
 
 @check(Tier.INTEGRITY)

@@ -97,7 +97,7 @@ def gradient_errors(
     limit = Limit(float(errors.multiple[worst] * errors.matched[worst]), origin)
     return CheckResult(
         Outcome.FAIL if outside.size else Outcome.PASS,
-        _errors_in_words(errors, outside, worst),
+        _errors_sentence(errors, outside, worst),
         measured=float(errors.test[worst]),
         limit=limit,
         unit="relative to float32",
@@ -229,7 +229,7 @@ def _unmeasured(test: Evidence, control: Evidence, measure: PrecisionRuns | None
     return skipped(f"{_NONE}: limits are those of repeats, or fixed")
 
 
-def _errors_in_words(errors: Errors, outside: np.ndarray, worst: int) -> str:
+def _errors_sentence(errors: Errors, outside: np.ndarray, worst: int) -> str:
     over = f"over {_batches(errors)}"
     if not outside.size:
         return (

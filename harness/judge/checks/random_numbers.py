@@ -24,8 +24,8 @@ from converge_harness.judge.compare.random_states import (
     shared,
     unrecorded,
 )
-from converge_harness.judge.wording import counted
 from converge_harness.model import Evidence, Outcome, Tier
+from converge_harness.wording import counted
 
 _NOTHING = "the run draws no random numbers in two steps one after the other"
 _NOT_THE_CONTROL = "the control draws no random numbers"
@@ -51,8 +51,9 @@ def random_numbers_go_on(test: Evidence, control: Evidence) -> CheckResult:
     unknown = [each for each in answers if each.outcome is Outcome.INVALID]
     if unknown:
         return unknown[0]
-    told = [each for each in answers if each.outcome is Outcome.PASS and each.detail not in _IDLE]
-    return (told or answers)[0]
+    right = [each for each in answers if each.outcome is Outcome.PASS]
+    drawn_from = [each for each in right if each.detail not in _IDLE]
+    return (drawn_from or answers)[0]
 
 
 def _go_on(whose: str, test: Evidence, control: Evidence) -> CheckResult:

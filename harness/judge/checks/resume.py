@@ -62,7 +62,6 @@ from converge_harness.judge.resume.saved_state import (
     says_nothing,
 )
 from converge_harness.judge.soundness import Flaw
-from converge_harness.judge.wording import counted
 from converge_harness.model import (
     JUDGED_SIGNALS,
     Deviation,
@@ -79,6 +78,7 @@ from converge_harness.model import (
     Tier,
     Torn,
 )
+from converge_harness.wording import counted
 
 MOST_DEVIATIONS = 20
 
@@ -270,7 +270,7 @@ def data_resumed(test: Evidence, control: Evidence, spec: SetSpec | None) -> Che
     if other.number == test.passes[0].number:
         detail = f"the samples differ at step {other.step}, before any resume"
         return invalid(detail, other.step)
-    return CheckResult(Outcome.FAIL, data_words(other, control), onset=other.step)
+    return CheckResult(Outcome.FAIL, data_sentence(other, control), onset=other.step)
 
 
 def digests_of(evidence: Evidence) -> dict[int, str]:
@@ -292,7 +292,7 @@ def other_samples(test: Evidence, control: Evidence) -> Other | None:
     return None
 
 
-def data_words(other: Other, control: Evidence) -> str:
+def data_sentence(other: Other, control: Evidence) -> str:
     """A sentence that says what a resume did to the samples."""
     seen = [step for step, digest in digests_of(control).items() if digest == other.digest]
     when = "right after" if other.first else "after"

@@ -56,7 +56,6 @@ from converge_harness.judge.compare.seeds import (
 )
 from converge_harness.judge.compare.tost import ALPHA, FEWEST, Answer, equivalence
 from converge_harness.judge.comparison import RunComparison
-from converge_harness.judge.wording import counted
 from converge_harness.model import (
     Check,
     Evidence,
@@ -68,6 +67,7 @@ from converge_harness.model import (
     SeedRuns,
     Tier,
 )
+from converge_harness.wording import counted
 
 SAME_START = 1e-5
 """Relative difference of the loss below which two curves start alike: reruns of one seed differ by

@@ -138,18 +138,18 @@ def asked(
     *,
     seeds: bool,
     same_seed: bool,
-    resumes: bool,
+    in_passes: bool,
     target: bool = False,
     draws: bool = False,
 ) -> Asked:
     """Which checks to ask.
 
     ``seeds`` says that there are several, ``same_seed`` that the first two runs have one, and
-    ``resumes`` that the test set was made in several passes. With a ``target`` it is asked when the
-    seeds reach it, and not how low they end. ``draws`` says that the test set draws other random
-    numbers than its control: then steps are not compared one by one.
+    ``in_passes`` that the test set was made in several passes. With a ``target`` it is asked when
+    the seeds reach it, and not how low they end. ``draws`` says that the test set draws other
+    random numbers than its control: then steps are not compared one by one.
     """
-    ordinary = [each for each in CHECKS if resumes or each.tier is not Tier.RESUME]
+    ordinary = [each for each in CHECKS if in_passes or each.tier is not Tier.RESUME]
     first, rest = _questions(ask, ordinary, seeds=seeds, same_seed=same_seed)
     if target:
         rest = tuple(

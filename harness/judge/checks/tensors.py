@@ -43,6 +43,7 @@ from converge_harness.judge.compare.tensors import (
 from converge_harness.judge.degrees import ran_at
 from converge_harness.judge.soundness import replicas_differ
 from converge_harness.model import Deviation, Evidence, Limit, Outcome, SetSpec, Tier
+from converge_harness.wording import counted, plural
 
 NAMED = 3
 """How many tensors a detail names."""
@@ -257,7 +258,7 @@ def _outside(
     others = f", of {len(comparison.names)} parameters" if count > 1 else ""
     return CheckResult(
         Outcome.FAIL,
-        f"{count} {noun}{'s' * (count > 1)} differ{'s' * (count == 1)} at step "
+        f"{counted(count, noun)} differ{'s' * (count == 1)} at step "
         f"{comparison.step}{others}: {_named(deviations, count)}",
         measured=float(found.difference[index]),
         limit=found.limit_at(index),
@@ -450,7 +451,7 @@ def _state_inside(
         return CheckResult(Outcome.PASS, detail, measured, limit, unit, steps)
     count = len(each.outside)
     verb = "differs" if count == 1 else "differ"
-    noun = noun + "s" * (count > 1) + (f" {name}" if name else "")
+    noun = plural(count, noun) + (f" {name}" if name else "")
     by = (
         "which is gone, or zero on one side alone"
         if not np.isfinite(measured)

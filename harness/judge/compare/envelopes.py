@@ -64,6 +64,7 @@ from converge_harness.model import (
     Precision,
     SignalScale,
 )
+from converge_harness.wording import counted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +128,7 @@ class Envelope(HasLimits):
         return int(np.searchsorted(self.steps, step))
 
 
-def compare(
+def compare_signal(
     signal: str,
     test: Evidence,
     control: Evidence,
@@ -214,7 +215,7 @@ def furthest_learnt(precision: Precision, envelopes: Iterable[Envelope]) -> Lear
 
 
 def tolerance_for(signal: str, tolerances: Mapping[str, float]) -> float | None:
-    """The file's tolerance for a signal, checked; see :func:`compare`."""
+    """The file's tolerance for a signal, checked; see :func:`compare_signal`."""
     value = tolerances.get(signal, tolerances.get(signal.removesuffix("_recomputed")))
     if value is not None and not (math.isfinite(value) and value >= 0):
         raise ValueError(f"tolerance of {signal} is {value}: it must be finite and at least 0")
@@ -255,8 +256,7 @@ def _learnt(
             # Several repeats show that the control does not reproduce itself there: see calibrate.
             wide = known.steps[~(known.scale <= SPREAD_CEILING[signal])]
             limit = np.where(curves.steps >= wide[0], np.inf, limit) if wide.size else limit
-        count = calibration.taught_by
-        repeats = f"{count} repeat{'s' * (count != 1)}"
+        repeats = counted(calibration.taught_by, "repeat")
         times = f"{jump.max():.0f} x the " if np.any(jump > 1) else ""
         learnt_origin = (
             f"{times}spread of {repeats}, at 1 false alarm in {1 / SIGNAL_ALARMS:,.0f} runs"

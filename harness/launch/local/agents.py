@@ -153,7 +153,7 @@ def start_run(
 
 
 def let_train_on(run: Run, slots: tuple[int, ...]) -> None:
-    """Let a run that rests train on, in these slots. Raises StoreError if that cannot be said."""
+    """Let a run that waits train on, in these slots. Raises StoreError if that cannot be said."""
     run.waits = run.waits[1:]
     write_json(wait_file(run.folder), waits_document(run.waits, saves=run.saves))
     run.train_on(slots)

@@ -60,7 +60,7 @@ class Run:
     """The steps, of ``waits``, at which they write a checkpoint before they wait."""
     in_passes: bool = False
     """Whether its evidence is in passes."""
-    rests_since: float | None = None
+    waiting_since: float | None = None
     """Since when its ranks wait, and others have its slots; None: they train."""
     continues_from: int | None = None
     """The step of the checkpoint from which it continues; None: it has started anew."""
@@ -85,33 +85,33 @@ class Run:
         return (*self.earlier, self.call)
 
     @property
-    def rests(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether its ranks wait for other runs now."""
-        return self.rests_since is not None
+        return self.waiting_since is not None
 
     @property
     def has_begun(self) -> bool:
         """Whether its ranks train, or have loaded the checkpoint after which they wait again."""
         return bool(self.made) or self.tail.loaded
 
-    def rest(self) -> None:
+    def wait(self) -> None:
         """Its ranks wait from now on."""
-        self.rests_since = time.monotonic()
+        self.waiting_since = time.monotonic()
 
     def train_on(self, slots: tuple[int, ...]) -> None:
         """They train again, in these slots: its next step is due from now on."""
         now = time.monotonic()
-        waited = 0.0 if self.rests_since is None else now - self.rests_since
+        waited = 0.0 if self.waiting_since is None else now - self.waiting_since
         self.started += waited
         self.first_step_at += waited
         self.call.started += waited
         self.last_step_at = now
-        self.slots, self.rests_since = slots, None
+        self.slots, self.waiting_since = slots, None
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since it was started, without those in which it waited for other runs."""
-        now = time.monotonic() if self.rests_since is None else self.rests_since
+        now = time.monotonic() if self.waiting_since is None else self.waiting_since
         return now - self.started
 
     @property

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.launch import processes
-from converge_harness.launch.check import check_jobs, count_of, require_seed_checkpoints, unchecked
+from converge_harness.launch.check import check_jobs, require_seed_checkpoints, unchecked
 from converge_harness.launch.events import (
     Ended,
     GoingOn,
@@ -25,9 +25,9 @@ from converge_harness.launch.events import (
     Overview,
     Preparing,
     Queued,
-    Resting,
     Retrying,
     Reused,
+    RunsElsewhere,
     Started,
     Step,
     Waiting,
@@ -50,8 +50,8 @@ from converge_harness.launch.private_folder import private_folder, remove_left_b
 from converge_harness.launch.progress import Pace, matrix_eta_s
 from converge_harness.launch.stopping import (
     Looks,
-    keep,
     reached_by,
+    read_if_stopped,
     stopped_again,
     stopped_error,
     unchanged_stopped,
@@ -88,6 +88,7 @@ from converge_harness.trainers import (
 )
 from converge_harness.trainers.environment import SHARE_GPUS
 from converge_harness.trainers.failure import is_infrastructure_fault
+from converge_harness.wording import counted
 
 
 def run_plan(
@@ -168,7 +169,7 @@ def _run(
         asked = tuple(job for job in jobs if job.spec.trainer.can.checks_config)
         to_check = unchecked(asked, store) if options.check else ()
         if to_check:
-            observer(Preparing(time.time(), f"checking {count_of(to_check)}"))
+            observer(Preparing(time.time(), f"checking {counted(len(to_check), 'config')}"))
             check_jobs(to_check, store, options, inherited, servers, stop)
         for job in jobs:
             observer(Queued(time.time(), job))
@@ -323,7 +324,7 @@ class Supervisor:
     # ------------------------------------------------------------- starting
 
     def _start_what_fits(self) -> None:
-        if self._nobody_waits and any(run.rests for run in self._running):
+        if self._nobody_waits and any(run.is_waiting for run in self._running):
             return  # they are in memory, and need these slots first
         for job in list(self._waiting):
             needed = self._records.get(job.needs) if job.needs else None
@@ -392,7 +393,7 @@ class Supervisor:
             if self._place.store.record(job.identity) != record:
                 self._leave_to_another(job)
                 return
-            keep(job, record, self._place.options)
+            read_if_stopped(job, record, self._place.options)
         finally:
             lock.release()
         self._is_here(job)
@@ -445,7 +446,7 @@ class Supervisor:
         """Wait for the run of another converge process."""
         if job.identity not in self._elsewhere:
             self._elsewhere.add(job.identity)
-            self._tell(Waiting(time.time(), job))
+            self._tell(RunsElsewhere(time.time(), job))
 
     def _record_of_another(self, job: Job) -> RunRecord | None:
         """Record by another converge process, made after this one looked for finished runs."""
@@ -542,14 +543,14 @@ class Supervisor:
             end_faults(run, call_is_over=over)
             if over:
                 self._leave(run)
-            elif not run.rests and (sentence := run.overdue(self._experiment)):
+            elif not run.is_waiting and (sentence := run.overdue(self._experiment)):
                 self._leave_hung(run, sentence)
             elif not run.has_begun or self._is_saving(run):
                 continue
             elif reason := self._why_to_stop(run):
                 self._stop(run, reason)
             else:
-                self._let_rest(run)
+                self._let_wait(run)
 
     def _is_saving(self, run: Run) -> bool:
         """Whether a run still writes the checkpoint of the step after which it waits."""
@@ -558,22 +559,22 @@ class Supervisor:
         form = trainer_of(run.job.spec).checkpoint_form(run.job)
         return not is_whole(run.folder, run.last.step, form)
 
-    def _let_rest(self, run: Run) -> None:
+    def _let_wait(self, run: Run) -> None:
         """Give the slots of a run to others if its ranks wait for them now."""
-        if run.last is None or run.rests:
+        if run.last is None or run.is_waiting:
             return
         run.waits = tuple(step for step in run.waits if step >= run.last.step)
         if run.last.step not in run.waits[:1]:
             return
-        run.rest()
+        run.wait()
         self._slots = self._slots.give(run.slots)
-        self._tell(Resting(time.time(), run.job, run.last.step))
+        self._tell(Waiting(time.time(), run.job, run.last.step))
 
     def _wake_what_fits(self) -> None:
         """Let runs train on that have waited for long enough, before others start."""
-        resting = [run for run in self._running if run.rests]
-        training = self._training if resting else {}
-        for run in resting:
+        waiting = [run for run in self._running if run.is_waiting]
+        training = self._training if waiting else {}
+        for run in waiting:
             if self._trains_on(run, training) and self._slots.fits(run.job.world_size):
                 taken, self._slots = self._slots.take(run.job.world_size)
                 let_train_on(run, taken)
@@ -587,14 +588,14 @@ class Supervisor:
             self._nobody_waits
             or bool(self._elsewhere)
             or self._looks.may_train_on(
-                run.job, step, self._records, training, resumes=run.in_passes
+                run.job, step, self._records, training, in_passes=run.in_passes
             )
             or (bool(self._why_to_end(run, step)) and self._has_to_go(run))
         )
 
     def _why_to_end(self, run: Run, step: int) -> str:
         """Why a control or repeat may end after a step; empty if it trains on."""
-        return self._looks.why_to_end(run.job, step, self._records, resumes=run.in_passes)
+        return self._looks.why_to_end(run.job, step, self._records, in_passes=run.in_passes)
 
     def _has_to_go(self, run: Run) -> bool:
         """Whether another process waits for a run that it would have to begin again."""
@@ -684,21 +685,21 @@ class Supervisor:
 
     def _finish(self, run: Run, status: RunStatus, error: RankError | None) -> None:
         record = self._place.store.finish_run(run.record(status, error), run.facts())
-        keep(run.job, record, self._place.options)
+        read_if_stopped(run.job, record, self._place.options)
         self._walls.append((run.job, record.wall_s))
         self._release(run)
         self._conclude(run.job, record)
 
     def _release(self, run: Run) -> None:
         self._running.remove(run)
-        if not run.rests:
+        if not run.is_waiting:
             self._slots = self._slots.give(run.slots)
         run.lock.release()
 
     def _conclude(self, job: Job, record: RunRecord) -> None:
         self._records[job.identity] = record
         to_come = (*self._waiting, *(run.job for run in self._running))
-        self._place.servers.keep({other.toolchain.name for other in to_come})
+        self._place.servers.keep_only({other.toolchain.name for other in to_come})
         self._tell(Ended(time.time(), job, record))
 
     def _end(self, runs: Sequence[Run]) -> None:

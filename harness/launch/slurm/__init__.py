@@ -8,7 +8,7 @@
     submission.py    the scheduler's job of a run folder
     submit.py        what has to be done for a plan; submits each job once; cancels jobs
     job_status.py    the status of every job of a plan, with one query; writes records
-    settle.py        the result of a finished job
-    follow.py        attached: rounds of poll, settle, submit what fits
+    result.py        the result of a finished job
+    follow.py        attached: rounds of poll, record, submit what fits
     detached.py      without a process that stays: submit, status, collect, cancel
 """

@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Phase(StrEnum):
-    """Phase of a job in a scheduler."""
+    """Where a job is in a scheduler."""
 
     PENDING = "pending"
     RUNNING = "running"

@@ -25,9 +25,9 @@ from converge_harness.launch.slurm.job_status import (
     poll_statuses,
     read_statuses,
     record_of_needed,
-    settle_all,
+    write_records,
 )
-from converge_harness.launch.slurm.settle import settle
+from converge_harness.launch.slurm.result import result_of
 from converge_harness.launch.slurm.submission import read_submission
 from converge_harness.launch.slurm.submit import Submitter, cancel_all, prepare_plan
 from converge_harness.model import Job, Plan, Role, RunRecord, RunStatus
@@ -106,9 +106,9 @@ def collect(plan: Plan, site: Site, observer: Observer) -> Collected:
 
     Raises StoreError and ClusterError.
     """
-    statuses, settled = settle_all(site, poll_lost(site, read_statuses(site, plan.jobs)))
+    statuses, written = write_records(site, poll_lost(site, read_statuses(site, plan.jobs)))
     jobs = {job.identity: job for job in plan.jobs}
-    for record in settled:
+    for record in written:
         observer(Ended(time.time(), jobs[record.identity], record))
     for identity, each in statuses.items():
         if never := never_submitted(each, statuses):
@@ -182,9 +182,9 @@ def _await_end(
         left = {key: statuses[key] for key in targets if statuses[key].record is None}
         statuses |= poll_statuses(site.backend, left)
         chosen = {key: statuses[key] for key in statuses if _counts(statuses[key], targets)}
-        after, settled = settle_all(site, chosen)
+        after, written = write_records(site, chosen)
         statuses |= after
-        records += settled
+        records += written
         done = {key: statuses[key] for key in targets}
         if all(each.record is not None for each in done.values()) or time.monotonic() > deadline:
             return done, records
@@ -219,7 +219,7 @@ class StatusRow:
     nodes: str
     requeues: int = 0
     """How often the scheduler restarted it; ``elapsed_s`` then counts from its last start."""
-    settled: bool = True
+    recorded: bool = True
     """False for a job that has ended but has no record yet, which ``collect`` will write."""
 
 
@@ -236,7 +236,7 @@ def status(plan: Plan, site: Site) -> tuple[StatusRow, ...]:
     rows = {}
     for identity, job_status in statuses.items():
         known = known_of(site, job_status, record_of_needed(job_status.job, foreseen))
-        over = settle(known) if known is not None else never_submitted(job_status, foreseen)
+        over = result_of(known) if known is not None else never_submitted(job_status, foreseen)
         foreseen[identity] = replace(job_status, record=job_status.record or over)
         rows[identity] = _row(job_status, over, orphans, by_hand)
     return tuple(replace(rows[job.identity], name=job.name) for job in plan.jobs)
@@ -293,5 +293,5 @@ def _row(
         elapsed_s=record.wall_s if record else state.ran_s if started and state else None,
         nodes=state.nodes if state is not None else "",
         requeues=record.requeues if record else state.restarts if state else 0,
-        settled=over is None or submission is None,
+        recorded=over is None or submission is None,
     )

@@ -1,4 +1,4 @@
-"""Runs a plan on a cluster while converge stays: submit all, poll, settle, until all is over.
+"""Runs a plan on a cluster while converge stays: submit, poll and write records until all is over.
 
 Each round makes one query for all jobs. If converge is interrupted, it cancels what it has
 submitted. If it is killed, nothing is lost: the jobs go on, and the same command, or ``converge
@@ -20,8 +20,8 @@ from converge_harness.launch.options import Training
 from converge_harness.launch.progress import Growth, MetricsTail, remaining_s
 from converge_harness.launch.scripts import submit_argv
 from converge_harness.launch.slurm.backend import JobState, Phase
-from converge_harness.launch.slurm.job_status import UNKNOWN_LOOKS, Site, conclude, state_of
-from converge_harness.launch.slurm.settle import Known, has_ended, script_end, skipped
+from converge_harness.launch.slurm.job_status import UNKNOWN_LOOKS, Site, state_of, write_record
+from converge_harness.launch.slurm.result import Known, has_ended, script_end, skipped
 from converge_harness.launch.slurm.submission import Submission, read_submission
 from converge_harness.launch.slurm.submit import PreparedPlan, Submitter, cancel_all, prepare_plan
 from converge_harness.launch.stopping import Looks
@@ -29,6 +29,7 @@ from converge_harness.model import Experiment, Job, Plan, RunRecord, RunStatus
 from converge_harness.run_folder.layout import LOGS
 from converge_harness.run_folder.metrics import StepLine
 from converge_harness.trainers import comes_in_passes, curves_of, trainer_of
+from converge_harness.wording import counted
 
 OUTAGE_S = 3600.0
 """How long to retry a scheduler that does not answer; its jobs go on."""
@@ -143,7 +144,7 @@ class _Follower:
             self._tell_progress(followed, state)
             if followed.is_doubtful(state):
                 continue
-            if self._settle(followed, state):
+            if self._write_record(followed, state):
                 del self._followed[identity]
             elif sentence := followed.overdue(self._site.experiment):
                 self._cancel([followed], sentence, hung=True)
@@ -185,7 +186,7 @@ class _Follower:
             )
             self._tell(step)
 
-    def _settle(self, followed: Followed, state: JobState) -> bool:
+    def _write_record(self, followed: Followed, state: JobState) -> bool:
         """Write the job's record if it is over; return whether it is."""
         job = followed.job
         known = Known(
@@ -196,10 +197,10 @@ class _Follower:
             cluster=self._site.cluster,
             needed=self._records.get(job.needs) if job.needs else None,
         )
-        record = conclude(self._site, known)
+        record = write_record(self._site, known)
         if record is None:
             if state.phase in (Phase.ENDED, Phase.UNKNOWN):
-                # Another converge process handles it: it settles the job, or has submitted it
+                # Another converge process handles it: it writes the record, or has submitted it
                 # again.
                 followed.submission = read_submission(followed.folder) or followed.submission
             return False
@@ -222,7 +223,7 @@ class _Follower:
         for reason in found.keys() - _ORDINARY - self._reported_reasons:
             self._reported_reasons.add(reason)
             count = found[reason]
-            jobs = "1 job waits" if count == 1 else f"{count} jobs wait"
+            jobs = f"{counted(count, 'job')} {'waits' if count == 1 else 'wait'}"
             self._tell(Notice(time.time(), f"{jobs} in Slurm's queue: {reason}"))
 
     def _reasons(self) -> Counter[str]:
@@ -259,8 +260,10 @@ class _Follower:
         # A job that another converge process submitted may serve that one's sets, too.
         ours = followed.job.identity in self._submitter.ours
         if ours:
-            resumes = comes_in_passes(followed.job)
-            reason = self._looks.why_to_end(followed.job, last.step, self._records, resumes=resumes)
+            in_passes = comes_in_passes(followed.job)
+            reason = self._looks.why_to_end(
+                followed.job, last.step, self._records, in_passes=in_passes
+            )
             if reason:
                 return reason
         if not self._looks.is_due(followed.job, last.step):

@@ -12,9 +12,9 @@ from converge_harness.errors import ClusterError
 from converge_harness.launch.options import RunOptions
 from converge_harness.launch.scripts import scripts_of
 from converge_harness.launch.slurm.backend import Backend, JobState, Phase
-from converge_harness.launch.slurm.settle import Known, facts, has_ended, settle, skipped
+from converge_harness.launch.slurm.result import Known, facts, has_ended, result_of, skipped
 from converge_harness.launch.slurm.submission import Submission, read_submission
-from converge_harness.launch.stopping import keep
+from converge_harness.launch.stopping import read_if_stopped
 from converge_harness.model import Cluster, Experiment, Job, RunRecord, RunStatus
 from converge_harness.run_folder.layout import RECORD
 from converge_harness.store import Store, folder_key, read_record
@@ -44,7 +44,7 @@ class JobStatus:
     folder: Path
     """The run folder, which need not exist."""
     record: RunRecord | None = None
-    """For a run that is over and settled."""
+    """For a run that is over and has a record."""
     submission: Submission | None = None
     """For a job without a record that was submitted."""
     state: JobState | None = None
@@ -167,7 +167,7 @@ def _is_hidden(job_status: JobStatus) -> bool:
 
 
 def known_of(site: Site, job_status: JobStatus, needed: RunRecord | None) -> Known | None:
-    """What ``settle`` needs; None if the job was not submitted."""
+    """What ``result_of`` needs; None if the job was not submitted."""
     if job_status.submission is None or job_status.state is None:
         return None
     return Known(
@@ -180,7 +180,7 @@ def known_of(site: Site, job_status: JobStatus, needed: RunRecord | None) -> Kno
     )
 
 
-def conclude(site: Site, known: Known) -> RunRecord | None:
+def write_record(site: Site, known: Known) -> RunRecord | None:
     """Write the record of a job that is over; None if it is not, or another process writes it.
 
     A job that will never start is cancelled first, because nobody would look for it once it has a
@@ -189,7 +189,7 @@ def conclude(site: Site, known: Known) -> RunRecord | None:
     Raises StoreError if the record cannot be written, and ClusterError if a job that never starts
     cannot be cancelled.
     """
-    if settle(known) is None:
+    if result_of(known) is None:
         return None
     lock = site.store.lock(known.job.identity)
     if not lock.acquire():
@@ -197,7 +197,7 @@ def conclude(site: Site, known: Known) -> RunRecord | None:
     try:
         if (known.folder / RECORD).is_file():
             there = replace(read_record(known.folder), name=known.job.name)
-            keep(known.job, there, site.options)
+            read_if_stopped(known.job, there, site.options)
             return there
         current = read_submission(known.folder)
         if current is not None:  # None: the run folder was deleted
@@ -207,16 +207,16 @@ def conclude(site: Site, known: Known) -> RunRecord | None:
                 known = replace(known, submission=current)
         if known.state.never and known.submission.job_id is not None:
             site.backend.cancel([known.submission.job_id])
-        record = settle(known)
+        record = result_of(known)
         if record is not None:
             record = site.store.finish_run(record, facts(known))
-            keep(known.job, record, site.options)
+            read_if_stopped(known.job, record, site.options)
         return record
     finally:
         lock.release()
 
 
-def settle_all(
+def write_records(
     site: Site, statuses: Mapping[str, JobStatus]
 ) -> tuple[dict[str, JobStatus], list[RunRecord]]:
     """Write the records of all jobs that are over; return the updated statuses.
@@ -224,15 +224,15 @@ def settle_all(
     Jobs come after those that they need, as in a plan.
     """
     after = dict(statuses)
-    settled = []
+    written = []
     for identity, job_status in statuses.items():
         needed = record_of_needed(job_status.job, after)
         known = known_of(site, job_status, needed)
-        record = conclude(site, known) if known is not None else None
+        record = write_record(site, known) if known is not None else None
         if record is not None:
             after[identity] = replace(job_status, record=record, submission=None, state=None)
-            settled.append(record)
-    return after, settled
+            written.append(record)
+    return after, written
 
 
 def record_of_needed(job: Job, statuses: Mapping[str, JobStatus]) -> RunRecord | None:

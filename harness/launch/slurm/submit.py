@@ -16,7 +16,7 @@ from pathlib import Path
 
 from converge_harness.errors import ClusterError, StoreError
 from converge_harness.launch.batch_step import JOB_SCRIPT
-from converge_harness.launch.check import check_jobs, count_of, require_seed_checkpoints, unchecked
+from converge_harness.launch.check import check_jobs, require_seed_checkpoints, unchecked
 from converge_harness.launch.continuing import continues_from
 from converge_harness.launch.events import (
     Ended,
@@ -26,7 +26,7 @@ from converge_harness.launch.events import (
     Preparing,
     Queued,
     Reused,
-    Waiting,
+    RunsElsewhere,
 )
 from converge_harness.launch.interruption import Interruption
 from converge_harness.launch.scripts import submit_argv
@@ -47,9 +47,9 @@ from converge_harness.launch.slurm.job_status import (
     poll_lost,
     poll_statuses,
     read_statuses,
-    settle_all,
+    write_records,
 )
-from converge_harness.launch.slurm.settle import Known, facts, has_ended, skipped
+from converge_harness.launch.slurm.result import Known, facts, has_ended, skipped
 from converge_harness.launch.slurm.submission import Submission, read_submission, write_submission
 from converge_harness.launch.stopping import used_again
 from converge_harness.launch.warm import WarmServers
@@ -65,6 +65,7 @@ from converge_harness.run_folder.layout import (
 from converge_harness.seal import stale
 from converge_harness.store import atomic_write, read_record
 from converge_harness.trainers import Resources, environment, job_payload
+from converge_harness.wording import counted
 
 _DYING_S = 120.0
 """Longest wait for cancelled jobs; Slurm kills them after ``KillWait``, 30 s."""
@@ -76,7 +77,7 @@ class PreparedPlan:
     """What has to be done when a plan starts or is resumed."""
 
     statuses: dict[str, JobStatus]
-    """Statuses of all jobs, by identity, after finished ones have been settled."""
+    """Statuses of all jobs, by identity, after the records of finished ones were written."""
     todo: tuple[Job, ...]
     """Jobs to submit, in the plan's order."""
 
@@ -97,7 +98,7 @@ class PreparedPlan:
 
 
 def prepare_plan(plan: Plan, site: Site, observer: Observer, stop: Interruption) -> PreparedPlan:
-    """Find what has finished and what is in the queue, settle what is over, and check the rest.
+    """Find what is in the queue, write the records of what is over, and check the rest.
 
     A job runs again if it failed, or if its evidence or one of its sources has changed since.
 
@@ -110,8 +111,8 @@ def prepare_plan(plan: Plan, site: Site, observer: Observer, stop: Interruption)
     """
     site.store.require_writable()
     statuses = _await_dying(read_statuses(site, plan.jobs), site, observer, stop)
-    statuses, settled = settle_all(site, poll_lost(site, statuses, stop.check))
-    for record in settled:
+    statuses, written = write_records(site, poll_lost(site, statuses, stop.check))
+    for record in written:
         if record.status is not RunStatus.FINISHED:
             observer(Ended(time.time(), statuses[record.identity].job, record))
     fresh = site.options.fresh
@@ -191,7 +192,7 @@ def _check(jobs: Sequence[Job], site: Site, observer: Observer, stop: Interrupti
     to_check = unchecked(asked, site.store) if site.options.check else ()
     if not to_check:
         return
-    observer(Preparing(time.time(), f"checking {count_of(to_check)}"))
+    observer(Preparing(time.time(), f"checking {counted(len(to_check), 'config')}"))
     inherited, device = dict(os.environ), site.options.device
     servers = WarmServers(environment(inherited, Resources(device=device)), device)
     try:
@@ -211,7 +212,7 @@ class Submitter:
         queued = [each.submission for each in prepared.queued.values() if each.submission]
         self._ids = {each.identity: each.job_id for each in queued if each.job_id is not None}
         self._elsewhere: set[str] = set()
-        self._settled: dict[str, RunRecord] = {}
+        self._recorded: dict[str, RunRecord] = {}
         self.chains = chains_of(site.cluster.max_jobs, queued)
         self.busy = ""
         """Why the scheduler accepts no job for now; empty: it does."""
@@ -244,7 +245,7 @@ class Submitter:
         if not lock.acquire():
             if job.identity not in self._elsewhere:
                 self._elsewhere.add(job.identity)
-                self._tell(Waiting(time.time(), job))
+                self._tell(RunsElsewhere(time.time(), job))
             return None
         try:
             return self._of_another(job) or self._submit(job, needed)
@@ -256,12 +257,12 @@ class Submitter:
 
         A scheduler soon forgets such a job, and then never starts jobs that depend on its success.
         """
-        if identity not in self._settled and has_ended(self._folders[identity]):
+        if identity not in self._recorded and has_ended(self._folders[identity]):
             job_status = read_statuses(self._site, [self._before[identity].job])
-            after, _ = settle_all(self._site, job_status)
+            after, _ = write_records(self._site, job_status)
             if (record := after[identity].record) is not None:
-                self._settled[identity] = record
-        return self._settled.get(identity)
+                self._recorded[identity] = record
+        return self._recorded.get(identity)
 
     def _of_another(self, job: Job) -> Submission | RunRecord | None:
         """What another process did with the job meanwhile."""

@@ -1,6 +1,6 @@
 """What a rule is, the registry of rules, and how they are applied to an experiment.
 
-A rule checks every phase of a job: a part in which its degrees do not change. Pipeline stages and
+A rule checks every segment of a job: a part in which its degrees do not change. Pipeline stages and
 microbatches are counted as torchtitan counts them.
 """
 
@@ -91,31 +91,31 @@ class Ruling(NamedTuple):
 def apply_rules(cases: Sequence[PlannedJob]) -> Ruling:
     """Every breach of every rule by every job.
 
-    A job whose degrees change is checked in each of its phases. A breach in all of them is reported
-    once, for the job.
+    A job whose degrees change is checked in each of its segments. A breach in all of them is
+    reported once, for the job.
     """
     problems: list[Problem] = []
     waived: list[str] = []
     for planned in cases:
         spec = planned.job.spec
         problems += _unknown_waivers(planned)
-        parts = [(each.name, replace(planned, job=each.job)) for each in phases(planned.job)]
+        parts = [(each.name, replace(planned, job=each.job)) for each in job_segments(planned.job)]
         for rule in RULES.values():
-            for phase, (key, message, hint) in _breaches(rule, parts):
+            for segment, (key, message, hint) in _breaches(rule, parts):
                 if rule.waivable and rule.name in spec.waive:
                     reason = f": {spec.note}" if spec.note else ""
-                    said = f"{phase}: {message}" if phase else message
+                    said = f"{segment}: {message}" if segment else message
                     waived.append(f"{spec.name} waives {rule.name} ({said}){reason}")
                 else:
                     advice = f'if meant, waive = ["{rule.name}"]' if rule.waivable else ""
                     hints = "; ".join(part for part in (hint, advice) if part)
-                    place = _place(planned, f"{phase}: {key}" if phase else key)
+                    place = _place(planned, f"{segment}: {key}" if segment else key)
                     problems.append(Problem(place, f"{message} [{rule.name}]", hints))
     return Ruling(problems, tuple(waived))
 
 
 def _breaches(rule: Rule, parts: Sequence[tuple[str, PlannedJob]]) -> Iterator[tuple[str, Breach]]:
-    """Every breach with the name of its phase; empty: the whole job."""
+    """Every breach with the name of its segment; empty: the whole job."""
     found = {name: list(rule.check(planned)) for name, planned in parts}
     first, *others = found.values()
     throughout = [each for each in first if all(each in other for other in others)]
@@ -142,7 +142,7 @@ def _unknown_waivers(planned: PlannedJob) -> Iterator[Problem]:
         yield Problem(_place(planned, "waive"), f"no rule {name!r}", suggest(name, waivable))
 
 
-class JobPhase(NamedTuple):
+class JobSegment(NamedTuple):
     """A part of a job, as a job of its own."""
 
     name: str
@@ -150,21 +150,21 @@ class JobPhase(NamedTuple):
     job: Job
 
 
-def phases(job: Job) -> Iterator[JobPhase]:
+def job_segments(job: Job) -> Iterator[JobSegment]:
     """The segments of an elastic job; a fault job on every possible number of nodes.
 
-    Any other job is its own only phase.
+    Any other job is its own only segment.
     """
     segments, recovery = job.spec.segments, job.spec.recovery
     if segments:
         for index, segment in enumerate(segments):
-            yield JobPhase(f"segments[{index}]", job.in_segment(segment))
+            yield JobSegment(f"segments[{index}]", job.in_segment(segment))
         return
-    yield JobPhase("", job)
+    yield JobSegment("", job)
     if recovery is not None:
         fewest, most = recovery.nodes
         for nodes in range(most - 1, fewest - 1, -1):
-            yield JobPhase(f"on {nodes} of {most} nodes", _on(job, nodes, most))
+            yield JobSegment(f"on {nodes} of {most} nodes", _on(job, nodes, most))
 
 
 def _on(job: Job, nodes: int, most: int) -> Job:

@@ -78,7 +78,7 @@ class _Seen:
     """Whether some of the computation went into a CUDA graph, where nobody can look."""
 
 
-class ActivationSamples:
+class ActivationSampler:
     """A rank's part of the activations of some batches; the writer also writes the file."""
 
     def __init__(self, view: TrainerView, frozen: int, folder: Path | None) -> None:
@@ -430,13 +430,13 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def activation_samples(
     view: TrainerView, job: RankJob, folder: Path | None
-) -> ActivationSamples | None:
+) -> ActivationSampler | None:
     """What to record of the modules' first batches; None where nothing is.
 
     ``folder`` is None except on the writer.
     """
     samples = view.shows_modules and 1 in job.sample_steps
-    return ActivationSamples(view, job.frozen, folder) if samples else None
+    return ActivationSampler(view, job.frozen, folder) if samples else None
 
 
 def _outermost(part: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:

@@ -53,7 +53,7 @@ class _Owned(NamedTuple):
     parts: tuple[HashedPart, ...]
 
 
-class BufferSamples:
+class BufferSampler:
     """A rank's part of the buffers' rows. The constructor is collective over the world."""
 
     def __init__(

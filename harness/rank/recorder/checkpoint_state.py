@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from converge_harness.rank.recorder.buffers import BufferSamples
-from converge_harness.rank.recorder.post_step_state import PostStepSamples, states_of
+from converge_harness.rank.recorder.buffers import BufferSampler
+from converge_harness.rank.recorder.post_step_state import PostStepSampler, states_of
 from converge_harness.rank.recorder.sketch import SUMS
-from converge_harness.rank.recorder.tensor_samples import TensorSamples, sum_over_ranks
+from converge_harness.rank.recorder.tensor_samples import TensorSampler, sum_over_ranks
 from converge_harness.run_folder.arrays import PARAMETERS, UNKNOWN, write_arrays
 from converge_harness.run_folder.layout import arrays_name
 
@@ -37,20 +37,20 @@ class Counters:
     """Steps that the schedule of the learning rate has made; UNKNOWN if it is not seen."""
 
 
-class StateSamples:
+class StateSampler:
     """A rank's part of the evidence of checkpoints; on the writer, its files."""
 
     def __init__(
         self,
-        tensors: TensorSamples,
-        after: PostStepSamples,
+        tensors: TensorSampler,
+        post_step: PostStepSampler,
         optimizers: Sequence[torch.optim.Optimizer],
-        buffers: BufferSamples,
+        buffers: BufferSampler,
         folder: Path | None,
     ) -> None:
         """``buffers`` are those that a checkpoint has; ``folder`` is None except on the writer."""
         self._tensors = tensors
-        self._after = after
+        self._post_step = post_step
         self._optimizers = optimizers
         self._buffers = buffers
         self._folder = folder
@@ -65,15 +65,15 @@ class StateSamples:
             counters: the current ones.
             random: of every rank, a digest of its random generators' states.
         """
-        states, left = self._after.finish()
+        states, state_rows = self._post_step.finish()
         rows = [self._tensors.parameter_rows()]
         rows += [self._tensors.rows_of(self._kept(state)) for state in states]
-        rows += [left, self._tensors.buffer_rows(self._buffers)]
+        rows += [state_rows, self._tensors.buffer_rows(self._buffers)]
         parameters, *sketched, norms, buffers = sum_over_ranks(rows)
         if self._folder is None:
             return
         arrays = self._tensors.arrays(step, {PARAMETERS: parameters})
-        arrays |= self._after.arrays(states, norms)
+        arrays |= self._post_step.arrays(states, norms)
         del arrays["clipped_norm"]  # meaningless here: there are no gradients after a load
         sketches = np.array([table[:, :SUMS] for table in sketched])
         shape = (len(states), len(parameters), SUMS)

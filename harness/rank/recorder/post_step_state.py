@@ -35,7 +35,7 @@ class PostStepRows(NamedTuple):
     optimizer's counter times the entries of the shard, the sums of squares of the states."""
 
 
-class PostStepSamples:
+class PostStepSampler:
     """A rank's part of the state after clipping and the optimizer's step."""
 
     def __init__(

@@ -49,8 +49,8 @@ from torch.distributed.tensor import DTensor
 
 from converge_harness.rank.recorder import world
 from converge_harness.rank.recorder.activations import activation_samples
-from converge_harness.rank.recorder.buffers import BufferSamples
-from converge_harness.rank.recorder.checkpoint_state import Counters, StateSamples
+from converge_harness.rank.recorder.buffers import BufferSampler
+from converge_harness.rank.recorder.checkpoint_state import Counters, StateSampler
 from converge_harness.rank.recorder.cross_entropy import CrossEntropySum, local_part
 from converge_harness.rank.recorder.digest import BatchDigest, combine
 from converge_harness.rank.recorder.grad_norm import (
@@ -61,7 +61,7 @@ from converge_harness.rank.recorder.grad_norm import (
     whole_gradients,
 )
 from converge_harness.rank.recorder.imported import leave_imported
-from converge_harness.rank.recorder.post_step_state import PostStepSamples
+from converge_harness.rank.recorder.post_step_state import PostStepSampler
 from converge_harness.rank.recorder.random_states import (
     RandomStates,
     combined,
@@ -71,7 +71,7 @@ from converge_harness.rank.recorder.random_states import (
 )
 from converge_harness.rank.recorder.replicas import ReplicaCheck
 from converge_harness.rank.recorder.rows import assign_rows
-from converge_harness.rank.recorder.tensor_samples import FrozenStepSamples, TensorSamples
+from converge_harness.rank.recorder.tensor_samples import FrozenStepSampler, TensorSampler
 from converge_harness.rank.recorder.trainer_view import TrainerView
 from converge_harness.run_folder import metrics
 from converge_harness.run_folder.checkpoints import OUR_FORM, CheckpointForm, set_torn_aside
@@ -87,7 +87,7 @@ class StepRecorder:
     """
 
     _ended_a_step = False
-    _frozen: FrozenStepSamples | None = None
+    _frozen: FrozenStepSampler | None = None
     """Only during frozen steps; else None."""
 
     def __init__(self, view: TrainerView, job: RankJob) -> None:
@@ -123,7 +123,7 @@ class StepRecorder:
         self._last_step = job.last_step
         self._run_folder = job.run_folder
         self.this_pass = (
-            begin_pass(job.run_folder, job.checkpoints, continued=job.is_continued)
+            begin_pass(job.run_folder, job.checkpoints, set_aside=job.may_continue)
             if job.resumes
             else None
         )
@@ -144,19 +144,19 @@ class StepRecorder:
         self._sample_steps = frozenset(job.sample_steps)
         written = self.folder if self.is_writer else None
         rows = assign_rows(self._grad_norm, view.fused, view.device)
-        after = PostStepSamples(rows, view.optimizers, view.device)
-        self._samples = TensorSamples(
+        post_step = PostStepSampler(rows, view.optimizers, view.device)
+        self._samples = TensorSampler(
             rows,
             written and written / TENSORS,
             view.device,
-            after,
-            BufferSamples(view.model_parts, view.device),
+            post_step,
+            BufferSampler(view.model_parts, view.device),
         )
-        self._state = StateSamples(
+        self._state = StateSampler(
             self._samples,
-            after,
+            post_step,
             view.optimizers,
-            BufferSamples(view.model_parts if job.resumes else (), view.device, persistent=True),
+            BufferSampler(view.model_parts if job.resumes else (), view.device, persistent=True),
             written and written / STATE,
         )
         self._replicas = ReplicaCheck(view)
@@ -202,7 +202,7 @@ class StepRecorder:
     def begin_frozen(self) -> None:
         """Start a frozen step: a forward and backward pass at the initial weights."""
         if self._frozen is None:
-            self._frozen = FrozenStepSamples(self._samples.rows)
+            self._frozen = FrozenStepSampler(self._samples.rows)
         self._forget()
         self._look_at_modules()
 
@@ -656,7 +656,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def begin_pass(
-    run_folder: Path, form: CheckpointForm = OUR_FORM, *, continued: bool = False
+    run_folder: Path, form: CheckpointForm = OUR_FORM, *, set_aside: bool = False
 ) -> PassFolder:
     """Make the folder of the next pass. Collective over the world.
 
@@ -665,13 +665,13 @@ def begin_pass(
     Args:
         run_folder: of the job.
         form: what its checkpoints look like.
-        continued: whether the ranks set torn checkpoints aside, because nobody else does it before
+        set_aside: whether the ranks set torn checkpoints aside, because nobody else does it before
         they start.
     """
     mine = 0
     if world.rank() == 0:
         mine = claim_pass(run_folder)
-        if continued:
+        if set_aside:
             set_torn_aside(run_folder, form)
     number = world.everyones(mine)[0]
     return PassFolder(number, pass_folder(run_folder, number))

@@ -17,10 +17,10 @@ import numpy.typing as npt
 import torch
 
 from converge_harness.rank.recorder import world
-from converge_harness.rank.recorder.buffers import BufferSamples
+from converge_harness.rank.recorder.buffers import BufferSampler
 from converge_harness.rank.recorder.grad_norm import placement_problem
 from converge_harness.rank.recorder.placement import local_shard
-from converge_harness.rank.recorder.post_step_state import PostStepSamples
+from converge_harness.rank.recorder.post_step_state import PostStepSampler
 from converge_harness.rank.recorder.rows import Rows, Shard
 from converge_harness.rank.recorder.sketch import NOT_ZERO, SQUARES, SUMS, WIDTH, Sketcher, folded
 from converge_harness.run_folder import arrays as contract
@@ -37,7 +37,7 @@ _COLUMNS = SUMS + 3
 Table = npt.NDArray[np.float64]
 
 
-class TensorSamples:
+class TensorSampler:
     """A rank's part of the samples; the writer also writes the file.
 
     For a tensor that cannot be counted, the row has NaN, no zeros and all entries not finite, and
@@ -49,15 +49,15 @@ class TensorSamples:
         rows: Rows,
         folder: Path | None,
         device: torch.device,
-        after: PostStepSamples,
-        buffers: BufferSamples,
+        post_step: PostStepSampler,
+        buffers: BufferSampler,
     ) -> None:
         """``folder`` is None except on the writer."""
         self.problems: list[str] = []
         """Sentences on tensors that cannot be counted; the caller clears it."""
         self.rows = rows
         self._folder = folder
-        self._after = after
+        self._post_step = post_step
         self._buffers = buffers
         self._sketcher = Sketcher(_block(shard.parameter for shard in rows.shards), device)
         self._gradients: torch.Tensor | None = None
@@ -100,15 +100,15 @@ class TensorSamples:
         added = [*rows.values()]
         states: tuple[str, ...] = ()
         if step > 0:
-            states, left = self._after.finish()
-            added += [left, self._buffers.finish(self._sketcher)]
+            states, state_rows = self._post_step.finish()
+            added += [state_rows, self._buffers.finish(self._sketcher)]
         everyone = sum_over_ranks(added)
         if self._folder is None:
             return
         tables = dict(zip(rows, everyone, strict=False))
         arrays = self.arrays(step, tables)
         if step > 0:
-            arrays |= self._after.arrays(states, everyone[-2])
+            arrays |= self._post_step.arrays(states, everyone[-2])
             arrays |= self._buffers.arrays(everyone[-1])
         contract.write_arrays(self._folder / arrays_name(SAMPLE, step), arrays)
 
@@ -118,7 +118,7 @@ class TensorSamples:
         values = [(shard, local_shard(shard.parameter)) for shard in self.rows.shards]
         return self._rows(values, self.rows.unknown)
 
-    def buffer_rows(self, buffers: BufferSamples) -> torch.Tensor:
+    def buffer_rows(self, buffers: BufferSampler) -> torch.Tensor:
         """This rank's summands of the rows of some buffers. No collective."""
         return buffers.finish(self._sketcher)
 
@@ -218,7 +218,7 @@ def _block(parameters: Iterable[torch.Tensor]) -> int:
     return max(_SMALLEST_BLOCK, min(largest // 16, _LARGEST_BLOCK))
 
 
-class FrozenStepSamples:
+class FrozenStepSampler:
     """Collects the frozen steps on every rank; one rank writes the file."""
 
     def __init__(self, rows: Rows) -> None:

@@ -12,7 +12,7 @@ from converge_harness.model import Column, Evidence
 from converge_harness.readers.foreign.format import Format
 from converge_harness.readers.foreign.printed_digits import half_unit
 from converge_harness.readers.lines import fail, line_of, number, step_number
-from converge_harness.readers.points import Points, settle
+from converge_harness.readers.points import Points, last_values
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STEP = re.compile(r"(?<!validate )step:\s*(?P<step>\d+)\s+loss:")
@@ -80,7 +80,7 @@ def read_console(path: Path, text: str) -> Evidence:
         for signal, column in columns.items()
         if set(column) != {None}
     }
-    return settle(points).evidence(
+    return last_values(points).evidence(
         path.stem,
         source=str(path),
         rounding={signal: rounding[signal] for signal in points},

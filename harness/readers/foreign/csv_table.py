@@ -42,7 +42,7 @@ from converge_harness.readers.lines import (
     read_text,
     step_numbers,
 )
-from converge_harness.readers.points import Points, settle
+from converge_harness.readers.points import Points, last_values
 
 SEPARATORS = ",;\t"
 FAST_FROM = 1 << 20
@@ -108,7 +108,7 @@ def read_csv(path: Path, columns: Columns) -> Evidence:
     if not table.steps.size:
         raise EvidenceError(f"{path}: has no row of values")
     points = {name: Points(table.steps, column) for name, column in table.signals.items()}
-    return printed_with(settle(points).evidence(path.stem, source=str(path)), table.digits)
+    return printed_with(last_values(points).evidence(path.stem, source=str(path)), table.digits)
 
 
 def _read_header(path: Path, stream: TextIO, columns: Columns) -> _Header:

@@ -33,7 +33,7 @@ from converge_harness.readers.foreign.format import Format
 from converge_harness.readers.foreign.names import Columns, find_signals
 from converge_harness.readers.foreign.printed_digits import digits_of, printed_with
 from converge_harness.readers.lines import fail, numbers, step_number
-from converge_harness.readers.points import Points, settle
+from converge_harness.readers.points import Points, last_values
 
 VALUES = "values"
 FIRST_ITERATION = 1
@@ -66,7 +66,7 @@ def read_golden_values(path: Path, document: Mapping[str, Any], columns: Columns
     points = {signal: _points(f"{path}: {name}", document[name]) for signal, name in found.items()}
     began = _first_run(points["loss"])
     ran = {signal: _since(each, began) for signal, each in points.items()}
-    evidence = settle(ran, grid=("loss",)).evidence(path.stem, source=str(path))
+    evidence = last_values(ran, grid=("loss",)).evidence(path.stem, source=str(path))
     contradictions = [
         clause
         for signal, name in found.items()

@@ -17,7 +17,7 @@ from converge_harness.readers.foreign.names import (
     find_step,
 )
 from converge_harness.readers.foreign.printed_digits import digits_of, printed_with
-from converge_harness.readers.points import Points, settle
+from converge_harness.readers.points import Points, last_values
 
 
 def read_table(
@@ -50,7 +50,7 @@ def read_table(
         whole = Column.of(values)
         signals[signal] = Points(steps[kept], Column(whole.values[kept], whole.present[kept]))
         digits[signal] = digits_of(values)
-    return printed_with(settle(signals).evidence(name, source=name), digits)
+    return printed_with(last_values(signals).evidence(name, source=name), digits)
 
 
 def _steps(name: str, column: str, values: Sequence[Any]) -> Integers:

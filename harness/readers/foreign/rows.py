@@ -14,7 +14,7 @@ from converge_harness.model import JUDGED_SIGNALS, Evidence
 from converge_harness.readers.foreign.names import Columns, candidates, find_signals, find_step
 from converge_harness.readers.foreign.printed_digits import Digits, digits_of, printed_with
 from converge_harness.readers.lines import Place, numbers, step_numbers
-from converge_harness.readers.points import Points, settle
+from converge_harness.readers.points import Points, last_values
 
 CURVES = JUDGED_SIGNALS
 """A row with one of these is a row of training; one with only a learning rate is ignored."""
@@ -53,7 +53,7 @@ class RowCollector:
                 self._names[name] = None
 
     def evidence(self, name: str, *, grid: Collection[str] = CURVES, **more: Any) -> Evidence:
-        """The rows as evidence; ``grid`` as for ``settle``, ``more`` are fields of Evidence.
+        """The rows as evidence; ``grid`` as for ``last_values``, ``more`` are fields of Evidence.
 
         Raises EvidenceError when there is no row, no loss or no step, and for a value that is not
         a number.
@@ -75,5 +75,5 @@ class RowCollector:
                 numbers(self._place, lines, label, cells.values),
             )
             digits[signal] = digits_of(cells.values)
-        settled = settle(points, grid=grid)
-        return printed_with(settled.evidence(name, **{"source": self._where, **more}), digits)
+        values = last_values(points, grid=grid)
+        return printed_with(values.evidence(name, **{"source": self._where, **more}), digits)

@@ -22,7 +22,7 @@ from converge_harness.model import Column, Evidence, Flags
 from converge_harness.readers.foreign.crc32c import masked_crc32c
 from converge_harness.readers.foreign.format import Format
 from converge_harness.readers.foreign.names import Columns, find_signals
-from converge_harness.readers.points import Points, settle
+from converge_harness.readers.points import Points, last_values
 
 EVENT_FILES = "events.out.tfevents*"
 _LENGTH = struct.Struct("<Q")
@@ -65,7 +65,7 @@ def read_tensorboard(path: Path, columns: Columns) -> Evidence:
         if signal == "loss":
             times = scalars.wall_times
             points["seconds"] = Points(scalars.steps, Column.of(times - times[0]))
-    return settle(points, grid=("loss",)).evidence(
+    return last_values(points, grid=("loss",)).evidence(
         path.stem if path.is_file() else path.name, source=str(path), complete=whole
     )
 

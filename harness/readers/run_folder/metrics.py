@@ -19,7 +19,7 @@ from converge_harness.readers.lines import (
     step_number,
     step_numbers,
 )
-from converge_harness.readers.points import Points, Settled, settle
+from converge_harness.readers.points import LastValues, Points, last_values
 from converge_harness.run_folder.layout import METRICS, METRICS_FILES, METRICS_PART
 from converge_harness.run_folder.metrics import (
     BATCH_AGREES,
@@ -59,7 +59,7 @@ class Metrics:
     """The content of a metrics file, with every step once."""
 
     identity: str | None
-    settled: Settled
+    values: LastValues
     batch_digests: tuple[str | None, ...]
     batch_agrees: tuple[bool | None, ...]
     grads_missing: tuple[tuple[int, str], ...]
@@ -97,7 +97,7 @@ def read_metrics(folder: Path) -> Metrics:
     """
     path = next((folder / name for name in METRICS_FILES if (folder / name).is_file()), None)
     if path is None:
-        return Metrics(None, settle({}), (), (), (), (), (), end=None, expected_steps=None)
+        return Metrics(None, last_values({}), (), (), (), (), (), end=None, expected_steps=None)
     text = read_text(path)
     if path.name == METRICS_PART:
         # A killed writer may leave half a line, which does not count.
@@ -105,18 +105,18 @@ def read_metrics(folder: Path) -> Metrics:
     place = line_of(path)
     header, lines = _by_kind(path, text)
     steps = lines[STEP]
-    settled, digests, agrees = _settled(place, steps)
-    random_states, random_shared = _random(place, steps, settled.steps.tolist())
+    values, digests, agrees = _last_values(place, steps)
+    random_states, random_shared = _random(place, steps, values.steps.tolist())
     samples, differences = read_replicas(place, lines[REPLICAS])
     expected = header.get("steps")
     return Metrics(
         identity=header.get("identity"),
-        settled=replace(settled, differences=_both(settled.differences, differences)),
+        values=replace(values, differences=_both(values.differences, differences)),
         batch_digests=digests,
         batch_agrees=agrees,
         random_states=random_states,
         random_shared=random_shared,
-        global_random_states=_global_states(place, steps, settled.steps.tolist()),
+        global_random_states=_global_states(place, steps, values.steps.tolist()),
         grads_missing=_texts(place, steps, MISSING_NAMES),
         replicas=samples,
         problems=_texts(place, steps, PROBLEMS),
@@ -172,9 +172,9 @@ def _count(place: Place, header: Mapping[str, Any], key: str) -> int | None:
     return value
 
 
-def _settled(
+def _last_values(
     place: Place, lines: _Lines
-) -> tuple[Settled, tuple[str | None, ...], tuple[bool | None, ...]]:
+) -> tuple[LastValues, tuple[str | None, ...], tuple[bool | None, ...]]:
     """Signals, batch digests and their agreement, with every step once."""
     rows = [line for line, _ in lines]
     steps = step_numbers(place, rows, [value.get("step") for _, value in lines])
@@ -185,24 +185,24 @@ def _settled(
     columns = {name: column for name, column in columns.items() if column.present.any()}
     digests, names = _digest_codes(place, lines)
     columns |= {BATCH_DIGEST: digests, BATCH_AGREES: _flags(place, lines)}
-    settled = settle(
+    values = last_values(
         {name: Points(steps, column) for name, column in columns.items()},
         spell={
             BATCH_DIGEST: lambda code: names[int(code)],
             BATCH_AGREES: lambda flag: str(bool(flag)),
         },
     )
-    signals = dict(settled.signals)
+    signals = dict(values.signals)
     codes, flags = signals.pop(BATCH_DIGEST), signals.pop(BATCH_AGREES)
     return (
-        replace(settled, signals=signals),
+        replace(values, signals=signals),
         tuple(None if code is None else names[int(code)] for code in codes),
         tuple(None if flag is None else bool(flag) for flag in flags),
     )
 
 
 def _digest_codes(place: Place, lines: _Lines) -> tuple[Column, list[str]]:
-    """Digests as numbers, so that they settle like signals, and the digest of each number."""
+    """Digests as numbers, which have a last value like signals, and the digest of each number."""
     codes: dict[str, int] = {}
     column: list[float | None] = []
     for line, values in lines:

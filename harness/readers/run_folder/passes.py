@@ -76,7 +76,7 @@ def read_passes(folder: Path) -> tuple[PassEvidence, ...]:
 def _read_pass(folder: Path) -> PassEvidence | None:
     metrics = read_metrics(folder)
     where = str(folder)
-    if metrics.identity is None and not metrics.settled.steps.size:
+    if metrics.identity is None and not metrics.values.steps.size:
         return None
     if not folder.name.isdecimal() or metrics.number != int(folder.name):
         fail(where, f"its metrics are of pass {metrics.number}, which is not the folder's name")
@@ -96,8 +96,8 @@ def _read_pass(folder: Path) -> PassEvidence | None:
             world_size=metrics.world_size,
             loaded_step=said.step if said else None,
             started=said.at if said else None,
-            steps=metrics.settled.steps,
-            signals=metrics.settled.signals,
+            steps=metrics.values.steps,
+            signals=metrics.values.signals,
             batch_digests=metrics.batch_digests,
             ended=metrics.end is not None,
             in_force=read_in_force(folder),
@@ -266,7 +266,7 @@ def _latest(taken: Iterable[tuple[_Part, Sequence[Sample]]]) -> tuple[Sample, ..
 def _problems(part: _Part) -> Iterator[str]:
     """What the probe could not measure in the kept steps, and problems of the pass."""
     number = part.of_pass.itself.number
-    yield from (f"pass {number}: {sentence}" for sentence in part.of_pass.metrics.settled.problems)
+    yield from (f"pass {number}: {sentence}" for sentence in part.of_pass.metrics.values.problems)
     for step, sentence in part.of_pass.metrics.problems:
         if step in part.owned:
             yield f"step {step}: {sentence}"
@@ -282,6 +282,6 @@ def _replayed(passes: Sequence[PassEvidence]) -> tuple[int, ...]:
 
 def _twice(one: PassEvidence) -> Iterator[str]:
     """Sentences on steps that one pass has twice, which no restart explains."""
-    for step in one.metrics.settled.replayed:
-        clauses = one.metrics.settled.differences.get(step, ("with equal values",))
+    for step in one.metrics.values.replayed:
+        clauses = one.metrics.values.differences.get(step, ("with equal values",))
         yield f"step {step} twice in pass {one.itself.number}: {', and '.join(clauses)}"

@@ -180,7 +180,7 @@ def _uninterrupted(folder: Path, job: JobDocument, known: dict[str, Any]) -> Evi
     metrics = read_metrics(folder)
     _require_same_job(folder, job, metrics)
     expected = job.get("steps", metrics.expected_steps)
-    return metrics.settled.evidence(
+    return metrics.values.evidence(
         problems=metrics.sentences(),
         batch_digests=metrics.batch_digests,
         batch_agrees=metrics.batch_agrees,

@@ -17,7 +17,7 @@ import numpy as np
 from converge_harness.model import Evidence, Pass
 from converge_harness.readers.foreign.registry import read_foreign
 from converge_harness.readers.lines import fail
-from converge_harness.readers.points import Settled
+from converge_harness.readers.points import LastValues
 from converge_harness.readers.run_folder.arrays import read_whole
 from converge_harness.readers.run_folder.metrics import Metrics
 from converge_harness.readers.run_folder.passes import PassEvidence, merge
@@ -76,7 +76,7 @@ def _start(folder: Path, number: int, path: Path, columns: Mapping[str, str]) ->
     )
     metrics = Metrics(
         identity=None,
-        settled=Settled(
+        values=LastValues(
             steps=steps,
             signals=dict(curve.signals),
             replayed=curve.replayed,

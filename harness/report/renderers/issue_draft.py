@@ -9,7 +9,7 @@ from converge_harness.model import Check, Outcome
 from converge_harness.report.renderers.markdown import (
     escape,
     fenced,
-    limit_words,
+    limit_text,
     set_up,
     table,
 )
@@ -109,7 +109,7 @@ def _cells(check: Check) -> list[str]:
     return [
         escape(check.title),
         escape(f"{number(check.measured)} {check.unit}".strip()),
-        escape(limit_words(check)),
+        escape(limit_text(check)),
         escape(check.detail) or ABSENT,
     ]
 

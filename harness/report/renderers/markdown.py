@@ -132,7 +132,7 @@ def _against(against: Against) -> Iterator[str]:
 
 def _facts(view: ReportView) -> Iterator[str]:
     for control in view.controls:
-        requeued = f" {control.requeue_words}" if control.requeues else ""
+        requeued = f" {control.requeue_sentence}" if control.requeues else ""
         yield f"- control **{escape(control.name)}**: {escape(set_up(control))}{requeued}"
     for each in view.besides:
         reused = " (reused)" if each.run.reused else ""
@@ -238,7 +238,7 @@ def _checks(checks: Sequence[Check]) -> Iterator[str]:
                 check.outcome.value if check.outcome is not Outcome.FAIL else "**FAIL**",
                 escape(check.title),
                 escape(f"{number(check.measured)} {check.unit}".strip()),
-                escape(limit_words(check)),
+                escape(limit_text(check)),
                 step_range(check.steps),
                 escape(check.detail) or ABSENT,
             ]
@@ -350,7 +350,7 @@ def _tolerances(view: ReportView) -> Iterator[str]:
             yield ""
 
 
-def limit_words(check: Check) -> str:
+def limit_text(check: Check) -> str:
     if check.limit is None:
         return ABSENT
     times = excess(check.measured, check.limit.value) if check.outcome is Outcome.FAIL else ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from converge_harness.model import Judgement
-from converge_harness.report.text import count
+from converge_harness.wording import counted
 
 
 class Sameness(StrEnum):
@@ -86,7 +86,7 @@ class Against:
             which = "set is" if total == 1 else "sets are"
             return f"Bitwise identical: {total} {which} the same as at {base}, in every number."
         parts = [f"{amount} {each.value}" for each, amount in number.items() if amount]
-        return f"Of {count(total, 'set')} against {base}: {', '.join(parts)}."
+        return f"Of {counted(total, 'set')} against {base}: {', '.join(parts)}."
 
     @property
     def changed_verdicts(self) -> tuple[ChangedSet, ...]:

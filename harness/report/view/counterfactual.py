@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from converge_harness.model import Calibration, Check, Judgement, Outcome, Verdict
-from converge_harness.report.text import count, excess, number
+from converge_harness.report.text import excess, number
+from converge_harness.wording import counted
 
 _NAMED = 3
 """Checks that are named one by one."""
@@ -85,7 +86,7 @@ def _of_unsettled(checks: Sequence[Check], outcome: Outcome, word: str) -> Itera
         reason = check.detail or check.title
         yield f"{check.name} must be {word}: {reason.rstrip('.')}."
     if len(found) > _NAMED:
-        yield f"So must {count(len(found) - _NAMED, 'other check')}."
+        yield f"So must {counted(len(found) - _NAMED, 'other check')}."
 
 
 def _unseen(checks: Sequence[Check]) -> Iterator[str]:

@@ -11,7 +11,7 @@ import numpy as np
 from converge_harness.judge import Comparisons
 from converge_harness.model import Floats, Integers
 from converge_harness.report.sanitize import plain
-from converge_harness.report.text import count
+from converge_harness.wording import counted
 
 MOST_ROWS = 120
 """A map of more parameters than this has a row per layer."""
@@ -41,10 +41,10 @@ class GradientMap:
     @property
     def summary(self) -> str:
         """One sentence above the map."""
-        cells = count(self.difference.size, "cell")
-        of = count(self.parameters, "parameter")
+        cells = counted(self.difference.size, "cell")
+        of = counted(self.parameters, "parameter")
         rows = of if len(self.names) == self.parameters else f"{len(self.names)} layers ({of})"
-        when = f"{rows}, {count(len(self.steps), 'sampled step')}"
+        when = f"{rows}, {counted(len(self.steps), 'sampled step')}"
         return f"{when}: {self.outside} of {cells} outside the limit."
 
 

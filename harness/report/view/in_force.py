@@ -21,9 +21,10 @@ from converge_harness.model import (
     Technique,
 )
 from converge_harness.report.sanitize import from_here, plain
-from converge_harness.report.text import ABSENT, count
+from converge_harness.report.text import ABSENT
 from converge_harness.report.view.report_view import ConfigChange, Named
 from converge_harness.report.view.resumed_run import degrees_in_force, joined
+from converge_harness.wording import counted
 
 _FLOAT8 = (Technique.FLOAT8, Technique.FLOAT8_ROWWISE, Technique.FLOAT8_TP)
 
@@ -204,7 +205,7 @@ def _schedule(seen: InForce) -> str:
 
 def _compile(seen: CompileInForce) -> str:
     regions, graphs = seen.regions, seen.graphs
-    return f"{count(regions, 'region')}, {count(graphs, 'graph')}" if regions or graphs else ""
+    return f"{counted(regions, 'region')}, {counted(graphs, 'graph')}" if regions or graphs else ""
 
 
 def _async_tp(nodes: Mapping[str, int]) -> str:
@@ -214,9 +215,9 @@ def _async_tp(nodes: Mapping[str, int]) -> str:
 def _float8(seen: Float8InForce) -> str:
     if not seen.modules:
         return ""
-    parts = [count(seen.modules, "module"), _text(seen.recipe)]
+    parts = [counted(seen.modules, "module"), _text(seen.recipe)]
     if seen.emulated:
         parts.append("emulated")
     if seen.tp_styles:
-        parts.append(count(seen.tp_styles, "TP style"))
+        parts.append(counted(seen.tp_styles, "TP style"))
     return ", ".join(part for part in parts if part)

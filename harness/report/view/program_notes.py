@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from converge_harness.judge import JUDGED_SIGNALS, RunComparison, probing
 from converge_harness.model import Evidence, Job, Verdict
-from converge_harness.report.text import count
+from converge_harness.wording import counted
 
 
 def program_notes(
@@ -67,7 +67,7 @@ def _of_curves(runs: int, compared: Sequence[RunComparison]) -> str:
             f"one before: a difference at a single step is divided by {rarest}."
         )
     return (
-        f"Curves only: the program is not probed, so of {count(runs, 'run')} at most {signals} "
+        f"Curves only: the program is not probed, so of {counted(runs, 'run')} at most {signals} "
         f"{'were' if len(seen) > 1 else 'was'} compared, by the tiers first step, envelope "
         "and equivalence. Gradients, weights, optimizer state, replicas, samples and what "
         "was in force were not: that both trained on the same data is assumed (trainer.probe)."

@@ -21,7 +21,6 @@ from converge_harness.model import (
     Tier,
     Verdict,
 )
-from converge_harness.report.text import count
 from converge_harness.report.view.against import Against
 from converge_harness.report.view.curves import Curve, LossOnlyGate
 from converge_harness.report.view.gradient_map import GradientMap
@@ -29,6 +28,7 @@ from converge_harness.report.view.module_tree import ModuleTree
 from converge_harness.report.view.resumed_run import PassesView
 from converge_harness.report.view.tensor_tables import ReplicaView, TensorTable
 from converge_harness.report.view.tolerances import CalibrationView
+from converge_harness.wording import counted
 
 SEVERITY = tuple(reversed(Judgement))
 """Verdicts, failures first."""
@@ -108,7 +108,7 @@ class RunView:
         return tuple(f"{name}: {what}" for name, what in self.own_techniques.items())
 
     @property
-    def requeue_words(self) -> str:
+    def requeue_sentence(self) -> str:
         """One sentence on its interruptions; empty when there were none."""
         times = "once" if self.requeues == 1 else f"{self.requeues} times"
         return f"It was {INTERRUPTED} {times}." if self.requeues else ""
@@ -275,7 +275,7 @@ class ReportView:
         if not self.tests:
             return "No test set was judged."
         sets = sum(not test.challenged for test in self.tests)
-        total = count(sets, "test set")
+        total = counted(sets, "test set")
         challenged = sets < len(self.tests)
         if self.worst is Judgement.PASS:
             if all("rcp-no-later" in test.verdict.not_asked for test in self.tests):
@@ -315,4 +315,4 @@ class ReportView:
             if check.tier is Tier.ENVELOPE and check.outcome is not Outcome.SKIPPED
         }
         loss_only = "loss only; " if compared == {"loss-envelope"} else ""
-        return f" ({loss_only}{count(len(skipped), 'check')} had no evidence)"
+        return f" ({loss_only}{counted(len(skipped), 'check')} had no evidence)"

@@ -35,8 +35,9 @@ from converge_harness.model import (
     Torn,
 )
 from converge_harness.report.sanitize import plain
-from converge_harness.report.text import ABSENT, count, duration, step_range
+from converge_harness.report.text import ABSENT, duration, step_range
 from converge_harness.report.view.curves import Curve
+from converge_harness.wording import counted
 
 PASS_TITLES = (
     "Pass",
@@ -105,7 +106,7 @@ class PassesView:
         if not replayed:
             return f"{joined}; no step was trained twice."
         verb = "was" if replayed == 1 else "were"
-        again = f"{count(replayed, 'step')} {verb} trained again"
+        again = f"{counted(replayed, 'step')} {verb} trained again"
         return f"{joined}; {again}, and what the last pass left is judged."
 
 
@@ -142,7 +143,7 @@ def kind_seen(evidence: Evidence | None) -> Kind:
 
 
 def _with_faults(degrees: str, faults: Sequence[Fault | Struck]) -> str:
-    named = [f"{fault_words(fault.kind)} at {fault.step}" for fault in faults]
+    named = [f"{fault_name(fault.kind)} at {fault.step}" for fault in faults]
     more = len(named) - _NAMED_FAULTS
     rest = [f"and {more} more"] if more > 0 else []
     return ", ".join([degrees, *named[:_NAMED_FAULTS], *rest])
@@ -197,7 +198,7 @@ def _degrees(each: Pass, spec: SetSpec | None) -> str:
     # An elastic job may have shrunk: then the named degrees are not those of this pass.
     if named and named.world_size == each.world_size:
         return str(named)
-    return count(each.world_size, "rank")
+    return counted(each.world_size, "rank")
 
 
 def _ended(each: Pass, evidence: Evidence) -> str:
@@ -206,7 +207,7 @@ def _ended(each: Pass, evidence: Evidence) -> str:
     if evidence.interrupted and each is not evidence.passes[-1]:
         return "interrupted"
     kinds = [f.kind for f in evidence.struck if pass_of(evidence, f) == each.number]
-    struck = ", ".join(fault_words(kind) for kind in kinds if kind != FaultKind.JOIN)
+    struck = ", ".join(fault_name(kind) for kind in kinds if kind != FaultKind.JOIN)
     ended = [f"struck by {struck}"] if struck else []
     if FaultKind.JOIN in kinds:
         ended.append("a node joined" if struck else "ended: a node joined")
@@ -286,7 +287,7 @@ class FaultView:
     @property
     def text(self) -> str:
         """The kind, for people."""
-        return fault_words(self.kind)
+        return fault_name(self.kind)
 
     @property
     def details(self) -> str:
@@ -369,6 +370,6 @@ def fault_cells(fault: FaultView) -> tuple[str, ...]:
     return fault.numbered(fault.details), str(fault.step), fault.fate, duration(fault.recovery_s)
 
 
-def fault_words(kind: str) -> str:
+def fault_name(kind: str) -> str:
     """A kind for people to read: ``nan batch``."""
     return plain(kind).replace("_", " ")

@@ -12,7 +12,7 @@ import numpy as np
 from converge_harness.judge import Comparisons, TensorComparison, TensorDifferences
 from converge_harness.model import Disagreement, ReplicaSample
 from converge_harness.report.sanitize import plain
-from converge_harness.report.text import count
+from converge_harness.wording import counted, plural
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 SHOWN = 10
@@ -66,7 +66,7 @@ class TensorTable:
     @property
     def summary(self) -> str:
         """One sentence above the table."""
-        outside = f"{self.outside} of {count(self.parameters, 'parameter')}"
+        outside = f"{self.outside} of {counted(self.parameters, 'parameter')}"
         verb = "has" if self.outside == 1 else "have"
         found = f"{outside} {verb} a gradient or an update outside its limit"
         shown = f"; the worst {SHOWN}:" if self.parameters > SHOWN else ":"
@@ -102,13 +102,13 @@ class ReplicaView:
     def summary(self) -> str:
         """One sentence on what was compared, and what differs."""
         steps = ", ".join(map(str, self.steps))
-        when = f"at step{'s' * (len(self.steps) > 1)} {steps}"
+        when = f"at {plural(len(self.steps), 'step')} {steps}"
         if not any(self.compared.values()):
             return f"No shard has a copy on another rank ({when})."
         kinds = ", ".join(f"{shards} {kind}" for kind, shards in self.compared.items())
         found = "all copies agree"
         if self.disagreements:
-            found = f"the copies of {count(self.disagreements, 'tensor')} differ"
+            found = f"the copies of {counted(self.disagreements, 'tensor')} differ"
         return f"Shards that several ranks hold, compared bit for bit {when} ({kinds}): {found}."
 
 

@@ -26,8 +26,9 @@ from converge_harness.model import (
     Verdict,
 )
 from converge_harness.report.sanitize import plain
-from converge_harness.report.text import ABSENT, count, number
+from converge_harness.report.text import ABSENT, number
 from converge_harness.report.view.curves import Curve, difference_of, largest
+from converge_harness.wording import counted
 
 WIDE = 1000
 """A learnt limit above this multiple of the floor of its arithmetic gets a sentence."""
@@ -92,7 +93,7 @@ class CalibrationView:
         """One sentence on the repeats that limits were learnt from."""
         if not self.repeats:
             return "No repeats were made: the limits are fixed floors."
-        repeats = count(len(self.repeats), "repeat")
+        repeats = counted(len(self.repeats), "repeat")
         if not self.taught_by:
             which = "is" if len(self.repeats) == 1 else "are all"
             return f"{repeats}, which {which} bit-identical to the control: the limits are floors."

@@ -75,7 +75,7 @@ def program_error(
     text = next((text for folder in logs if (text := launcher_tail(folder))), "")
     if not text and script is not None:
         text = log_tail(script)
-    return RankError(None, f"the program {_ended(returncode)}{_last_words(text)}", text)
+    return RankError(None, f"the program {_ended(returncode)}{_last_output(text)}", text)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -127,7 +127,7 @@ def _of_rank(failure: _RankFailure) -> _Report:
     found = list(_tracebacks(text))
     if found:
         return _Report(found[-1].message, found[-1].text, rank, ended=ended)
-    message = f"{_ended(failure.code)}{_last_words(text)}"
+    message = f"{_ended(failure.code)}{_last_output(text)}"
     return _Report(message, rank_log(logs, place), rank, ended=ended)
 
 
@@ -167,7 +167,7 @@ def _ended(code: int | None) -> str:
     return f"ended with exit code {code}"
 
 
-def _last_words(text: str) -> str:
+def _last_output(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = [line for line in lines if not is_of_scheduler(line)] or lines
     return f"; last output: {said[-1]}" if said else " without output"

@@ -100,7 +100,7 @@ def node_command(
     call, meeting = call or first_call(job), meeting or Rendezvous()
     program = arguments(job, folder, data, call)
     ranks = part_of(job, call).world_size // meeting.most
-    told = (str(folder / LOGS), str(call.number))
+    logs_and_call = (str(folder / LOGS), str(call.number))
     words = tuple(f"{name}={text}" for name, text in sorted(variables.items()))
     setting = ("env", *words) if words else ()
     match command.launcher:
@@ -110,15 +110,15 @@ def node_command(
                 return NodeCommand((*setting, *node_starter(job, folder, call)), options, program)
             text = _OF_TORCHRUN.replace("OF_NODES", _OF_NODES if meeting.most > 1 else "")
             torchrun = (*setting, str(job.toolchain.python), *TORCHRUN)
-            starter = (*_bash(text), *told, str(len(torchrun)), *torchrun)
+            starter = (*_bash(text), *logs_and_call, str(len(torchrun)), *torchrun)
             return NodeCommand(starter, options, program)
         case RankLauncher.SRUN:
-            return NodeCommand((*_bash(_OF_TASK), *told, *setting), (), program)
+            return NodeCommand((*_bash(_OF_TASK), *logs_and_call, *setting), (), program)
         case RankLauncher.MPIRUN:
             raise ValueError("mpirun cannot run under a scheduler")
         case RankLauncher.COMPOSER | RankLauncher.DEEPSPEED | RankLauncher.NONE:
             launcher = launcher_call(job, ranks, MEETING_PORT, devices)
-            return NodeCommand((*_bash(_OF_LAUNCHER), *told, *setting), launcher, program)
+            return NodeCommand((*_bash(_OF_LAUNCHER), *logs_and_call, *setting), launcher, program)
 
 
 def _bash(text: str) -> tuple[str, ...]:

@@ -353,29 +353,29 @@ def _curve_lacks(command: Command) -> tuple[str, str]:
 SIZES = ("local_batch_size", "global_batch_size")
 
 
-def not_told(spec: SetSpec, control: SetSpec, accumulated: int) -> str:
+def not_passed(spec: SetSpec, control: SetSpec, accumulated: int) -> str:
     """Why a program cannot learn what a ``space_time`` set wants of it, as a clause; or empty.
 
     Ranks of a program that gets neither ``{dp_replicate}`` nor ``{dp_shard}`` hold the parameters
     as its control's do. ``accumulated``: microbatches of a rank in a step.
     """
-    told = set(passed(spec.trainer.settings))
-    told |= {size for size in SIZES if f"{CONFIG}training.{size}" in told}
-    needed = _of_degrees(spec.parallelism, control.parallelism, told)
+    given = set(passed(spec.trainer.settings))
+    given |= {size for size in SIZES if f"{CONFIG}training.{size}" in given}
+    needed = _of_degrees(spec.parallelism, control.parallelism, given)
     if RESHARD in spec.overrides:
         needed = (*needed, CONFIG + RESHARD)
-    knows_accumulation = "gradient_accumulation_steps" in told
+    knows_accumulation = "gradient_accumulation_steps" in given
     if accumulated > 1 and not knows_accumulation:
         needed = (*needed, *SIZES)
     elif spec.setting(LOCAL_BATCH) != control.setting(LOCAL_BATCH):
-        by_all = "global_batch_size" in told and (accumulated == 1 or knows_accumulation)
+        by_all = "global_batch_size" in given and (accumulated == 1 or knows_accumulation)
         needed = needed if by_all else (*needed, "local_batch_size")
-    missing = [f"{{{name}}}" for name in needed if name not in told]
+    missing = [f"{{{name}}}" for name in needed if name not in given]
     return f"nothing passes {' and '.join(missing)} to the program" if missing else ""
 
 
 def _of_degrees(
-    degrees: Parallelism, control: Parallelism, told: Collection[str]
+    degrees: Parallelism, control: Parallelism, given: Collection[str]
 ) -> tuple[str, ...]:
     """The placeholders that say how the ranks of a set hold the parameters."""
     pipeline = ("pp",) if degrees.pp > 1 else ()
@@ -384,10 +384,10 @@ def _of_degrees(
     if degrees.dp == 1:
         return pipeline
     shards = degrees.dp_shard > 1
-    if "dp_shard" in told or ("dp_replicate" in told and not shards):
+    if "dp_shard" in given or ("dp_replicate" in given and not shards):
         return pipeline
     one_way = (control.dp_shard > 1) != (control.dp_replicate > 1)
-    as_control = "dp_replicate" not in told and one_way and shards is (control.dp_shard > 1)
+    as_control = "dp_replicate" not in given and one_way and shards is (control.dp_shard > 1)
     return pipeline if as_control else (*pipeline, "dp_shard")
 
 

@@ -60,7 +60,7 @@ from converge_harness.trainers.command.table import (
     CommandTable,
     lacks,
     node_problems,
-    not_told,
+    not_passed,
     read_command,
     restart_problems,
     set_problems,
@@ -149,7 +149,7 @@ class CommandTrainer(Trainer):
         return f"{kind.value!r} {why}", hint
 
     def why_left_out(self, spec: SetSpec, control: SetSpec, accumulated: int) -> str:
-        return not_told(spec, control, accumulated)
+        return not_passed(spec, control, accumulated)
 
     def why_not_under(self, launcher: Launcher, trainer: TrainerSpec) -> tuple[str, str]:
         by: RankLauncher = trainer.settings.launcher

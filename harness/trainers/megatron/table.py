@@ -163,7 +163,7 @@ def has_auxiliary_loss(spec: SetSpec) -> bool:
 
 
 def set_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
-    """What of a set Megatron-Core's adapter cannot do."""
+    """What of a set our rank code for Megatron-Core cannot do."""
     degrees = spec.parallelism
     if degrees.cp > 1:
         yield Problem(

@@ -6,7 +6,7 @@
     table.py       its part of an experiment file: [trainer], train configs, checkpoint keys
     releases.py    differences and known bugs of releases; its toolchains
     user_python.py  the user's Python, often with a fork of torchtitan
-    dialect.py     which rank adapter can drive a torchtitan, found in its source
+    dialect.py     which dialect can drive a torchtitan, found in its source
     user_module.py  the user's model module, read without importing it
 """
 

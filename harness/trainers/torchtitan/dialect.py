@@ -1,6 +1,6 @@
-"""Which rank adapter can drive a torchtitan, found in its code: nothing of it is imported.
+"""Which dialect can drive a torchtitan, found in its code: nothing of it is imported.
 
-A fork may call itself ``0.0.1.dev``, so its version says little. Each adapter (dialect) hooks
+A fork may call itself ``0.0.1.dev``, so its version says little. Each dialect hooks
 certain classes, functions and attributes of the trainer; here they are looked for in the source.
 What a module imports from elsewhere counts as there, and so does anything in a file with
 ``from … import *``.

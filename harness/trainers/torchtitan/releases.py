@@ -179,7 +179,7 @@ def warnings(dialect: str, words: set[str]) -> Iterator[str]:
 
 
 DIALECTS = {"0.2": TITAN_02, "0.3": TITAN_03, MAIN: TITAN_MAIN}
-"""By torchtitan release series, its rank adapter."""
+"""By torchtitan release series, its dialect."""
 
 
 def toolchain_for(config: TrainConfig | None) -> str:

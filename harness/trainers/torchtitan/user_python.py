@@ -46,7 +46,7 @@ def toolchain_of_python(name: str, first: tuple[Path, ...] = ()) -> Toolchain:
     """The toolchain of a Python by its path; ``first`` are folders that it searches first.
 
     Raises ToolchainError if it is no Python, lacks what ranks need, has two torchtitans, or one
-    that no rank adapter can drive.
+    that no dialect can drive.
     """
     python = Path(name)
     answer = ask(python, (*_NEEDED, THIS_PACKAGE), first)

@@ -11,7 +11,7 @@ from converge_harness.errors import StoreError
 from converge_harness.launch.kubernetes.objects import job_set, object_name, object_text
 from converge_harness.launch.kubernetes.written import RUNS, SEEDS, WrittenObjects
 from converge_harness.launch.slurm.backend import JobState, Phase, SubmitRequest
-from converge_harness.launch.slurm.settle import Known, settle
+from converge_harness.launch.slurm.result import Known, result_of
 from converge_harness.launch.slurm.submission import Submission, write_submission
 from converge_harness.model import Role, RunStatus
 from converge_harness.store import Store
@@ -98,14 +98,14 @@ def test_pods_that_were_ended_are_no_crash_of_ranks(written, cancelled, status, 
     (logs / "torchrun.log").write_text(said)
     end(written, 143)
     known = Known(RUN, folder_of(written), submission, state(written), ON_CPUS)
-    record = settle(known)
+    record = result_of(known)
     assert record.status is status
     assert message in record.error.message
 
 
 def failed(written):
     submission = Submission(RUN.identity, "", "", job_id=object_name(RUN))
-    return settle(Known(RUN, folder_of(written), submission, state(written), ON_CPUS)).error
+    return result_of(Known(RUN, folder_of(written), submission, state(written), ON_CPUS)).error
 
 
 def test_a_rank_that_failed_before_pods_were_ended_is_the_error(written):

@@ -369,17 +369,17 @@ def test_jobs_that_were_submitted_before_are_followed(light, site):
     assert "Queued" not in kinds(events, job)
 
 
-def test_collecting_settles_what_is_over_and_names_the_rest(light, site, slurm):
+def test_collecting_writes_records_of_what_is_over_and_names_the_rest(light, site, slurm):
     place = site()
     plan = plan_of(light("bad", mode="crash"), light("slow", mode="hang"))
     submit_plan(plan, place, lambda event: None)
     wait_for(lambda: status(plan, place)[0].state == "crashed")
-    assert not status(plan, place)[0].settled
+    assert not status(plan, place)[0].recorded
     collected = collect(plan, place, lambda event: None)
     (bad,) = collected.records.values()
     assert "a tiny node was told to crash" in bad.error.message
     assert [each.job.name for each in collected.left] == ["slow"]
-    assert status(plan, place)[0].settled
+    assert status(plan, place)[0].recorded
 
 
 # ------------------------------------------------------------------- signals

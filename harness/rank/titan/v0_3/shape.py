@@ -24,7 +24,7 @@ def reshape_model(spec: Any, shape: Mapping[str, int], module: str) -> Any:
     ``module`` is the one that the config function is from. A spec that another module than
     torchtitan's own made may have other parts, which a model that is built again would lose.
 
-    Raises SettingError for a key that the model does not have, and for a model that this adapter
+    Raises SettingError for a key that the model does not have, and for a model that this dialect
     cannot build.
     """
     if not shape:

@@ -9,7 +9,7 @@ from launch_jobs import tiny_job
 
 from converge_harness.launch.slurm.backend import JobState, Phase
 from converge_harness.launch.slurm.follow import follow_from
-from converge_harness.launch.slurm.settle import Known, settle
+from converge_harness.launch.slurm.result import Known, result_of
 from converge_harness.launch.slurm.submission import Submission, read_submission, write_submission
 from converge_harness.launch.slurm.submit import Chains, chains_of
 from converge_harness.model import (
@@ -60,7 +60,7 @@ def with_error(logs, rank, message):
 
 @pytest.mark.parametrize("state", [JobState(Phase.PENDING), JobState(Phase.RUNNING)])
 def test_a_job_in_the_queue_has_no_record(tmp_path, state):
-    assert settle(known(tmp_path, state)) is None
+    assert result_of(known(tmp_path, state)) is None
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_job_in_the_queue_has_no_record(tmp_path, state):
 )
 def test_slurms_words_become_ours(tmp_path, state, status, message):
     with_steps(tmp_path, 5)
-    record = settle(known(tmp_path, state))
+    record = result_of(known(tmp_path, state))
     assert record.status is status
     assert (record.error.rank, record.error.message) == (None, message.format(folder=tmp_path))
 
@@ -130,17 +130,17 @@ def test_slurms_words_become_ours(tmp_path, state, status, message):
 def test_finished_is_what_ended_well_and_left_all_its_evidence(tmp_path, state):
     with_end(tmp_path, 0)
     with_steps(tmp_path, 20)
-    record = settle(known(tmp_path, state))
+    record = result_of(known(tmp_path, state))
     assert record.status is RunStatus.CRASHED
     assert "training is not complete (after step 20 of 20)" in record.error.message
     with_steps(tmp_path, 20, complete=True)
-    assert settle(known(tmp_path, state)).status is RunStatus.FINISHED
+    assert result_of(known(tmp_path, state)).status is RunStatus.FINISHED
 
 
 def test_the_end_of_an_earlier_life_says_nothing(tmp_path):
     with_end(tmp_path, 0, restart=0)
     with_steps(tmp_path, 20, complete=True)
-    record = settle(known(tmp_path, ended("FAILED", restarts=1)))
+    record = result_of(known(tmp_path, ended("FAILED", restarts=1)))
     assert record.status is RunStatus.CRASHED
 
 
@@ -148,7 +148,7 @@ def test_the_words_are_those_of_the_rank_that_failed_in_the_newest_call(tmp_path
     with_error(tmp_path / "logs" / "call-01", 0, "ValueError: of an earlier life")
     with_error(tmp_path / "logs" / "call-02.node-1", 3, "ValueError: of the last life")
     (tmp_path / "logs" / "call-02").mkdir()
-    record = settle(known(tmp_path, ended("FAILED", exit_code=1, restarts=1)))
+    record = result_of(known(tmp_path, ended("FAILED", exit_code=1, restarts=1)))
     assert (record.error.rank, record.error.message) == (3, "ValueError: of the last life")
 
 
@@ -157,7 +157,7 @@ def test_a_failing_segment_is_named(tmp_path):
     segments = tuple(Segment(until, Parallelism(dp_shard=2), 1) for until in (10, 20))
     job = replace(job, spec=replace(job.spec, segments=segments))
     with_error(tmp_path / "logs" / "call-02", 1, "ValueError: no")
-    record = settle(known(tmp_path, ended("FAILED", exit_code=1), job=job))
+    record = result_of(known(tmp_path, ended("FAILED", exit_code=1), job=job))
     assert record.error.message == "segment 2 (steps 11 to 20): ValueError: no"
 
 
@@ -165,7 +165,7 @@ def test_a_script_that_dies_before_its_ranks_tells_why(tmp_path):
     (tmp_path / "slurm.log").write_text(
         "bash: module: unknown cuda/99\nsrun: error: node1: task 0: Exited with exit code 1\n"
     )
-    record = settle(known(tmp_path, ended("FAILED", exit_code=1)))
+    record = result_of(known(tmp_path, ended("FAILED", exit_code=1)))
     assert (record.error.rank, record.error.message) == (None, "bash: module: unknown cuda/99")
 
 
@@ -183,16 +183,16 @@ def test_a_script_that_dies_before_its_ranks_tells_why(tmp_path):
 def test_what_needs_a_failed_seed_is_skipped(tmp_path, state, seed, status):
     needed = RunRecord("seed", "s", tmp_path, seed, 1.0, (), RankError(0, "no"))
     job = tiny_job("job", role=Role.TEST, needs="s")
-    assert settle(known(tmp_path, state, job=job, needed=needed)).status is status
+    assert result_of(known(tmp_path, state, job=job, needed=needed)).status is status
 
 
 def test_what_converge_has_cancelled_says_so(tmp_path):
     why = {"cancelled": "cancelled by converge cancel (me on login1)"}
-    record = settle(known(tmp_path, ended("CANCELLED"), submission=why))
+    record = result_of(known(tmp_path, ended("CANCELLED"), submission=why))
     assert record.status is RunStatus.CANCELLED
     assert record.error.message.startswith("cancelled by converge cancel (me on login1), before")
     stuck = {"cancelled": "no step finished for 300 s", "hung": True}
-    assert settle(known(tmp_path, ended("CANCELLED"), submission=stuck)).status is RunStatus.HUNG
+    assert result_of(known(tmp_path, ended("CANCELLED"), submission=stuck)).status is RunStatus.HUNG
 
 
 def test_a_submission_is_read_as_it_was_written(tmp_path):
@@ -217,26 +217,26 @@ CURVES = {"probed": False, "curves": "{output}/loss.csv", "launcher": RankLaunch
 def test_a_program_that_ends_without_its_curve_is_told_where_it_belongs(tmp_path):
     job = program_job(**CURVES)
     state = ended("COMPLETED", exit_code=0)
-    record = settle(known(tmp_path, state, job=job))
+    record = result_of(known(tmp_path, state, job=job))
     assert record.error.message == (
         f"the program ended with 0, but there is no {tmp_path}/output/loss.csv: it has to write "
         "its curve there (trainer.curves)"
     )
     (tmp_path / "output").mkdir()
     (tmp_path / "output" / "loss.csv").touch()
-    assert settle(known(tmp_path, state, job=job)).status is RunStatus.FINISHED
+    assert result_of(known(tmp_path, state, job=job)).status is RunStatus.FINISHED
 
 
 def test_a_program_that_runs_into_its_limit_shows_what_it_printed(tmp_path):
     logs = tmp_path / "logs" / "call-01"
     logs.mkdir(parents=True)
     (logs / "program.log").write_text("epoch 3\n")
-    record = settle(known(tmp_path, ended("TIMEOUT"), job=program_job(**CURVES)))
+    record = result_of(known(tmp_path, ended("TIMEOUT"), job=program_job(**CURVES)))
     assert record.error.message == (
         "reached its time limit of 04:00:00 ([cluster] time) while the program ran"
     )
     assert record.error.traceback == "epoch 3"
-    probed = settle(known(tmp_path, ended("TIMEOUT"), job=program_job()))
+    probed = result_of(known(tmp_path, ended("TIMEOUT"), job=program_job()))
     assert probed.error.message.endswith("before its first step was finished")
 
 
@@ -246,7 +246,7 @@ def test_a_program_that_cannot_be_started_has_the_words_of_bash(tmp_path):
         "srun: error: node1: task 0: Exited with exit code 1\n"
     )
     for job in (program_job(), program_job(**CURVES)):
-        record = settle(known(tmp_path, ended("FAILED", exit_code=1), job=job))
+        record = result_of(known(tmp_path, ended("FAILED", exit_code=1), job=job))
         assert record.error.message == (
             "the program ended with exit code 1; last output: /spool/slurm_script: line 44: cd: "
             "/mine: No such file or directory"

@@ -62,7 +62,7 @@ class Known:
         return submit_argv(self.folder, self.cluster)
 
 
-def settle(known: Known) -> RunRecord | None:
+def result_of(known: Known) -> RunRecord | None:
     """The record of a job that is over, or can never start; None for any other.
 
     A job that can never start is still in the queue; the caller has to cancel it.

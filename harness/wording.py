@@ -20,6 +20,11 @@ def distinct_digits(one: float, other: float, digits: int = 6) -> tuple[str, str
 
 def counted(amount: int, noun: str) -> str:
     """``1 step``, ``3 steps``, ``2 passes``."""
+    return f"{amount} {plural(amount, noun)}"
+
+
+def plural(amount: int, noun: str) -> str:
+    """The noun as it stands after a number: ``step`` if that is 1, else ``steps``, ``passes``."""
     if amount == 1:
-        return f"1 {noun}"
-    return f"{amount} {noun}{'es' if noun.endswith('s') else 's'}"
+        return noun
+    return f"{noun}es" if noun.endswith("s") else f"{noun}s"

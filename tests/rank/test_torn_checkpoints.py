@@ -14,7 +14,7 @@ def test_torn_checkpoints_are_gone_before_any_rank_goes_on(tmp_path, requeued):
     (state / "saved-step-00000004.npz").touch()
 
     def begin():
-        this = begin_pass(tmp_path, continued=requeued)
+        this = begin_pass(tmp_path, set_aside=requeued)
         assert this.number == 2
         assert (tmp_path / "checkpoint" / "step-4").exists() is not requeued
 
