@@ -186,7 +186,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"plain": plain, "day": day, "rest": _rest, "went": _went, "counted": counted}
-    environment.filters["changes_text"] = changes_text
+    environment.filters |= {"plain": plain, "day": day, "rest": _rest, "went": _went}
+    environment.filters |= {"changes_text": changes_text, "counted": counted}
     environment.globals |= {"SYMBOLS": SYMBOLS, "ABSENT": ABSENT, "STRIP": STRIP}
     return environment
