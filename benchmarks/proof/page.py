@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from converge_harness.report.renderers.palette import SYMBOLS
 from converge_harness.report.text import ABSENT, number
+from converge_harness.wording import plural
 from proof.goals import can_show_early, goals, share
 from proof.grading import Answer, Graded
 from proof.results import (
@@ -99,7 +100,7 @@ def _informedness(score: RuleScore, proof: Proof) -> float:
 
 
 def _alarms(count: int) -> str:
-    return f"{count or 'no'} false alarm{'s' * (count != 1)}"
+    return f"{count or 'no'} {plural(count, 'false alarm')}"
 
 
 def _picture(results: Sequence[Result]) -> str:

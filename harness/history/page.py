@@ -187,6 +187,6 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"plain": plain, "day": day, "rest": _rest, "went": _went}
-    environment.filters["changes_text"] = changes_text
+    environment.filters |= {"changes_text": changes_text, "counted": counted}
     environment.globals |= {"SYMBOLS": SYMBOLS, "ABSENT": ABSENT, "STRIP": STRIP}
     return environment
