@@ -95,7 +95,7 @@ def likely_cause(compared: RunComparison, checks: Sequence[Check]) -> Cause:
         context.detail(name)
         for name in _DOUBTS
         if context.outcome(name) is Outcome.INVALID
-        and context.detail(name) not in sentence
+        and name not in cause.quoted
         and not follows_from_resume(context, name)
     ]
     sentence += f"; note that {doubts[0]}" if doubts else ""
