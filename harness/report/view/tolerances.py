@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from converge_harness.judge import (
     JUDGED_SIGNALS,
-    MEASURED_FROM,
     STEP_ORIGIN,
     CurveDifference,
     LearntLimit,
@@ -27,7 +26,6 @@ from converge_harness.model import (
 )
 from converge_harness.report.sanitize import plain
 from converge_harness.report.text import ABSENT, count, number
-from converge_harness.report.view.curves import Curve, difference_of, largest
 
 WIDE = 1000
 """A learnt limit above this multiple of the floor of its arithmetic gets a sentence."""
@@ -144,7 +142,11 @@ def notes(
         check.detail
         for verdict in verdicts
         for check in verdict.checks
-        if check.name == "reference-sound" and MEASURED_FROM in check.detail
+        if check.name == "reference-sound"
+        and check.outcome is Outcome.PASS
+        # Two runs in float32 need no reference.
+        and verdict.name in comparisons
+        and comparisons[verdict.name].errors is not None
     ]
     unmeasured: dict[str, str] = {}
     wide: dict[str, tuple[float, str]] = {}
@@ -259,14 +261,12 @@ def _growth(signal: str, scale: SignalScale) -> SignalGrowth:
 
 
 def _distance(name: str, kind: str, found: Mapping[str, CurveDifference]) -> RepeatDistance:
-    by_signal = {
-        signal: difference_of(found[signal]) for signal in JUDGED_SIGNALS if signal in found
-    }
-    known = [value for curve in by_signal.values() if (value := largest(curve)) is not None]
+    largest = {signal: found[signal].largest for signal in JUDGED_SIGNALS if signal in found}
+    known = [value for value in largest.values() if value is not None]
     return RepeatDistance(
         name=plain(name),
         kind=plain(kind),
         identical=not any(known) if known else None,
-        loss=largest(by_signal.get("loss", Curve())),
-        grad_norm=largest(by_signal.get("grad_norm", Curve())),
+        loss=largest.get("loss"),
+        grad_norm=largest.get("grad_norm"),
     )
