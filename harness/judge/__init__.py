@@ -8,7 +8,7 @@
 - ``checks/``: the questions, a module for each subject, and which of them are asked
 - ``resume/``: compares the passes of a resumed run with each other
 - ``causes/``: the likely cause of a failure
-- ``soundness``, ``in_force``, ``degrees``, ``programs``: questions about a single run
+- ``soundness``, ``in_force``, ``degrees``, ``probed_runs``: questions about a single run
 - ``wording``: numbers in sentences
 
 Other packages import only from here, except benchmarks of a single part.
@@ -36,7 +36,7 @@ from converge_harness.judge.compare.tost import level_of_look
 from converge_harness.judge.comparison import RunComparison, compare_runs
 from converge_harness.judge.degrees import parallelism_of
 from converge_harness.judge.in_force import is_declared
-from converge_harness.judge.programs import BEFORE_CLIPPING, probing, wrapping
+from converge_harness.judge.probed_runs import BEFORE_CLIPPING, probing, wrapping
 from converge_harness.judge.rcp import RcpInputs, judge_submission
 from converge_harness.judge.resume.faults import pass_of, steps_after
 from converge_harness.judge.resume.passes import (

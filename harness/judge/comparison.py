@@ -27,7 +27,7 @@ from converge_harness.judge.compare.precision_errors import Errors, PrecisionRun
 from converge_harness.judge.compare.sketches import Renamed, align
 from converge_harness.judge.compare.tensors import Comparisons, compare_tensors
 from converge_harness.judge.compare.tost import ALPHA
-from converge_harness.judge.programs import is_curve
+from converge_harness.judge.probed_runs import is_curve
 from converge_harness.judge.resume.passes import superseded
 from converge_harness.judge.soundness import disordered
 from converge_harness.model import (

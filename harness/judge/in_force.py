@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from converge_harness.judge.degrees import ranks
-from converge_harness.judge.programs import not_as_called
+from converge_harness.judge.probed_runs import not_as_called
 from converge_harness.model import ImpliedSetting, OwnTechnique, SetSpec, Technique
 
 InForce: TypeAlias = Mapping[str, Any]

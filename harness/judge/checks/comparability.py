@@ -28,7 +28,7 @@ from converge_harness.judge.compare.curves import (
 from converge_harness.judge.compare.floors import SAME_LR
 from converge_harness.judge.degrees import spec_of
 from converge_harness.judge.in_force import InForce, not_in_force, not_named, undeclared_differences
-from converge_harness.judge.programs import differently_probed
+from converge_harness.judge.probed_runs import differently_probed
 from converge_harness.judge.soundness import (
     disordered,
     other_data,

@@ -30,7 +30,7 @@ from converge_harness.judge.compare.envelopes import curves_alone
 from converge_harness.judge.compare.reported import agreement, other_objective
 from converge_harness.judge.compare.sketches import sizes_of
 from converge_harness.judge.compare.tensors import Comparisons
-from converge_harness.judge.programs import BEFORE_CLIPPING, probing, required
+from converge_harness.judge.probed_runs import BEFORE_CLIPPING, probing, required
 from converge_harness.judge.resume.passes import INTERRUPTED, newest_whole
 from converge_harness.judge.soundness import (
     Flaw,

@@ -41,7 +41,7 @@ from converge_harness.judge.compare.tensors import (
     uncounted,
 )
 from converge_harness.judge.degrees import ran_at
-from converge_harness.judge.programs import wrapping
+from converge_harness.judge.probed_runs import wrapping
 from converge_harness.judge.soundness import replicas_differ
 from converge_harness.model import Deviation, Evidence, Limit, Outcome, SetSpec, Tier
 
