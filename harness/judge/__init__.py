@@ -16,7 +16,6 @@ Other packages import only from here, except benchmarks of a single part.
 
 from converge_harness.judge.calibration import calibrate
 from converge_harness.judge.changes import ChangeKind, RunChange, SignalChange, classify
-from converge_harness.judge.checks.envelope import STEP_ORIGIN
 from converge_harness.judge.checks.selection import CHECKS, SEED_CHECKS
 from converge_harness.judge.compare.activations import ModuleComparison, ModuleDifference
 from converge_harness.judge.compare.curves import (
@@ -54,7 +53,6 @@ __all__ = [
     "INTERRUPTED",
     "JUDGED_SIGNALS",
     "SEED_CHECKS",
-    "STEP_ORIGIN",
     "ChangeKind",
     "Comparisons",
     "CurveDifference",

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from converge_harness.judge import (
     JUDGED_SIGNALS,
-    STEP_ORIGIN,
     CurveDifference,
     LearntLimit,
     RunComparison,
@@ -21,7 +20,6 @@ from converge_harness.model import (
     Outcome,
     Precision,
     SignalScale,
-    Tier,
     Verdict,
 )
 from converge_harness.report.sanitize import plain
@@ -200,22 +198,21 @@ def notes(
         f"Errors of low precision at the initial weights are {plain(each)}."
         for each in dict.fromkeys(measured)
     )
-    return (*sentences, *_unasked(verdicts), *_miscounted(verdicts, evidences))
+    return (*sentences, *_unasked(verdicts, comparisons), *_miscounted(verdicts, evidences))
 
 
-def _unasked(verdicts: Sequence[Verdict]) -> Iterator[str]:
+def _unasked(
+    verdicts: Sequence[Verdict], comparisons: Mapping[str, RunComparison]
+) -> Iterator[str]:
     """How far single steps are off where a margin of the mean loss decided."""
     for verdict in verdicts:
+        compared = comparisons.get(verdict.name)
+        if compared is None or verdict.judgement is not Judgement.PASS:
+            continue
         off = [
-            f"the {check.name.removesuffix('-envelope').replace('-', ' ')} by up to "
-            f"{number(check.measured)}"
-            for check in verdict.checks
-            if verdict.judgement is Judgement.PASS
-            and check.outcome is Outcome.PASS
-            and check.tier is Tier.ENVELOPE
-            and check.measured is not None
-            and check.limit is not None
-            and check.limit.origin == STEP_ORIGIN
+            f"the {signal.replace('_', ' ')} by up to {number(float(envelope.difference.max()))}"
+            for signal, envelope in compared.envelopes.items()
+            if envelope.open
         ]
         if off:
             yield (
