@@ -76,7 +76,7 @@ SIGNATURES: frozenset[Signature] = frozenset(
 )
 
 ORDERED: Mapping[ComparisonKind, tuple[Signature, ...]] = {
-    pair: in_order(each for each in SIGNATURES if pair in each.asked_of) for pair in ComparisonKind
+    kind: in_order(each for each in SIGNATURES if kind in each.asked_of) for kind in ComparisonKind
 }
 """The signatures for each kind of comparison, most certain first: later ones only see what earlier
 ones did not recognise."""
@@ -85,7 +85,7 @@ ones did not recognise."""
 def likely_cause(compared: RunComparison, checks: Sequence[Check]) -> Cause:
     """Why a test set failed. At least one of ``checks`` is a FAIL."""
     context = Context(compared, {check.name: check for check in checks})
-    found = next((cause for each in ORDERED[_pair(compared)] if (cause := each(context))), None)
+    found = next((cause for each in ORDERED[_kind_of(compared)] if (cause := each(context))), None)
     cause = found or _unknown(context)
     sentence = cause.sentence
     step = blown_up_at(context)
@@ -102,7 +102,7 @@ def likely_cause(compared: RunComparison, checks: Sequence[Check]) -> Cause:
     return cause._replace(sentence=sentence)
 
 
-def _pair(compared: RunComparison) -> ComparisonKind:
+def _kind_of(compared: RunComparison) -> ComparisonKind:
     if curves_alone(compared.test, compared.control):
         return ComparisonKind.CURVES
     return ComparisonKind.DRAWING if compared.draws else ComparisonKind.ORDINARY

@@ -35,7 +35,7 @@ class Cause(NamedTuple):
     look_at: str = ""
     """What an engineer would look at first; empty when unknown."""
     quoted: tuple[str, ...] = ()
-    """Names of the checks whose findings the sentence quotes, of those that may be INVALID."""
+    """Names of INVALID checks that the sentence already quotes, so nothing adds them as a note."""
 
 
 class Basis(IntEnum):
