@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from playwright.sync_api import sync_playwright
 
-from converge_harness.judge import calibrate, compare_runs
+from converge_harness.judge import calibrate, compare_runs, curve_differences
 from converge_harness.model import JUDGED_SIGNALS, Evidence, Judgement, Verdict
 from converge_harness.report import ReportView, build_view
 from converge_harness.report.renderers.html_page import to_html
@@ -52,6 +52,7 @@ def view_of(steps: int) -> ReportView:
         evidences=[control, *repeats, *tests],
         comparisons={test.name: compare_runs(test, control, learnt) for test in tests},
         calibrations={"control": learnt},
+        repeats={each.name: curve_differences(each, control) for each in repeats},
         entropy_floor=2.9,
     )
 

@@ -26,13 +26,13 @@ import numpy as np
 import pandas as pd
 
 from converge_harness.errors import EvidenceError, StoreError, suggest
-from converge_harness.judge import JUDGED_SIGNALS, calibrate
+from converge_harness.judge import JUDGED_SIGNALS, SignalSeries, calibrate, curve_difference
 from converge_harness.matrix.compare import CurveQuestion, Given, compare_curves
 from converge_harness.model import Ask, Evidence
 from converge_harness.readers import read_curves, read_table, same_path
 from converge_harness.report.renderers.json_document import SCHEMA_VERSION, document
 from converge_harness.report.renderers.npz_tables import FILE, Tables, read_npz, tables_of
-from converge_harness.report.view.curves import Curve, difference, ratio
+from converge_harness.report.view.curves import Curve
 from converge_harness.report.view.report_view import SIGNAL_TITLES
 
 CurveLike = str | Path | pd.DataFrame | Mapping[str, Any]
@@ -516,10 +516,17 @@ def _texts(tables: Tables, name: str) -> pd.Categorical:
 
 def _compared(test: Curve, control: Curve, limit: Mapping[int, float]) -> dict[str, Any]:
     """Difference, ratio and limit at the steps that two curves share."""
-    apart, quotient = difference(test, control), ratio(test, control)
-    steps, differences, ratios = apart.steps, apart.values, quotient.values  # noqa: PD011
-    allowed = np.array([limit.get(step, np.nan) for step in steps.tolist()], np.float64)
-    return {"step": steps, "difference": differences, "ratio": ratios, "limit": allowed}
+    found = curve_difference(
+        SignalSeries(test.steps, test.values),
+        SignalSeries(control.steps, control.values),
+    )
+    allowed = np.array([limit.get(step, np.nan) for step in found.steps.tolist()], np.float64)
+    return {
+        "step": found.steps,
+        "difference": found.difference,
+        "ratio": found.ratio,
+        "limit": allowed,
+    }
 
 
 def _by_run(tables: Tables, names: list[str]) -> dict[str, dict[str, Curve]]:

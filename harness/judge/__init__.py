@@ -5,39 +5,44 @@
 - ``comparison``: two runs compared, the inputs of every check, which :func:`judge` returns beside
   its verdict; ``compare/``: how
 - ``calibration``: how much correct runs differ, from repeats of a control; limits come from it
-- ``checks/``: the questions, a module for each tier, and which of them are asked
+- ``checks/``: the questions, a module for each subject, and which of them are asked
 - ``resume/``: compares the passes of a resumed run with each other
 - ``causes/``: the likely cause of a failure
-- ``soundness``, ``in_force``, ``degrees``, ``programs``: questions about a single run
+- ``soundness``, ``in_force``, ``degrees``, ``probed_runs``: questions about a single run
 
 Other packages import only from here, except benchmarks of a single part.
 """
 
 from converge_harness.judge.calibration import calibrate
 from converge_harness.judge.changes import ChangeKind, RunChange, SignalChange, classify
-from converge_harness.judge.checks.envelope import STEP_ORIGIN
-from converge_harness.judge.checks.precision import MEASURED_FROM
 from converge_harness.judge.checks.selection import CHECKS, SEED_CHECKS
 from converge_harness.judge.compare.activations import ModuleComparison, ModuleDifference
 from converge_harness.judge.compare.curves import (
     CurveDifference,
     SignalSeries,
     curve_difference,
+    curve_differences,
     series,
     whole_series,
 )
 from converge_harness.judge.compare.envelopes import Envelope, LearntLimit
 from converge_harness.judge.compare.limits import rounding_of_experts
+from converge_harness.judge.compare.loss_only import LossOnlyGate
 from converge_harness.judge.compare.precision_errors import PrecisionRuns
 from converge_harness.judge.compare.tensors import Comparisons, TensorComparison, TensorDifferences
 from converge_harness.judge.compare.tost import level_of_look
 from converge_harness.judge.comparison import RunComparison, compare_runs
 from converge_harness.judge.degrees import parallelism_of
 from converge_harness.judge.in_force import is_declared
-from converge_harness.judge.programs import probing
+from converge_harness.judge.probed_runs import probing
 from converge_harness.judge.rcp import RcpInputs, judge_submission
 from converge_harness.judge.resume.faults import pass_of, steps_after
-from converge_harness.judge.resume.passes import INTERRUPTED, never_interrupted, tokens_off
+from converge_harness.judge.resume.passes import (
+    INTERRUPTED,
+    never_interrupted,
+    superseded,
+    tokens_off,
+)
 from converge_harness.judge.verdict import JudgedPair, judge
 from converge_harness.model import JUDGED_SIGNALS
 
@@ -45,15 +50,14 @@ __all__ = [
     "CHECKS",
     "INTERRUPTED",
     "JUDGED_SIGNALS",
-    "MEASURED_FROM",
     "SEED_CHECKS",
-    "STEP_ORIGIN",
     "ChangeKind",
     "Comparisons",
     "CurveDifference",
     "Envelope",
     "JudgedPair",
     "LearntLimit",
+    "LossOnlyGate",
     "ModuleComparison",
     "ModuleDifference",
     "PrecisionRuns",
@@ -68,6 +72,7 @@ __all__ = [
     "classify",
     "compare_runs",
     "curve_difference",
+    "curve_differences",
     "is_declared",
     "judge",
     "judge_submission",
@@ -79,6 +84,7 @@ __all__ = [
     "rounding_of_experts",
     "series",
     "steps_after",
+    "superseded",
     "tokens_off",
     "whole_series",
 ]

@@ -9,6 +9,7 @@ from converge_harness.judge.compare.activations import ModuleComparison, compare
 from converge_harness.judge.compare.curves import (
     CurveDifference,
     curve_difference,
+    curve_differences,
     has,
     whole_series,
 )
@@ -21,11 +22,13 @@ from converge_harness.judge.compare.envelopes import (
     limits,
 )
 from converge_harness.judge.compare.limits import applicable
+from converge_harness.judge.compare.loss_only import LossOnlyGate, loss_only_gate
 from converge_harness.judge.compare.precision_errors import Errors, PrecisionRuns, measure_errors
 from converge_harness.judge.compare.sketches import Renamed, align
 from converge_harness.judge.compare.tensors import Comparisons, compare_tensors
 from converge_harness.judge.compare.tost import ALPHA
-from converge_harness.judge.programs import is_curve
+from converge_harness.judge.probed_runs import is_curve
+from converge_harness.judge.resume.passes import superseded
 from converge_harness.judge.soundness import disordered
 from converge_harness.model import (
     JUDGED_SIGNALS,
@@ -87,10 +90,13 @@ class RunComparison:
     """What modules computed in the first batches; None if it was not recorded."""
     tensors: Comparisons = ()
     """Per-tensor comparisons at the steps that both sampled, in their order."""
-
-    def difference(self, signal: str) -> CurveDifference:
-        """One signal of the two runs, for drawing; empty where one of them lacks it."""
-        return curve_difference(whole_series(self.test, signal), whole_series(self.control, signal))
+    curves: Mapping[str, CurveDifference] = field(default_factory=dict)
+    """Every judged signal at the steps that both runs have, for drawing."""
+    superseded_curves: Mapping[int, Mapping[str, CurveDifference]] = field(default_factory=dict)
+    """By number of a pass of the test set and signal: the control beside what that pass left at
+    steps that a later one trained again, for drawing. It is not judged."""
+    loss_only: LossOnlyGate | None = None
+    """What a gate on the loss alone would have said; None without a common step."""
 
     @property
     def limits(self) -> Mapping[str, Floats]:
@@ -149,6 +155,7 @@ def compare_runs(
     tolerances = tolerances or {}
     drawn = _envelopes(test, control, calibration, tolerances, margin)
     learnt = _envelopes(test, control, calibration, {}, margin) if tolerances else drawn
+    curves = curve_differences(test, control)
     return RunComparison(
         test=test,
         control=control,
@@ -172,7 +179,21 @@ def compare_runs(
         learnt_envelopes=learnt,
         modules=compare_modules(test, control, calibration.modules if calibration else {}, measure),
         tensors=compare_tensors(test, control, calibration),
+        curves=curves,
+        superseded_curves=_superseded_curves(test, control),
+        loss_only=loss_only_gate(curves["loss"]),
     )
+
+
+def _superseded_curves(test: Evidence, control: Evidence) -> dict[int, dict[str, CurveDifference]]:
+    return {
+        number: {
+            signal: curve_difference(left[signal], whole_series(control, signal))
+            for signal in JUDGED_SIGNALS
+            if signal in left
+        }
+        for number, left in superseded(test).items()
+    }
 
 
 def _envelopes(

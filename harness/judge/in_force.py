@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from converge_harness.judge.degrees import ranks
-from converge_harness.judge.programs import not_as_called
+from converge_harness.judge.probed_runs import not_as_called
 from converge_harness.model import ImpliedSetting, InForce, OwnTechnique, SetSpec, Technique
 
 

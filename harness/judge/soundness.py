@@ -1,6 +1,6 @@
 """Whether one run's evidence can be judged at all: pure questions about one run.
 
-Each function returns a :class:`Flaw`, or None when nothing is wrong.
+Each function returns what is wrong, mostly a :class:`Flaw`, or None when nothing is.
 """
 
 from __future__ import annotations
@@ -120,18 +120,28 @@ def non_finite(evidence: Evidence) -> Flaw | None:
     return min(found, key=lambda flaw: flaw.step or 0, default=None)
 
 
-def began_later(evidence: Evidence) -> str:
-    """Advice where a loss is NaN at first and finite from some step on; empty elsewhere."""
+class LateStart(NamedTuple):
+    """A loss that is NaN before a step, and finite from then on."""
+
+    step: int
+
+    @property
+    def text(self) -> str:
+        """A clause, with advice."""
+        return (
+            f"has no loss before step {self.step}, as in the log of a resumed run with NaN for "
+            f"steps that it did not make: --from {self.step} compares from there"
+        )
+
+
+def began_later(evidence: Evidence) -> LateStart | None:
+    """Whether, and when, a loss that is NaN at first becomes finite for good."""
     loss = series(evidence, "loss")
     finite = np.isfinite(loss.values)
     first = int(np.argmax(finite)) if finite.size else 0
     if first == 0 or not finite[first:].all() or not np.isnan(loss.values[:first]).all():
-        return ""
-    began = int(loss.steps[first])
-    return (
-        f"has no loss before step {began}, as in the log of a resumed run with NaN for steps that "
-        f"it did not make: --from {began} compares from there"
-    )
+        return None
+    return LateStart(int(loss.steps[first]))
 
 
 def other_steps(evidence: Evidence, control: Evidence) -> Flaw | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -34,10 +33,6 @@ from converge_harness.model import (
 )
 
 PROBED = 'both runs with the probe, [trainer] kind = "command": docs/any-trainer.md'
-CUT = re.compile(r"--from \d+")
-"""How a check's detail names the step from which on two curves have the same steps."""
-_SEEDS_SETTLE = re.compile(r"about [\d,]+ further seed")
-"""How a check's detail says that more seeds would answer it."""
 
 _FILE_OF = {
     RunStatus.REFUSED: "job.sh",
@@ -296,8 +291,8 @@ def _next_of_curves(compared: RunComparison, judgement: Judgement, checks: Seque
         return f"converge run EXPERIMENT.toml  # {PROBED}"
     if judgement is Judgement.INCONCLUSIVE and open_curves(compared.envelopes):
         return same + "".join(f" --repeat RUN_{number}" for number in range(1, REPEATS + 1))
-    cut = next((found for check in checks if (found := CUT.search(check.detail))), None)
-    return f"{same} {cut[0]}" if cut and judgement is Judgement.INVALID else ""
+    step = next((each.compare_from for each in checks if each.compare_from is not None), None)
+    return f"{same} --from {step}" if step is not None and judgement is Judgement.INVALID else ""
 
 
 def _same_comparison(compared: RunComparison) -> str:
@@ -312,8 +307,8 @@ def _next_of_seeds(
     compared: RunComparison, judgement: Judgement, checks: Sequence[Check], ask: Ask
 ) -> str:
     """The same comparison with placeholders for more seeds, where some number would settle it."""
-    settled = any(_SEEDS_SETTLE.search(check.detail) for check in checks)
-    if judgement is not Judgement.INCONCLUSIVE or not settled:
+    would_settle = any(check.further_seeds is not None for check in checks)
+    if judgement is not Judgement.INCONCLUSIVE or not would_settle:
         return ""
     runs = compared.seeds or SeedRuns((compared.control,), (compared.test,))
     sides = (("--control", runs.control, "CONTROL"), ("--test", runs.test, "TEST"))

@@ -156,6 +156,7 @@ def judge_matrix(
     ``evidences`` are by job name, ``calibrations`` by the name of the control.
     """
     # Imported here: `converge plan` draws nothing and does not need plots.
+    from converge_harness.judge import curve_differences  # noqa: PLC0415
     from converge_harness.report import build_view  # noqa: PLC0415
 
     verdicts = []
@@ -176,6 +177,11 @@ def judge_matrix(
         records=records,
         versions=versions,
         comparisons=comparisons,
+        repeats={
+            job.name: curve_differences(evidences[job.name], evidences[job.spec.name])
+            for job in plan.jobs
+            if job.role is Role.REPEAT
+        },
         calibrations=calibrations,
         entropy_floor=entropy_floor,
         generated=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

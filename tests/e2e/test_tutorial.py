@@ -90,8 +90,8 @@ def test_the_commands_of_the_page_do_what_it_says(tmp_path):
         "train_broken": 0,
         "broken": 1,
     }, said
-    assert "at most loss and grad norm were compared" in said["curves"][1]
-    assert "at most loss" not in said["probed"][1]
+    assert "so only the loss and grad norm of" in said["curves"][1]
+    assert "so only the loss" not in said["probed"][1]
     why = "gradients are scaled by 2, which equals gradient accumulation steps (2)"
     assert why in said["broken"][1]
     assert why in PAGE

@@ -37,11 +37,12 @@ def test_judging_returns_what_it_compared():
 
 def test_a_difference_has_the_sign_of_the_test_set():
     test = with_signals(run("t"), loss=lambda step, value: value * (1.1 if step > 3 else 0.9))
-    found = compare_runs(test, CONTROL).difference("loss")
+    found = compare_runs(test, CONTROL).curves["loss"]
     assert found.steps.tolist() == list(range(1, STEPS + 1))
     assert (np.sign(found.difference) == np.where(found.steps > 3, 1, -1)).all()
     np.testing.assert_allclose(found.ratio, np.where(found.steps > 3, 1.1, 0.9))
-    assert not compare_runs(test, CONTROL).difference("unheard of").steps.size
+    alone = with_signals(test, grad_norm=None)
+    assert not compare_runs(alone, CONTROL).curves["grad_norm"].steps.size
 
 
 def test_limits_of_a_run_out_of_order_are_drawn_and_judge_nothing():

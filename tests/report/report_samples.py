@@ -10,7 +10,7 @@ from typing import Any
 
 from tensor_samples import NAMES, replicas, tensor_samples
 
-from converge_harness.judge import calibrate, compare_runs
+from converge_harness.judge import calibrate, compare_runs, curve_differences
 from converge_harness.judge.checks.tensors import (
     gradients_first_steps,
     replicas_agree,
@@ -313,7 +313,18 @@ def build_view(
         for each in verdicts
         if each.name in read and each.control in read
     }
+    made = [
+        (each.name, each.spec.name)
+        for each in (subject.jobs if isinstance(subject, Plan) else ())
+        if each.role is Role.REPEAT
+    ]
+    taught = [(name, control) for control, each in learnt.items() for name in each.repeats]
     return build_view_of(
+        repeats={
+            name: curve_differences(read[name], read[control])
+            for name, control in (*made, *taught)
+            if name in read and control in read
+        },
         verdicts=verdicts,
         evidences=read.values(),
         subject=subject,

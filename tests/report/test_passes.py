@@ -10,6 +10,7 @@ from markdown_it import MarkdownIt
 from pass_samples import SPECS, STARTED, battered, killed, resized, resumed_view
 from report_samples import HOSTILE, build_view, evidence, job, sample_view, spec
 
+from converge_harness.judge import compare_runs
 from converge_harness.model import (
     Check,
     Fault,
@@ -69,6 +70,18 @@ def test_what_a_later_pass_trained_again_is_kept_beside_the_curve():
     merged = killed().signals["loss"].values[4:6]
     assert first.superseded["loss"].values == pytest.approx(merged * 1.002)
     assert second.superseded == {}
+
+
+def test_what_a_later_pass_trained_again_is_drawn_beside_the_control_as_the_judge_compared_it():
+    control = evidence("c", 20)
+    compared = compare_runs(killed(), control)
+    first, second = passes_view(killed(), KILLED, compared.superseded_curves).passes
+    left, theirs = first.superseded["loss"].values, control.signals["loss"].values[4:6]
+    apart = first.superseded_against["loss"]
+    assert tuple(apart.difference.steps) == (5, 6)
+    assert apart.difference.values == pytest.approx((left - theirs) / np.minimum(left, theirs))
+    assert apart.ratio.values == pytest.approx(left / theirs)
+    assert second.superseded_against == {}
 
 
 def test_recovery_is_from_the_fault_to_the_first_step_after_the_one_it_struck():

@@ -59,7 +59,7 @@ def test_a_set_without_a_signal_does_not_hide_what_the_others_were_compared_by()
     runs = [replace(evidence(name, 20), signals=signals) for name in ("one", "two", "three")]
     runs[2] = replace(runs[2], signals={})
     (note,) = (note for note in view_of(runs, probed=False).notes if note.startswith("Curves"))
-    assert "of 3 runs at most loss was compared" in note
+    assert "only the loss of 3 runs was compared" in note
 
 
 def test_a_probe_that_saw_less_is_told():

@@ -8,34 +8,11 @@ from converge_harness.model import Evidence
 from converge_harness.report.renderers.downsample import corners, downsample
 from converge_harness.report.renderers.figures import figure
 from converge_harness.report.renderers.scales import SignedLog, ratio_needs_log, ratio_range
-from converge_harness.report.view.curves import (
-    Curve,
-    difference,
-    largest,
-    loss_only_gate,
-    ratio,
-    signal_curve,
-)
+from converge_harness.report.view.curves import Curve, signal_curve
 
 
 def curve(*values, first=1):
     return Curve(tuple(range(first, first + len(values))), values)
-
-
-def test_differences_use_the_common_steps_only():
-    apart = difference(curve(2.0, 3.0), curve(9.0, 2.0, 3.3, first=0))
-    assert tuple(apart.steps) == (1, 2)
-    assert tuple(apart.values) == (0.0, pytest.approx(-0.1))
-
-
-def test_a_value_that_is_not_finite_never_agrees():
-    apart = difference(curve(math.nan, math.inf, 1.0), curve(math.nan, 1.0, 1.0))
-    assert tuple(apart.values) == (math.inf, math.inf, 0.0)
-
-
-def test_ratio_to_a_control_of_zero_is_not_finite():
-    assert not math.isfinite(ratio(curve(1.0), curve(0.0)).values[0])
-    assert ratio(curve(1.0), curve(2.0)) == curve(0.5)
 
 
 def test_missing_values_become_gaps_and_a_missing_signal_an_empty_curve():
@@ -46,17 +23,6 @@ def test_missing_values_become_gaps_and_a_missing_signal_an_empty_curve():
     assert all(map(math.isnan, loss.values[1:]))
     assert not signal_curve(evidence, "lr")
     assert not signal_curve(evidence, "grad_norm")
-
-
-@pytest.mark.parametrize(
-    ("values", "passes"), [((0.0, 0.009), True), ((0.0, 0.02), False), ((math.inf,), False)]
-)
-def test_the_loss_only_gate_allows_one_percent(values, passes):
-    assert loss_only_gate(curve(*values)).passes is passes
-
-
-def test_no_common_step_no_gate():
-    assert loss_only_gate(Curve()) is None
 
 
 @given(
@@ -99,12 +65,6 @@ def test_a_signed_log_axis_has_zero_in_its_middle_and_both_signs_apart():
 def test_ticks_thin_out_over_a_long_range():
     assert len(SignedLog.over([curve(1e-30, 1e3)]).ticks) <= 13
     assert SignedLog.over([Curve(), curve(0.0)]).ticks[0.0] == "0"
-
-
-def test_a_difference_tells_above_from_below():
-    apart = difference(curve(1.0, 2.0, 2.0, math.nan), curve(2.0, 1.0, 2.0, 1.0))
-    assert apart.values.tolist() == [-1.0, 1.0, 0.0, math.inf]
-    assert largest(curve(-2.0, 1.0)) == 2.0
 
 
 @pytest.mark.parametrize(

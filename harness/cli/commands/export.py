@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from converge_harness.export import ExportedRun
     from converge_harness.matrix.judge import Judged
     from converge_harness.model import Evidence, Job, Plan
-    from converge_harness.report.view.report_view import Comparison
+    from converge_harness.report.view.curves import Comparison
 
 HELP = "write a finished matrix for TensorBoard or Weights & Biases"
 DESCRIPTION = """\

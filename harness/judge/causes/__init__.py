@@ -76,7 +76,7 @@ SIGNATURES: frozenset[Signature] = frozenset(
 )
 
 ORDERED: Mapping[ComparisonKind, tuple[Signature, ...]] = {
-    pair: in_order(each for each in SIGNATURES if pair in each.asked_of) for pair in ComparisonKind
+    kind: in_order(each for each in SIGNATURES if kind in each.asked_of) for kind in ComparisonKind
 }
 """The signatures for each kind of comparison, most certain first: later ones only see what earlier
 ones did not recognise."""
@@ -95,7 +95,7 @@ def likely_cause(compared: RunComparison, checks: Sequence[Check]) -> Cause:
         context.detail(name)
         for name in _DOUBTS
         if context.outcome(name) is Outcome.INVALID
-        and context.detail(name) not in sentence
+        and name not in cause.quoted
         and not follows_from_resume(context, name)
     ]
     sentence += f"; note that {doubts[0]}" if doubts else ""

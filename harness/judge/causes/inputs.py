@@ -111,9 +111,10 @@ def other_input(context: Context) -> Cause | None:
             lost = counted_otherwise(context) if name == "same-lr" and again else None
             if lost is not None and lost.kind is CauseClass.STATE:
                 # The optimizer has the rate as well, so both have started over.
-                return lost._replace(sentence=f"{lost.sentence}; {context.detail(name)}{again}")
+                sentence = f"{lost.sentence}; {context.detail(name)}{again}"
+                return lost._replace(sentence=sentence, quoted=(name,))
             sentence = f"{text}: {context.detail(name)}, so the curves cannot agree{again}"
-            return Cause(sentence, kind, look_at)
+            return Cause(sentence, kind, look_at, (name,))
     return None
 
 

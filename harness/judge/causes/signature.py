@@ -34,6 +34,8 @@ class Cause(NamedTuple):
     """None unless the judgement is FAIL."""
     look_at: str = ""
     """What an engineer would look at first; empty when unknown."""
+    quoted: tuple[str, ...] = ()
+    """Names of INVALID checks that the sentence already quotes, so nothing adds them as a note."""
 
 
 class Basis(IntEnum):
@@ -136,8 +138,8 @@ def signature(
 def in_order(signatures: Iterable[Signature]) -> tuple[Signature, ...]:
     """The signatures in the order of this module's rules, whatever order they are given in.
 
-    Names in ``overrides`` that are not among them are ignored. Raises ValueError for two of one
-    basis and stage of which neither overrides the other, and for overrides in a circle.
+    Names in ``overrides`` that are not among them are ignored. Raises ValueError if two have the
+    same basis and stage and neither overrides the other, and for overrides in a circle.
     """
     waiting = {each.name: each for each in signatures}
     found: list[Signature] = []

@@ -1,4 +1,4 @@
-"""The questions that a verdict is made of: a module for each tier.
+"""The questions that a verdict is made of: a module for each subject, a tier for each question.
 
 - ``integrity`` and ``comparability``: tier 0, whether the evidence is whole, and whether the two
   runs are the comparison that was meant (same data, and in force what is named)

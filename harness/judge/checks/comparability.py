@@ -28,7 +28,7 @@ from converge_harness.judge.compare.curves import (
 from converge_harness.judge.compare.floors import SAME_LR
 from converge_harness.judge.degrees import spec_of
 from converge_harness.judge.in_force import not_in_force, not_named, undeclared_differences
-from converge_harness.judge.programs import differently_probed
+from converge_harness.judge.probed_runs import differently_probed
 from converge_harness.judge.soundness import (
     disordered,
     other_data,
@@ -271,10 +271,14 @@ def _covered(test: Evidence, control: Evidence) -> CheckResult:
         starts, ends = int(evidence.steps[0]), int(evidence.steps[-1])
         late = first - starts >= _last_gap(coarser.steps[::-1])
         if late or ends - last >= _last_gap(coarser.steps):
+            # One run was resumed, and both go on to the end.
+            resumed = first > starts and last == ends
+            alone = f"; converge compare --from {first} compares these alone" if resumed else ""
             return invalid(
                 f"only steps {first} to {last} are in both; {evidence.name} has {starts} to {ends}"
-                f"{_cut(evidence, first, last)}",
+                f"{alone}",
                 None if late else last,
+                compare_from=first if resumed else None,
             )
     return CheckResult(
         Outcome.PASS,
@@ -284,12 +288,6 @@ def _covered(test: Evidence, control: Evidence) -> CheckResult:
         unit="of the steps",
         steps=(first, last),
     )
-
-
-def _cut(evidence: Evidence, first: int, last: int) -> str:
-    """How to compare only what both have, where one run was resumed and both go on to the end."""
-    resumed = first > int(evidence.steps[0]) and last == int(evidence.steps[-1])
-    return f"; converge compare --from {first} compares these alone" if resumed else ""
 
 
 def _last_gap(steps: Integers) -> int:

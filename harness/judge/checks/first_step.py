@@ -22,7 +22,7 @@ from converge_harness.judge.checks.question import (
 from converge_harness.judge.compare.curves import common_steps, series
 from converge_harness.judge.compare.envelopes import Envelope
 from converge_harness.judge.compare.reported import agreement, other_objective
-from converge_harness.judge.programs import probing
+from converge_harness.judge.probed_runs import probing
 from converge_harness.model import Evidence, Limit, Outcome, SetSpec, Tier
 
 Envelopes = Mapping[str, Envelope]

@@ -30,7 +30,7 @@ from converge_harness.judge.compare.envelopes import curves_alone
 from converge_harness.judge.compare.reported import agreement, other_objective
 from converge_harness.judge.compare.sketches import sizes_of
 from converge_harness.judge.compare.tensors import Comparisons
-from converge_harness.judge.programs import probing, required
+from converge_harness.judge.probed_runs import probing, required
 from converge_harness.judge.resume.passes import INTERRUPTED, newest_whole
 from converge_harness.judge.soundness import (
     Flaw,
@@ -76,8 +76,12 @@ def control_sound(test: Evidence, control: Evidence, control_spec: SetSpec | Non
         or _misreports(control, _REPORTED[1:] if other_objective(test, control) else _REPORTED)
     )
     if flaw:
-        later = began_later(control) if curves_alone(test, control) else ""
-        return invalid(f"the control {control.name} {later or flaw.what}", flaw.step)
+        later = began_later(control) if curves_alone(test, control) else None
+        return invalid(
+            f"the control {control.name} {later.text if later else flaw.what}",
+            flaw.step,
+            compare_from=later.step if later else None,
+        )
     if control.replay_conflicts:
         conflict = control.replay_conflicts[0]
         return invalid(f"the control {control.name} replayed steps with other values: {conflict}")
@@ -233,7 +237,7 @@ def something_trained(
             f"({control.source}): nothing is compared; give the curve of another run"
         )
     if curves_alone(test, control) and (later := began_later(test)):
-        return invalid(f"{test.name} {later}")
+        return invalid(f"{test.name} {later.text}", compare_from=later.step)
     loss = pair(test, control, "loss")
     longest = max(series(each, "loss").steps.size for each in (test, control))
     if spec is None and 0 < longest < FEWEST_POINTS:

@@ -33,8 +33,6 @@ from converge_harness.model import Deviation, Evidence, Limit, Outcome, Precisio
 
 NAMED = 3
 MOST_DEVIATIONS = 20
-MEASURED_FROM = "measured from"
-"""How the detail of `reference-sound` begins where there is a reference."""
 _ALONG = "how much of the rounding is parallel to gradients"
 _NONE = "not measured from a reference in float32"
 
@@ -67,7 +65,7 @@ def reference_sound(
         return invalid(f"{test.name} has other parameters than {measure.reference.name}")
     batches = f"{errors.batches} frozen steps" if errors.frozen else "the first step alone"
     measured = (
-        f"{MEASURED_FROM} {measure.reference.name} in float32, over {batches}; those of "
+        f"measured from {measure.reference.name} in float32, over {batches}; those of "
         f"{measure.matched.name} are their measure: {errors.error:.2g} of the median gradient"
     )
     if errors.drawing is not None:

@@ -26,6 +26,8 @@ class CheckResult:
     steps: tuple[int, int] | None = None
     onset: int | None = None
     deviations: tuple[Deviation, ...] = ()
+    compare_from: int | None = None
+    further_seeds: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class Question:
             onset=finding.onset,
             detail=finding.detail,
             deviations=finding.deviations,
+            compare_from=finding.compare_from,
+            further_seeds=finding.further_seeds,
         )
 
 
@@ -79,8 +83,10 @@ def passed(detail: str = "") -> CheckResult:
     return CheckResult(Outcome.PASS, detail)
 
 
-def invalid(detail: str, onset: int | None = None) -> CheckResult:
-    return CheckResult(Outcome.INVALID, detail, onset=onset)
+def invalid(
+    detail: str, onset: int | None = None, *, compare_from: int | None = None
+) -> CheckResult:
+    return CheckResult(Outcome.INVALID, detail, onset=onset, compare_from=compare_from)
 
 
 def skipped(detail: str) -> CheckResult:

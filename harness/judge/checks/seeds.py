@@ -339,6 +339,7 @@ def _of_level(
         limit=limit,
         unit="relative",
         steps=steps,
+        further_seeds=found.further_seeds,
     ), read
 
 
@@ -382,6 +383,7 @@ def _worse_at_end(level: CheckResult, read: _Losses, limit: Limit) -> CheckResul
         "above the margin by more than seeds differ by",
         measured=found.difference,
         steps=(first, last),
+        further_seeds=None,
     )
 
 
@@ -499,7 +501,8 @@ def target_no_later(
             limit=limit,
             unit="relative",
         )
-    if (test.never or test.left) and outcome is not Outcome.FAIL:
+    short = _never(test, target)
+    if short and outcome is not Outcome.FAIL:
         # Its number of steps is only known to be larger: it can only raise the mean.
         outcome = Outcome.INCONCLUSIVE
     return CheckResult(
@@ -508,12 +511,13 @@ def target_no_later(
         f"and {groups[1].mean:,.4g} in the control's {len(seeds.control)}: "
         f"{found.difference:+.2g} ± {found.half_width:.1g}"
         + (
-            _never(test, target)
+            short
             or ("" if found.outcome is not Answer.INCONCLUSIVE else _target_outlook(found, margin))
         ),
         measured=max(found.bound, 0.0),
         limit=limit,
         unit="relative",
+        further_seeds=None if short else found.further_seeds,
     )
 
 

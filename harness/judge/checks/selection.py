@@ -162,22 +162,24 @@ def asked(
         rest = (*kept, precision.drawn_alike)
     names = {question.name for question in (*first, *rest)}
     stepwise_too = NEEDED if names.issuperset(NEEDED) else ()
-    over = seed_checks.loss_no_worse if ask is Ask.NO_WORSE else seed_checks.loss_same_over_seeds
-    over = seed_checks.target_no_later if target else over
-    # The same question, asked over seeds instead of steps.
-    over_asks = ask is Ask.SAME and seeds
+    seeds_question = (
+        seed_checks.loss_no_worse if ask is Ask.NO_WORSE else seed_checks.loss_same_over_seeds
+    )
+    seeds_question = seed_checks.target_no_later if target else seeds_question
+    # The question of the mean loss, asked over seeds instead of steps.
+    by_seeds = ask is Ask.SAME and seeds
     return Asked(
         first,
         rest,
         (
             *stepwise_too,
-            *([over.name] if over.name in names else ()),
+            *([seeds_question.name] if seeds_question.name in names else ()),
             *([precision.gradient_errors.name] if draws else ()),
         ),
         tuple(
             question.name
             for question in ordinary
-            if question.name not in names and not (question in equivalence.CHECKS and over_asks)
+            if question.name not in names and not (question in equivalence.CHECKS and by_seeds)
         ),
     )
 
@@ -185,8 +187,11 @@ def asked(
 def _questions(
     ask: Ask, ordinary: Sequence[Question], *, seeds: bool, same_seed: bool
 ) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
-    over = (seed_checks.seeds_comparable, seed_checks.same_token_budget) if seeds else ()
-    answer = (
+    """Those that are asked first, and the rest."""
+    sound, budget = (
+        ((seed_checks.seeds_comparable,), (seed_checks.same_token_budget,)) if seeds else ((), ())
+    )
+    of_losses = (
         (seed_checks.loss_no_worse,)
         if ask is Ask.NO_WORSE
         else (seed_checks.loss_same_over_seeds, seed_checks.trajectory_same_over_seeds)
@@ -196,17 +201,17 @@ def _questions(
     if ask is Ask.SAME and same_seed:
         own = (integrity.test_set_trained,) if seeds else ()
         rest = tuple(question for question in ordinary if question not in FIRST)
-        return (*FIRST, *over[:1]), (*rest, *own, *over[1:], *answer)
+        return (*FIRST, *sound), (*rest, *own, *budget, *of_losses)
     first = (
         integrity.control_sound,
         integrity.something_trained,
         comparability.control_in_force,
         comparability.same_means,
-        *over[:1],
+        *sound,
     )
     rates = (comparability.same_lr,) if ask is Ask.SAME else ()
     pair = _OF_A_PAIR if same_seed else ()
-    return first, (*_OF_ONE_RUN, *rates, *pair, *over[1:], *answer)
+    return first, (*_OF_ONE_RUN, *rates, *pair, *budget, *of_losses)
 
 
 def answer(question: Question, compared: RunComparison) -> Check:

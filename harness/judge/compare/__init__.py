@@ -2,6 +2,7 @@
 
 - ``curves``: signals as arrays, aligned by step; ``envelopes``: their differences with a limit for
   each step; ``tost`` and ``seeds``: the statistics of means and of several seeds
+- ``loss_only``: what a gate on the loss alone would say, to show beside a verdict
 - ``sketches``: samples aligned by parameter; ``tensors``: gradients and updates with a limit for
   each; ``post_step_state``: clipping, optimizer state, buffers
 - ``activations``: what modules got and returned, in the order of their calls

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from converge_harness.model import Evidence, Flags, Floats, Integers
+from converge_harness.model import JUDGED_SIGNALS, Evidence, Flags, Floats, Integers
 
 
 class SignalSeries(NamedTuple):
@@ -102,6 +102,11 @@ class CurveDifference(NamedTuple):
     ratio: Floats
     """Shape (steps,): test over control; not finite where the control is zero."""
 
+    @property
+    def largest(self) -> float | None:
+        """The largest magnitude of the difference; None without a common step."""
+        return float(np.abs(self.difference).max()) if self.steps.size else None
+
 
 def curve_difference(test: SignalSeries, control: SignalSeries) -> CurveDifference:
     """Compare two curves at their common steps, for drawing; both have increasing steps."""
@@ -110,6 +115,14 @@ def curve_difference(test: SignalSeries, control: SignalSeries) -> CurveDifferen
     size = relative_difference(ours, theirs)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return CurveDifference(steps, np.where(np.less(ours, theirs), -size, size), ours / theirs)
+
+
+def curve_differences(test: Evidence, control: Evidence) -> dict[str, CurveDifference]:
+    """Every judged signal of two runs, for drawing; of no steps where one of them lacks it."""
+    return {
+        signal: curve_difference(whole_series(test, signal), whole_series(control, signal))
+        for signal in JUDGED_SIGNALS
+    }
 
 
 def pair(test: Evidence, control: Evidence, signal: str) -> CurvePair:

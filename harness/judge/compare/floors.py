@@ -201,8 +201,8 @@ STATE_PER_GRADIENT = 8.0
 second moment is a square, and an average of gradients cancels noise but not a lasting
 difference."""
 LEAST_STATE_LIMIT = 1e-3
-"""Lower bound of that limit: moments contain the factor of clipping, whose norm is a float32 sum,
-and its square. Repeats and DDP differ by 1e-6."""
+"""Lower bound of that limit: moments contain the factor by which gradients were clipped (its norm
+is a float32 sum) and its square. Repeats and DDP differ by 1e-6."""
 
 SAME_BUFFER = 1e-6
 """A buffer that never changes in the control: the same table, computed by the same formula."""

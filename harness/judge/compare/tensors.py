@@ -68,10 +68,16 @@ class TensorDifferences(HasLimits):
     """Where repeats of the control differ so much that nothing is judged; None: nowhere."""
 
     @property
+    def is_outside(self) -> Flags:
+        """Whether each tensor is outside its limit; one that is NaN is."""
+        outside: Flags = ~(self.difference <= self.limit)
+        return outside
+
+    @property
     def outside(self) -> Integers:
         """Indices of the tensors outside their limits, the largest excess first."""
         excess = self.excess
-        wrong = np.flatnonzero(~(self.difference <= self.limit))
+        wrong = np.flatnonzero(self.is_outside)
         return wrong[np.argsort(-excess[wrong], kind="stable")]
 
     @property

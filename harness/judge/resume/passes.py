@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from converge_harness.judge.compare.curves import SignalSeries
 from converge_harness.judge.degrees import degrees_of, parallelism_of
 from converge_harness.judge.resume.faults import is_torn, last_whole_step
 from converge_harness.model import Evidence, Pass, SetSpec, StateSample
@@ -65,6 +66,22 @@ class Gap(NamedTuple):
     """Number of the pass, if it started from an unknown place."""
     elsewhere: int = 0
     """Step of the checkpoint that it should have gone on from, if it went on from another step."""
+
+
+def superseded(evidence: Evidence) -> dict[int, dict[str, SignalSeries]]:
+    """By number of a pass and signal, what it left at steps that a later pass trained again."""
+    found = {}
+    later: set[int] = set()
+    for each in reversed(evidence.passes):
+        again = np.isin(each.steps, list(later))
+        if again.any():
+            found[each.number] = {
+                name: SignalSeries(each.steps[again], column.values[again])
+                for name, column in each.signals.items()
+                if len(column) == each.steps.size
+            }
+        later.update(each.steps.tolist())
+    return found
 
 
 def never_interrupted(evidence: Evidence) -> bool:

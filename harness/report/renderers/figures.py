@@ -20,7 +20,7 @@ from converge_harness.report.renderers.marks import Mark, marks
 from converge_harness.report.renderers.palette import style
 from converge_harness.report.renderers.scales import SignedLog, ratio_needs_log, ratio_range
 from converge_harness.report.text import number
-from converge_harness.report.view.curves import Curve, difference, ratio
+from converge_harness.report.view.curves import Comparison, Curve
 from converge_harness.report.view.gradient_map import GradientMap
 from converge_harness.report.view.report_view import (
     SIGNAL_TITLES,
@@ -122,8 +122,7 @@ class Figures:
             curves = [test.comparison(name).difference for name in names]
             limit = test.comparison(signal).limit
             replays = [
-                (number, difference(curve, control.signal(signal)))
-                for number, curve in _superseded(test, signal)
+                (number, found.difference) for number, found in _superseded_against(test, signal)
             ]
             repeats = [each for each in self.view.repeats if each.control == control.name]
             of_repeats = [repeat.comparisons[signal].difference for repeat in repeats]
@@ -151,7 +150,7 @@ class Figures:
                 onset=onset,
             )
         figures[f"{anchor}-ratio"] = self._ratio(
-            (test,), ("grad_norm", "grad_norm_recomputed"), onset=onset, control=control
+            (test,), ("grad_norm", "grad_norm_recomputed"), onset=onset, alone=True
         )
         if test.gradients:
             figures[f"{anchor}-gradients"] = _heat_map(test.gradients)
@@ -170,9 +169,10 @@ class Figures:
         tests: Sequence[TestView],
         signals: Sequence[str],
         onset: int | None = None,
-        control: RunView | None = None,
+        *,
+        alone: bool = False,
     ) -> Figure:
-        """Replays are drawn where a control is given, which is where one set has the figure."""
+        """``alone``: one set has the figure, and its replays are drawn."""
         chosen = [
             (test, signal, test.comparison(signal).ratio)
             for test in _thin_first(tests)
@@ -185,15 +185,14 @@ class Figures:
                 curve,
                 name=SIGNAL_TITLES[signal] if len(signals) > 1 else None,
                 reported=signal == "grad_norm",
-                alone=control is not None,
+                alone=alone,
             )
             for test, signal, curve in chosen
         ]
         curves = [curve for _, _, curve in chosen]
-        if control:
+        if alone:
             replays = [
-                (number, ratio(curve, control.signal(signals[0])))
-                for number, curve in _superseded(tests[0], signals[0])
+                (number, found.ratio) for number, found in _superseded_against(tests[0], signals[0])
             ]
             traces += self._replays(tests[0], f"ratio-{signals[0]}", replays)
             curves += [curve for _, curve in replays]
@@ -362,6 +361,11 @@ def _drawn(figure: Figure) -> bool:
 def _superseded(test: TestView, signal: str) -> list[tuple[int, Curve]]:
     passes = test.resumed.passes if test.resumed else ()
     return [(each.number, each.superseded.get(signal, Curve())) for each in passes]
+
+
+def _superseded_against(test: TestView, signal: str) -> list[tuple[int, Comparison]]:
+    passes = test.resumed.passes if test.resumed else ()
+    return [(each.number, each.superseded_against.get(signal, Comparison())) for each in passes]
 
 
 def _thin_first(tests: Iterable[TestView]) -> list[TestView]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from converge_harness.judge import LossOnlyGate
 from converge_harness.model import Judgement
 from converge_harness.report.text import ABSENT, duration, percent
-from converge_harness.report.view.curves import LossOnlyGate
 from converge_harness.report.view.report_view import ReportView, TestView
 
 HEADER = (

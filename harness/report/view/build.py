@@ -9,13 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from converge_harness.judge import (
-    CurveDifference,
-    RunComparison,
-    curve_difference,
-    series,
-    whole_series,
-)
+from converge_harness.judge import CurveDifference, RunComparison, series
 from converge_harness.model import (
     Calibration,
     Evidence,
@@ -33,13 +27,7 @@ from converge_harness.report.check_subjects import subjects
 from converge_harness.report.sanitize import from_here, plain, plain_error, plain_verdict
 from converge_harness.report.text import anchors
 from converge_harness.report.view.counterfactual import counterfactual
-from converge_harness.report.view.curves import (
-    Curve,
-    difference_of,
-    loss_only_gate,
-    ratio_of,
-    signal_curve,
-)
+from converge_harness.report.view.curves import Comparison, signal_curve
 from converge_harness.report.view.gradient_map import gradient_map
 from converge_harness.report.view.in_force import config_changes, named_and_in_force, techniques_of
 from converge_harness.report.view.module_tree import module_tree
@@ -47,7 +35,6 @@ from converge_harness.report.view.program_notes import program_notes
 from converge_harness.report.view.report_view import (
     SIGNAL_TITLES,
     BesideView,
-    Comparison,
     RepeatView,
     ReportView,
     RunView,
@@ -75,6 +62,7 @@ def build_view(
     records: Iterable[RunRecord] = (),
     versions: Mapping[str, str] | None = None,
     comparisons: Mapping[str, RunComparison] | None = None,
+    repeats: Mapping[str, Mapping[str, CurveDifference]] | None = None,
     without_limits: Collection[str] = (),
     calibrations: Mapping[str, Calibration] | None = None,
     entropy_floor: float | None = None,
@@ -88,7 +76,9 @@ def build_view(
     Only ``verdicts`` are needed; evidence is found by its ``name``, records by a job's identity.
     ``comparisons`` are by name of the test set, as :func:`converge_harness.judge.judge` returns
     them beside the verdicts: without one, a test set is not shown beside its control.
-    ``without_limits`` names the test sets that were not compared step by step.
+    ``repeats`` are by name of the repeat what :func:`converge_harness.judge.curve_differences`
+    finds of it and its control. ``without_limits`` names the test sets that were not compared step
+    by step.
     ``subject`` adds degrees, techniques, notes and waived rules; imported curves have none.
     ``calibrations`` are by name of the control, and those that the verdicts were judged with.
     ``seeds`` are by name of the test set: the runs of several seeds that it was judged over.
@@ -102,13 +92,13 @@ def build_view(
     compared = comparisons or {}
     learnt = calibrations or {}
     source = experiment.path if experiment else None
-    runs = _Runs(jobs, every_evidence, tuple(records), learnt, source, here)
+    runs = _Runs(jobs, every_evidence, tuple(records), learnt, repeats or {}, source, here)
 
     anchor = next((job.name for job in jobs.values() if job.role is Role.ANCHOR), None)
     # A control with an anchor has a verdict itself.
     controls = tuple(dict.fromkeys(v.name if v.control == anchor else v.control for v in verdicts))
     judged_against = (*controls, anchor) if anchor else controls
-    repeats = [job for job in jobs.values() if job.role is Role.REPEAT]
+    repeat_jobs = [job for job in jobs.values() if job.role is Role.REPEAT]
     besides = [
         *(
             (job.name, job.role, job.spec.name if job.role is Role.OTHER_SEED else "")
@@ -117,7 +107,7 @@ def build_view(
         ),
         *((name, Role.OTHER_SEED, of) for name, of in further.items() if name not in jobs),
     ]
-    others = [*(job.name for job in repeats), *(name for name, *_ in besides)]
+    others = [*(job.name for job in repeat_jobs), *(name for name, *_ in besides)]
     fragments = iter(anchors([*judged_against, *(v.name for v in verdicts), *others]))
     control_views = {name: runs.view(name, next(fragments)) for name in judged_against}
     tests = tuple(
@@ -149,7 +139,7 @@ def build_view(
         ),
         repeats=tuple(
             runs.repeat(job, fragment, control_views[job.spec.name])
-            for job, fragment in zip(repeats, fragments, strict=False)
+            for job, fragment in zip(repeat_jobs, fragments, strict=False)
             if job.spec.name in control_views
         ),
         besides=tuple(
@@ -290,6 +280,7 @@ class _Runs:
         evidences: Mapping[str, Evidence],
         records: tuple[RunRecord, ...],
         calibrations: Mapping[str, Calibration],
+        repeats: Mapping[str, Mapping[str, CurveDifference]],
         source: Path | None,
         here: Path | None,
     ) -> None:
@@ -298,7 +289,7 @@ class _Runs:
         self.calibrations = calibrations
         self.source = source
         self.here = here
-        self.repeats: dict[tuple[str, str], Mapping[str, CurveDifference]] = {}
+        self.repeats = repeats
         self.by_identity = {record.identity: record for record in records if record.identity}
         self.by_name = {record.name: record for record in records}
 
@@ -367,7 +358,7 @@ class _Runs:
             run=run,
             verdict=plainly,
             comparisons=comparisons,
-            loss_only=loss_only_gate(comparisons["loss"].difference) if paired else None,
+            loss_only=compared.loss_only if compared and paired else None,
             in_force=named_and_in_force(job.spec if job else None, evidence),
             config=config_changes(evidence, theirs, job, their_job, here=self.here),
             compared=tensors,
@@ -381,7 +372,11 @@ class _Runs:
             would_change=counterfactual(plainly, calibration),
             replicas=replica_view(evidence.replicas) if evidence else None,
             kind=job.spec.kind if job else kind_seen(evidence),
-            resumed=passes_view(evidence, job.spec if job else None),
+            resumed=passes_view(
+                evidence,
+                job.spec if job else None,
+                compared.superseded_curves if compared and paired else {},
+            ),
         )
 
     def calibration_of(self, verdict: Verdict) -> Calibration | None:
@@ -392,30 +387,18 @@ class _Runs:
         kinds = {name: str(job.repeat) for name, job in self.jobs.items() if job.repeat}
         known = self.calibrations.get(control)
         if known:
-            differences = {name: self.of_repeat(name, control) for name in known.repeats}
-            return calibration_view(control, known, differences, kinds)
+            return calibration_view(control, known, self.repeats, kinds)
         evidence = self.evidences.get(control)
         return CalibrationView(plain(control), evidence.precision.value if evidence else "")
 
     def repeat(self, job: Job, anchor: str, control: RunView) -> RepeatView:
-        found = self.of_repeat(job.name, job.spec.name)
+        found = self.repeats.get(job.name, {})
         comparisons = {
-            name: Comparison(difference_of(each), ratio_of(each)) for name, each in found.items()
+            name: Comparison.of(found[name]) if name in found else Comparison()
+            for name in SIGNAL_TITLES
         }
-        empty = {name: Comparison(Curve(), Curve()) for name in SIGNAL_TITLES}
         run = self.view(job.name, anchor)
-        return RepeatView(run=run, control=control.name, comparisons=empty | comparisons)
-
-    def of_repeat(self, name: str, control: str) -> Mapping[str, CurveDifference]:
-        """A repeat's curves beside its control's, compared once; empty without both."""
-        key = name, control
-        repeat, theirs = self.evidences.get(name), self.evidences.get(control)
-        if key not in self.repeats and repeat and theirs:
-            self.repeats[key] = {
-                signal: curve_difference(whole_series(repeat, signal), whole_series(theirs, signal))
-                for signal in SIGNAL_TITLES
-            }
-        return self.repeats.get(key, {})
+        return RepeatView(run=run, control=control.name, comparisons=comparisons)
 
 
 def _command(
@@ -436,14 +419,9 @@ def _command(
 def _comparisons(compared: RunComparison | None, *, limited: bool) -> dict[str, Comparison]:
     """Every signal of a judged pair, with the limits that it was judged by."""
     if compared is None:
-        return {name: Comparison(Curve(), Curve()) for name in SIGNAL_TITLES}
+        return {name: Comparison() for name in SIGNAL_TITLES}
     limits = compared.limits if limited else {}
-    result = {}
-    for name in SIGNAL_TITLES:
-        found = compared.difference(name)
-        limit = Curve(found.steps, limits[name]) if name in limits else Curve()
-        result[name] = Comparison(difference_of(found), ratio_of(found), limit)
-    return result
+    return {name: Comparison.of(compared.curves[name], limits.get(name)) for name in SIGNAL_TITLES}
 
 
 def _tokens_per_step(job: Job, evidence: Evidence | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Curves for drawing: differences and ratios to a control, aligned as the judge does it."""
+"""Curves for drawing: the signals of a run, and what the judge compared of two."""
 
 from __future__ import annotations
 
@@ -6,14 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from converge_harness.judge import CurveDifference, SignalSeries, curve_difference, whole_series
+from converge_harness.judge import CurveDifference, SignalSeries, whole_series
 from converge_harness.model import Evidence, Floats, Integers
-
-LOSS_ONLY_LIMIT = 0.01
-"""Largest relative loss difference of the loss-only gate that reports show for comparison.
-
-Gates in use compare only the loss and allow between 1% and 5%; this is the strictest of them.
-"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,58 +44,30 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class LossOnlyGate:
-    """What a gate on the loss alone would have said, for comparison."""
+class Comparison:
+    """One signal of a run against its control."""
 
-    measured: float
-    """Largest relative loss difference over the common steps; infinite when one is not finite."""
-    limit: float = LOSS_ONLY_LIMIT
+    difference: Curve = field(default_factory=Curve)
+    """Relative difference, positive where the run is above its control."""
+    ratio: Curve = field(default_factory=Curve)
+    limit: Curve = field(default_factory=Curve)
+    """Largest allowed relative difference per step; empty where none is known."""
 
-    @property
-    def passes(self) -> bool:
-        return self.measured <= self.limit
+    @classmethod
+    def of(cls, found: CurveDifference, limit: Floats | None = None) -> Comparison:
+        """What the judge found; ``limit`` has the shape of ``found.steps``."""
+        return cls(
+            Curve(found.steps, found.difference),
+            Curve(found.steps, found.ratio),
+            Curve() if limit is None else Curve(found.steps, limit),
+        )
+
+
+def curve_of(series: SignalSeries) -> Curve:
+    """The same values, for drawing."""
+    return Curve(series.steps, series.values)
 
 
 def signal_curve(evidence: Evidence, signal: str) -> Curve:
     """A signal as the run left it; empty when the run does not have it at all."""
-    return Curve(*whole_series(evidence, signal))
-
-
-def difference(test: Curve, control: Curve) -> Curve:
-    """Relative difference at the common steps, as judging defines it: infinite when not finite.
-
-    With the sign of ``test - control``; judging uses only its magnitude. For curves that are not of
-    a judged pair: repeats, and steps that a later pass trained again.
-    """
-    return difference_of(compared(test, control))
-
-
-def ratio(test: Curve, control: Curve) -> Curve:
-    """``test / control`` at the common steps; not finite where the control is zero."""
-    return ratio_of(compared(test, control))
-
-
-def compared(test: Curve, control: Curve) -> CurveDifference:
-    """Two curves by the judge's own comparison."""
-    return curve_difference(
-        SignalSeries(test.steps, test.values), SignalSeries(control.steps, control.values)
-    )
-
-
-def difference_of(found: CurveDifference) -> Curve:
-    return Curve(found.steps, found.difference)
-
-
-def ratio_of(found: CurveDifference) -> Curve:
-    return Curve(found.steps, found.ratio)
-
-
-def largest(curve: Curve) -> float | None:
-    """The largest magnitude; None for a curve of no steps."""
-    return float(np.abs(curve.values).max()) if len(curve) else None
-
-
-def loss_only_gate(loss_difference: Curve) -> LossOnlyGate | None:
-    """The comparison gate's answer; None without a common step."""
-    measured = largest(loss_difference)
-    return None if measured is None else LossOnlyGate(measured)
+    return curve_of(whole_series(evidence, signal))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from converge_harness.judge import Comparisons
-from converge_harness.model import Floats, Integers
+from converge_harness.model import Flags, Floats
 from converge_harness.report.sanitize import plain
 from converge_harness.wording import counted
 
@@ -30,13 +30,15 @@ class GradientMap:
     """Shape (rows, steps): infinite where a gradient is missing or not finite."""
     limit: Floats
     """Shape (rows, steps)."""
+    is_outside: Flags
+    """Shape (rows, steps)."""
     parameters: int
     """How many parameters the rows stand for."""
 
     @property
     def outside(self) -> int:
         """How many cells are outside their limits."""
-        return int(np.count_nonzero(~(self.difference <= self.limit)))
+        return int(np.count_nonzero(self.is_outside))
 
     @property
     def summary(self) -> str:
@@ -56,31 +58,27 @@ def gradient_map(every: Comparisons) -> GradientMap | None:
     names = compared[0][1]
     compared = [each for each in compared if each[1] == names]
     order = sorted(range(len(names)), key=lambda index: _place(names[index]))
-    difference = np.stack([found.difference for _, _, found in compared], axis=1)[order]
-    limit = np.stack([found.limit for _, _, found in compared], axis=1)[order]
+    difference, limit, excess, is_outside = (
+        np.stack([getattr(found, what) for _, _, found in compared], axis=1)[order]
+        for what in ("difference", "limit", "excess", "is_outside")
+    )
     ordered = [names[index] for index in order]
     rows = (
         _layers(ordered)
         if len(names) > MOST_ROWS
         else {name: [i] for i, name in enumerate(ordered)}
     )
-    chosen = np.stack([_furthest(difference[at], limit[at], at) for at in rows.values()])
+    # In every row and column, the parameter furthest beyond its limit, or nearest to it.
+    chosen = np.stack([np.array(at)[np.argmax(excess[at], axis=0)] for at in rows.values()])
     columns = np.arange(len(compared))
     return GradientMap(
         names=tuple(plain(name) for name in rows),
         steps=tuple(step for step, _, _ in compared),
         difference=difference[chosen, columns],
         limit=limit[chosen, columns],
+        is_outside=is_outside[chosen, columns],
         parameters=len(names),
     )
-
-
-def _furthest(difference: Floats, limit: Floats, rows: Sequence[int]) -> Integers:
-    """Row of the parameter furthest beyond its limit (or nearest to it), per step."""
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        excess = np.nan_to_num(difference / limit, nan=0.0, posinf=np.inf)
-    found: Integers = np.array(rows)[np.argmax(excess, axis=0)]
-    return found
 
 
 def _layers(names: Sequence[str]) -> dict[str, list[int]]:

@@ -67,9 +67,9 @@ def _of_curves(runs: int, compared: Sequence[RunComparison]) -> str:
             f"one before: a difference at a single step is divided by {rarest}."
         )
     return (
-        f"Curves only: the program is not probed, so of {counted(runs, 'run')} at most {signals} "
-        f"{'were' if len(seen) > 1 else 'was'} compared, by the tiers first step, envelope "
-        "and equivalence. Gradients, weights, optimizer state, replicas, samples and what "
+        f"Curves only: the program is not probed, so only the {signals} of {counted(runs, 'run')} "
+        f"{'were' if len(seen) > 1 else 'was'} compared (tiers first step, envelope and "
+        "equivalence). Gradients, weights, optimizer state, replicas, samples and what "
         "was in force were not: that both trained on the same data is assumed (trainer.probe)."
         f"{between}"
     )

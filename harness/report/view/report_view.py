@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from converge_harness.judge import INTERRUPTED, Comparisons
+from converge_harness.judge import INTERRUPTED, Comparisons, LossOnlyGate
 from converge_harness.model import (
     Ask,
     Check,
@@ -22,7 +22,7 @@ from converge_harness.model import (
     Verdict,
 )
 from converge_harness.report.view.against import Against
-from converge_harness.report.view.curves import Curve, LossOnlyGate
+from converge_harness.report.view.curves import Comparison, Curve
 from converge_harness.report.view.gradient_map import GradientMap
 from converge_harness.report.view.module_tree import ModuleTree
 from converge_harness.report.view.resumed_run import PassesView
@@ -119,17 +119,6 @@ class RunView:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """One signal of a run against its control."""
-
-    difference: Curve
-    """Relative difference, positive where the run is above its control."""
-    ratio: Curve
-    limit: Curve = field(default_factory=Curve)
-    """Largest allowed relative difference per step; empty where none is known."""
-
-
-@dataclass(frozen=True, slots=True)
 class TestView:
     """A test set: its run, its verdict, and how it compares with its control."""
 
@@ -176,7 +165,7 @@ class TestView:
 
     def comparison(self, signal: str) -> Comparison:
         """The comparison of a signal, empty when a side lacks it."""
-        return self.comparisons.get(signal, Comparison(Curve(), Curve()))
+        return self.comparisons.get(signal, Comparison())
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,12 @@ import numpy as np
 
 from converge_harness.judge import (
     INTERRUPTED,
+    CurveDifference,
     never_interrupted,
     parallelism_of,
     pass_of,
     steps_after,
+    superseded,
 )
 from converge_harness.model import (
     RESHARD,
@@ -36,7 +38,7 @@ from converge_harness.model import (
 )
 from converge_harness.report.sanitize import plain
 from converge_harness.report.text import ABSENT, duration, step_range
-from converge_harness.report.view.curves import Curve
+from converge_harness.report.view.curves import Comparison, Curve, curve_of
 from converge_harness.wording import counted
 
 PASS_TITLES = (
@@ -79,6 +81,8 @@ class PassView:
     """How many of its steps an earlier pass had trained before."""
     superseded: Mapping[str, Curve] = field(default_factory=dict)
     """Signal to its values at steps that a later pass trained again."""
+    superseded_against: Mapping[str, Comparison] = field(default_factory=dict)
+    """The same beside the control's, of the judged signals."""
 
     @property
     def started_from(self) -> str:
@@ -158,11 +162,19 @@ def joined(parts: Iterable[str]) -> str:
     return " -> ".join(kept)
 
 
-def passes_view(evidence: Evidence | None, spec: SetSpec | None) -> PassesView | None:
-    """The passes of a run, in order; None when it was made in one."""
+def passes_view(
+    evidence: Evidence | None,
+    spec: SetSpec | None,
+    against: Mapping[int, Mapping[str, CurveDifference]] | None = None,
+) -> PassesView | None:
+    """The passes of a run, in order; None when it was made in one.
+
+    ``against`` is ``RunComparison.superseded_curves``.
+    """
     if evidence is None or not evidence.passes or never_interrupted(evidence):
         return None
     recoveries = {struck.index: recovery(struck, evidence) for struck in evidence.struck}
+    left = superseded(evidence)
     views = []
     for index, each in enumerate(evidence.passes):
         earlier = _steps(evidence.passes[:index])
@@ -178,7 +190,13 @@ def passes_view(evidence: Evidence | None, spec: SetSpec | None) -> PassesView |
                 wall_s=_wall(each),
                 recovery_s=max(seconds, default=None),
                 replayed=int(np.isin(each.steps, earlier).sum()),
-                superseded=_superseded(each, _steps(evidence.passes[index + 1 :])),
+                superseded={
+                    name: curve_of(series) for name, series in left.get(each.number, {}).items()
+                },
+                superseded_against={
+                    name: Comparison.of(found)
+                    for name, found in (against or {}).get(each.number, {}).items()
+                },
             )
         )
     return PassesView(tuple(views), faults_view(evidence, spec, recoveries), evidence.interrupted)
@@ -229,17 +247,6 @@ def _wall(each: Pass) -> float | None:
 
 def _steps(passes: Iterable[Pass]) -> list[int]:
     return [step for each in passes for step in each.steps.tolist()]
-
-
-def _superseded(each: Pass, later: list[int]) -> dict[str, Curve]:
-    again = np.isin(each.steps, later)
-    if not again.any():
-        return {}
-    return {
-        name: Curve(each.steps[again], column.values[again])
-        for name, column in each.signals.items()
-        if len(column) == each.steps.size
-    }
 
 
 def pass_cells(each: PassView) -> tuple[str, ...]:

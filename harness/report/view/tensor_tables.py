@@ -118,7 +118,7 @@ def first_step_tensors(compared: Comparisons) -> TensorTable | None:
     if found is None:
         return None
     kinds = [kind for kind in (found.gradients, found.updates) if kind]
-    outside = np.any([~(kind.difference <= kind.limit) for kind in kinds], axis=0)
+    outside = np.any([kind.is_outside for kind in kinds], axis=0)
     order = np.argsort(-np.max([kind.excess for kind in kinds], axis=0), kind="stable")
     return TensorTable(
         step=found.step,

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from converge_harness.judge import (
     JUDGED_SIGNALS,
-    MEASURED_FROM,
-    STEP_ORIGIN,
     CurveDifference,
     LearntLimit,
     RunComparison,
@@ -22,12 +20,10 @@ from converge_harness.model import (
     Outcome,
     Precision,
     SignalScale,
-    Tier,
     Verdict,
 )
 from converge_harness.report.sanitize import plain
 from converge_harness.report.text import ABSENT, number
-from converge_harness.report.view.curves import Curve, difference_of, largest
 from converge_harness.wording import counted
 
 WIDE = 1000
@@ -145,7 +141,11 @@ def notes(
         check.detail
         for verdict in verdicts
         for check in verdict.checks
-        if check.name == "reference-sound" and MEASURED_FROM in check.detail
+        if check.name == "reference-sound"
+        and check.outcome is Outcome.PASS
+        # Two runs in float32 need no reference.
+        and verdict.name in comparisons
+        and comparisons[verdict.name].errors is not None
     ]
     unmeasured: dict[str, str] = {}
     wide: dict[str, tuple[float, str]] = {}
@@ -199,22 +199,21 @@ def notes(
         f"Errors of low precision at the initial weights are {plain(each)}."
         for each in dict.fromkeys(measured)
     )
-    return (*sentences, *_unasked(verdicts), *_miscounted(verdicts, evidences))
+    return (*sentences, *_unasked(verdicts, comparisons), *_miscounted(verdicts, evidences))
 
 
-def _unasked(verdicts: Sequence[Verdict]) -> Iterator[str]:
+def _unasked(
+    verdicts: Sequence[Verdict], comparisons: Mapping[str, RunComparison]
+) -> Iterator[str]:
     """How far single steps are off where a margin of the mean loss decided."""
     for verdict in verdicts:
+        compared = comparisons.get(verdict.name)
+        if compared is None or verdict.judgement is not Judgement.PASS:
+            continue
         off = [
-            f"the {check.name.removesuffix('-envelope').replace('-', ' ')} by up to "
-            f"{number(check.measured)}"
-            for check in verdict.checks
-            if verdict.judgement is Judgement.PASS
-            and check.outcome is Outcome.PASS
-            and check.tier is Tier.ENVELOPE
-            and check.measured is not None
-            and check.limit is not None
-            and check.limit.origin == STEP_ORIGIN
+            f"the {signal.replace('_', ' ')} by up to {number(float(envelope.difference.max()))}"
+            for signal, envelope in compared.envelopes.items()
+            if envelope.open
         ]
         if off:
             yield (
@@ -260,14 +259,12 @@ def _growth(signal: str, scale: SignalScale) -> SignalGrowth:
 
 
 def _distance(name: str, kind: str, found: Mapping[str, CurveDifference]) -> RepeatDistance:
-    by_signal = {
-        signal: difference_of(found[signal]) for signal in JUDGED_SIGNALS if signal in found
-    }
-    known = [value for curve in by_signal.values() if (value := largest(curve)) is not None]
+    largest = {signal: found[signal].largest for signal in JUDGED_SIGNALS if signal in found}
+    known = [value for value in largest.values() if value is not None]
     return RepeatDistance(
         name=plain(name),
         kind=plain(kind),
         identical=not any(known) if known else None,
-        loss=largest(by_signal.get("loss", Curve())),
-        grad_norm=largest(by_signal.get("grad_norm", Curve())),
+        loss=largest.get("loss"),
+        grad_norm=largest.get("grad_norm"),
     )

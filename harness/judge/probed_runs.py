@@ -1,4 +1,4 @@
-"""What differs for runs of a user's own program (``kind = "command"``): pure questions.
+"""What the probe saw of training loops that are not ours: pure questions about runs.
 
 A program without the probe leaves only a curve. One with the probe leaves the evidence that our
 ranks leave, except what only its loop knows: where gradients were taken, whether the probe got its
