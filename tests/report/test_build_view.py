@@ -21,7 +21,8 @@ from report_samples import (
 )
 from tensor_samples import NAMES, tensor_samples
 
-from converge_harness.judge import calibrate
+from converge_harness.judge import calibrate, compare_runs
+from converge_harness.judge.checks.precision import reference_sound
 from converge_harness.model import (
     Calibration,
     Check,
@@ -292,6 +293,20 @@ def test_pairs_of_one_coarse_precision_are_judged_by_their_calibration():
         calibrations={"c": learnt(2, precision=Precision.FLOAT8)},
     )
     assert view.notes == ()
+
+
+@pytest.mark.parametrize(("precision", "said"), [(Precision.BF16, True), (Precision.FP32, False)])
+def test_a_note_says_that_errors_of_low_precision_have_no_reference(precision, said):
+    test, control = (replace(evidence(name, 4), precision=precision) for name in ("a", "c"))
+    check = reference_sound(compare_runs(test, control))
+    view = build_view(
+        title="t",
+        verdicts=[Verdict("a", "c", Judgement.PASS, checks=(check,))],
+        evidences=[test, control],
+    )
+    notes = [note for note in view.notes if "low precision at the initial weights" in note]
+    assert len(notes) == said
+    assert all("are not measured from a reference in float32" in note for note in notes)
 
 
 def test_the_tolerances_say_what_taught_them():

@@ -15,6 +15,7 @@ from converge_harness.judge import (
 )
 from converge_harness.model import (
     Calibration,
+    Check,
     Evidence,
     Judgement,
     Outcome,
@@ -142,10 +143,8 @@ def notes(
         for verdict in verdicts
         for check in verdict.checks
         if check.name == "reference-sound"
-        and check.outcome is Outcome.PASS
-        # Two runs in float32 need no reference.
         and verdict.name in comparisons
-        and comparisons[verdict.name].errors is not None
+        and _says_whether_measured(check, comparisons[verdict.name])
     ]
     unmeasured: dict[str, str] = {}
     wide: dict[str, tuple[float, str]] = {}
@@ -202,6 +201,15 @@ def notes(
     return (*sentences, *_unasked(verdicts, comparisons), *_miscounted(verdicts, evidences))
 
 
+def _says_whether_measured(check: Check, compared: RunComparison) -> bool:
+    """Whether the check of the reference is about errors of low precision: not if all is float32.
+
+    They were measured, or there is no reference to measure them from.
+    """
+    measured = check.outcome is Outcome.PASS and compared.errors is not None
+    return measured or (check.outcome is Outcome.SKIPPED and compared.measure is None)
+
+
 def _unasked(
     verdicts: Sequence[Verdict], comparisons: Mapping[str, RunComparison]
 ) -> Iterator[str]:
@@ -213,7 +221,7 @@ def _unasked(
         off = [
             f"the {signal.replace('_', ' ')} by up to {number(float(envelope.difference.max()))}"
             for signal, envelope in compared.envelopes.items()
-            if envelope.open
+            if envelope.open and envelope.by_margin
         ]
         if off:
             yield (
