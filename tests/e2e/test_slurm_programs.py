@@ -110,6 +110,42 @@ set = {{ bug = "held" }}
 """
 
 
+REQUEUED = f"""
+{CLUSTER}
+checkpoint_every = 4
+[probe]
+cadence = [0, 1, 2, 5, 8]
+[trainer]
+kind = "command"
+command = [
+    "{TRAINERS}/held_trainer.py", "--checkpoints", "{{checkpoint_dir}}", "--steps", "{{steps}}",
+    "--every", "{{checkpoint_every}}", "--stop-at", "{{stop_at}}", "--seed", "{{seed}}",
+    "--global-batch", "{{global_batch_size}}", "--micro-batch", "{{local_batch_size}}",
+]
+environment = {{ HOLD = "{{config.hold}}", MISTAKE = "{{config.mistake}}", RESUME_FROM = "{{resume_from}}" }}
+files = ["{ROOT}/experiments/recoverable/train.py", "{ROOT}/experiments/recoverable/mistakes.py"]
+toolchain = "torchtitan-0.3.0"
+[trainer.checkpoints]
+name = "step-{{step}}.pt"
+[trainer.config]
+mistake = "none"
+hold = "never"
+training = {{ steps = 8, local_batch_size = 4, global_batch_size = 8 }}
+[control]
+name = "ddp2"
+parallelism = {{ dp_replicate = 2 }}
+waive = ["control-is-repeated"]
+[[test]]
+name = "right"
+parallelism = {{ dp_replicate = 2 }}
+set = {{ hold = "6" }}
+[[test]]
+name = "forgetful"
+parallelism = {{ dp_replicate = 2 }}
+set = {{ hold = "6", mistake = "optimizer_not_saved" }}
+"""
+
+
 class Site(NamedTuple):
     """An experiment, and the cluster that it is for."""
 
@@ -248,3 +284,35 @@ def test_a_program_that_leaves_a_curve_needs_nothing_of_converge_on_the_nodes(si
     assert matrix.record("held")["cluster"]["restarts"] == 1
     flag = (matrix.run_folder("two_nodes") / "output" / "flag").read_text()
     assert flag == 'it\'s "none" $HOME'
+
+
+def test_a_requeued_program_goes_on_from_its_own_checkpoint(site):
+    matrix = site(REQUEUED)
+    process = matrix.start("run")
+    for name in ("right", "forgetful"):
+        wait(
+            lambda name=name: (run := matrix.run_folder(name)) and (run / "holding").exists(), name
+        )
+        job = json.loads((matrix.run_folder(name) / "submission.json").read_text())["job_id"]
+        matrix.cluster.ask("scontrol", "requeue", job)
+    code, printed = ended(process)
+    assert code == 1, printed
+    tests = {
+        test["name"]: test
+        for test in json.loads((matrix.folder / "out" / "report.json").read_text())["tests"]
+    }
+    for name, test in tests.items():
+        passes = [(each["steps"], each["loaded_step"], each["ended"]) for each in test["passes"]]
+        assert passes == [([1, 5], 0, "interrupted"), ([5, 8], 4, "ended")], name
+        assert matrix.record(name)["cluster"]["restarts"] == 1
+    found = {check["name"]: check["outcome"] for check in tests["right"]["checks"]}
+    asked = ("passes-continuous", "state-restored", "data-resumed", "replays-agree")
+    assert {name: found[name] for name in asked} == dict.fromkeys(asked, "PASS")
+    assert tests["right"]["verdict"] == "PASS", tests["right"]["cause"]
+    assert tests["forgetful"]["verdict"] == "FAIL"
+    assert (
+        "optimizer state (exp_avg, exp_avg_sq) and the learning rate lost"
+        in tests["forgetful"]["cause"]
+    )
+    log = (matrix.run_folder("right") / "slurm.log").read_text()
+    assert f"goes on from {matrix.run_folder('right')}/checkpoint/step-4.pt" in log

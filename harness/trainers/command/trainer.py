@@ -58,6 +58,7 @@ from converge_harness.trainers.command.settings import (
 from converge_harness.trainers.command.table import (
     CommandTable,
     lacks,
+    lacks_to_continue,
     node_problems,
     not_told,
     read_command,
@@ -93,6 +94,7 @@ def trained_by(command: Command) -> TrainerSpec:
         kinds=frozenset({Kind.PARALLEL, Kind.SPACE_TIME, *resumed}),
         faults=FAULTS if Kind.FAULT in resumed else frozenset(),
         replicas_leave=True,
+        continues=not lacks_to_continue(command)[0],
         under_scheduler=command.launcher is not RankLauncher.MPIRUN,
     )
     return TrainerSpec("command", can, command)
@@ -146,6 +148,10 @@ class CommandTrainer(Trainer):
             return super().why_not(kind, trainer)
         why, hint = lacks(kind, trainer.settings)
         return f"{kind.value!r} {why}", hint
+
+    def why_not_continued(self, trainer: TrainerSpec) -> tuple[str, str]:
+        why, hint = lacks_to_continue(trainer.settings)
+        return f"a run that continues {why}", hint
 
     def why_left_out(self, spec: SetSpec, control: SetSpec, accumulated: int) -> str:
         return not_told(spec, control, accumulated)
