@@ -531,8 +531,9 @@ def _trainer_problems(
         set_at.append(f"cluster.{CHECKPOINT_EVERY}")
     for key in set_at if not trainer.can.continues else ():
         why, hint = builder.trainer.why_not_continued(trainer)
-        hints = filter(None, (hint, "leave it out: an interrupted run starts over"))
-        yield Problem(where(key), f"is set, but {why}", ", or ".join(hints))
+        hint = f"{hint}, or " if hint else ""
+        hint += "leave it out: an interrupted run starts over"
+        yield Problem(where(key), f"is set, but {why}", hint)
     yield from builder.trainer.file_problems(trainer, data, where)
 
 

@@ -122,7 +122,9 @@ command = [
     "--every", "{{checkpoint_every}}", "--stop-at", "{{stop_at}}", "--seed", "{{seed}}",
     "--global-batch", "{{global_batch_size}}", "--micro-batch", "{{local_batch_size}}",
 ]
-environment = {{ HOLD = "{{config.hold}}", MISTAKE = "{{config.mistake}}", RESUME_FROM = "{{resume_from}}" }}
+environment.HOLD = "{{config.hold}}"
+environment.MISTAKE = "{{config.mistake}}"
+environment.RESUME_FROM = "{{resume_from}}"
 files = ["{ROOT}/experiments/recoverable/train.py", "{ROOT}/experiments/recoverable/mistakes.py"]
 toolchain = "torchtitan-0.3.0"
 [trainer.checkpoints]

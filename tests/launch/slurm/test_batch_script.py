@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from batch_jobs import HOSTILE, SEGMENTS, job, program
+from batch_jobs import HOSTILE, SEGMENTS, job, program, requeued_program
 
 from converge_harness.errors import ConfigError
 from converge_harness.launch.slurm.batch_script import batch_script, job_name
@@ -74,19 +74,6 @@ def resized_program():
         checkpoints=CheckpointForm("step-{step}.pt", None),
     )
     return replace(made, spec=replace(made.spec, trainer=trained_by(command)))
-
-
-def requeued_program(launcher=RankLauncher.TORCHRUN):
-    """One that goes on from its own checkpoints when Slurm has requeued it."""
-    made = program(launcher, steps=30)
-    command = replace(
-        made.spec.trainer.settings,
-        argv=("train.py", "--from={resume_from}", "--every={checkpoint_every}", "{checkpoint_dir}"),
-        environment={"FROM": "{resume_from}"},
-        checkpoints=CheckpointForm("step-{step}.pt", None),
-    )
-    recovery = Recovery((), checkpoint_every=4, restarts=RestartOwner.CLUSTER, max_restarts=0)
-    return replace(made, spec=replace(made.spec, trainer=trained_by(command), recovery=recovery))
 
 
 OF_PROGRAMS = Cluster(
