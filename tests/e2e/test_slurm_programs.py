@@ -1,7 +1,8 @@
 """Programs of a user's own on a real Slurm of two nodes, through the real command line.
 
-By torchrun, by srun alone, and without the probe; right ones pass on one node and on two, and what
-went wrong is told in the words of the rank. Ranks are forks of one server on this machine.
+By torchrun, by srun alone, by the launchers of Composer and DeepSpeed, and without the probe; right
+ones pass on one node and on two, also once they were requeued, and what went wrong is told in the
+words of the rank. Ranks are forks of one server on this machine.
 """
 
 import json
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from cut_down import need
 from real_matrices import ROOT
 from slurm_daemons import SlurmDaemons
 from warm_converge import warm_python
-from warm_toolchains import warm_torch
+from warm_toolchains import TOOLCHAINS, warm_torch
 
 TRAINERS = Path(__file__).parent / "trainers"
 
@@ -148,12 +150,23 @@ set = {{ hold = "6", mistake = "optimizer_not_saved" }}
 """
 
 
+SHORT = """
+[control]
+waive = ["control-is-repeated"]
+[trainer.config]
+training.steps = 4
+[probe]
+cadence = [0, 1, 3]
+"""
+
+
 class Site(NamedTuple):
     """An experiment, and the cluster that it is for."""
 
     cluster: SlurmDaemons
     folder: Path
     started: list[subprocess.Popen[str]]
+    toolchains: Path
 
     def start(self, command: str, *more: str) -> subprocess.Popen[str]:
         out = ("--out", str(self.folder / "out")) if command in ("run", "collect") else ()
@@ -163,7 +176,7 @@ class Site(NamedTuple):
             cwd=ROOT,
             env={
                 **self.cluster.environment,
-                "CONVERGE_TOOLCHAINS": str(warm_torch()),
+                "CONVERGE_TOOLCHAINS": str(self.toolchains),
                 "CONVERGE_HISTORY": str(self.folder / "history.sqlite"),
                 "XDG_CONFIG_HOME": str(self.folder),  # no cluster file of a person
                 # Of a launcher around converge: no program may take itself for its rank.
@@ -214,11 +227,11 @@ def wait(until, what: str) -> None:
 def site(slurm, tmp_path):
     sites = []
 
-    def site(text: str) -> Site:
+    def site(text: str, toolchains: Path | None = None) -> Site:
         folder = tmp_path / "it's a store"
         folder.mkdir()
         (folder / "x.toml").write_text(text)
-        sites.append(Site(slurm, folder, []))
+        sites.append(Site(slurm, folder, [], toolchains or warm_torch()))
         return sites[-1]
 
     yield site
@@ -318,3 +331,22 @@ def test_a_requeued_program_goes_on_from_its_own_checkpoint(site):
     )
     log = (matrix.run_folder("right") / "slurm.log").read_text()
     assert f"goes on from {matrix.run_folder('right')}/checkpoint/step-4.pt" in log
+
+
+@pytest.mark.parametrize(
+    ("name", "toolchain", "test"),
+    [
+        ("slurm_composer", "composer-0.32.1", "fsdp2_micro1"),
+        ("slurm_deepspeed", "deepspeed-0.19.8", "zero2"),
+    ],
+)
+def test_the_launcher_of_a_framework_starts_the_ranks(site, name, toolchain, test):
+    need(toolchain)
+    text = (ROOT / "experiments" / f"{name}.toml").read_text() + SHORT
+    text = text.replace("\n[cluster]\n", "\nrepeats = []\n[cluster]\npoll_s = 0.5\n")
+    matrix = site(text, TOOLCHAINS)
+    for each in (ROOT / "experiments").iterdir():
+        (matrix.folder / each.name).symlink_to(each)
+    code, printed = matrix.converge("run", "--only", test)
+    assert code == 0, printed
+    assert matrix.said()[test][0] == "PASS"
