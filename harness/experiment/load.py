@@ -520,7 +520,6 @@ def _trainer_problems(
     ``launcher`` is the one in force.
     """
     trainer = builder.of_file.trainer
-    who = f"a {trainer.kind} trainer"
     why, hint = builder.trainer.why_not_under(launcher, trainer)
     if why:
         elsewhere = "--launcher slurm" if launcher is Launcher.LOCAL else "--launcher local"
@@ -531,11 +530,10 @@ def _trainer_problems(
     if isinstance(cluster, Mapping) and CHECKPOINT_EVERY in cluster:
         set_at.append(f"cluster.{CHECKPOINT_EVERY}")
     for key in set_at if not trainer.can.continues else ():
-        yield Problem(
-            where(key),
-            f"is set, but {who} decides itself when it writes a checkpoint",
-            "leave it out: an interrupted run starts over",
-        )
+        why, hint = builder.trainer.why_not_continued(trainer)
+        hint = f"{hint}, or " if hint else ""
+        hint += "leave it out: an interrupted run starts over"
+        yield Problem(where(key), f"is set, but {why}", hint)
     yield from builder.trainer.file_problems(trainer, data, where)
 
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from converge_harness.errors import ConfigError, Problem
+from converge_harness.launch.next_call import calls_again
 from converge_harness.model import Cluster, Job
-from converge_harness.run_folder.layout import COMPILED, ENDED, OF_THE_RANKS
+from converge_harness.run_folder.layout import COMPILED, ENDED, JOB, OF_THE_RANKS
 from converge_harness.trainers import (
+    FOUND_CHECKPOINT,
     MEETING_PLACE,
     MEETING_PORT,
     PATH_VARIABLE,
@@ -20,6 +22,7 @@ from converge_harness.trainers import (
     Resources,
     Start,
     calls_of_segments,
+    comes_in_passes,
     environment,
     needs_port,
     node_command,
@@ -38,6 +41,9 @@ OF_MEETING = ("MASTER_ADDR", "MASTER_PORT")
 """Variables whose values only the script knows."""
 OF_EVERY_START = (ENDED, COMPILED)
 """Files that every start of the script writes again."""
+_NEWEST_MODULE = "converge_harness.rank.start.newest"
+_CHECKPOINT = "converge_checkpoint"
+"""Variable of a script: the checkpoint from which its program goes on; empty: there is none."""
 _SEARCHED = ("PATH", PATH_VARIABLE)
 """Variables in front of whose values converge puts folders."""
 _OF_SHELL = "\0"
@@ -90,6 +96,8 @@ def placed_calls(
     calls = calls_of_segments(job)
     if continues_after is not None:  # with log folders of its own
         calls = tuple(replace(each, number=each.number + continues_after) for each in calls)
+    if looks_for_checkpoint(job):
+        calls = tuple(replace(each, looks_for_checkpoint=True) for each in calls)
     layouts = [layout_of(job, part_of(job, call).world_size, cluster) for call in calls]
     largest = max(layouts, key=lambda layout: layout.nodes * layout.ranks)
     start = Start(rank_module, devices=devices_of(cluster), data=data)
@@ -199,6 +207,35 @@ def own_folders_line(job: Job) -> str:
     return f'(cd "$converge_run_folder" && mkdir -p {" ".join(own)})' if own else ""
 
 
+def looks_for_checkpoint(job: Job) -> bool:
+    """Whether the script of a job looks for the checkpoint from which its program goes on.
+
+    That is any checkpoint of a run that no script interrupts. Converge's own ranks look themselves.
+    """
+    own = trainer_of(job.spec).own_rank_code
+    return comes_in_passes(job) and not calls_again(job) and not own
+
+
+def checkpoint_lines(job: Job, folder: Path, *, starts: str = "", continues: bool) -> str:
+    """Lines that find the checkpoint from which a program goes on; empty if converge's ranks do.
+
+    ``starts`` are words that start a process on the first node; empty: the script runs there.
+    ``continues``: whether already the first start of the script has something to go on from.
+    """
+    if not looks_for_checkpoint(job):
+        return ""
+    look = shlex.join((str(job.toolchain.python), "-m", _NEWEST_MODULE, str(folder / JOB)))
+    lines = [
+        f"{_CHECKPOINT}=$({starts} {look})" if starts else f"{_CHECKPOINT}=$({look})",
+        f'echo "goes on from ${{{_CHECKPOINT}:-the start: no checkpoint is complete}}"',
+    ]
+    if not continues:
+        again = 'if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then'
+        lines = [f"{_CHECKPOINT}=", again, *(f"    {line}" for line in lines), "fi"]
+    about = "# The program goes on from its newest complete checkpoint. Others are set aside."
+    return "\n".join((about, *lines))
+
+
 def step_lines(
     job: Job, folder: Path, call: Call, layout: Layout, start: Start
 ) -> tuple[str, str, str]:
@@ -212,9 +249,9 @@ def step_lines(
         meeting = Rendezvous(layout.nodes, layout.nodes, MEETING_PLACE, here=False)
     command = node_command(job, folder, replace(start, call=call, meeting=meeting))
     return (
-        shlex.join(command.starter),
+        " ".join(map(_quoted_but_checkpoint, command.starter)),
         " ".join(map(_quoted_but_meeting, command.launcher)),
-        shlex.join(command.program),
+        " ".join(map(_quoted_but_checkpoint, command.program)),
     )
 
 
@@ -235,6 +272,15 @@ def _quoted_but_meeting(word: str) -> str:
         if found:
             return f'{shlex.quote(before)}"{variable}"{shlex.quote(after) if after else ""}'
     return shlex.quote(word)
+
+
+def _quoted_but_checkpoint(word: str) -> str:
+    """A word in which bash inserts the checkpoint that the script has found."""
+    first, *others = word.split(FOUND_CHECKPOINT)
+    if not others:
+        return shlex.quote(word)
+    parts = (shlex.quote(each) if each else "" for each in (first, *others))
+    return f'"${_CHECKPOINT}"'.join(parts)
 
 
 def _one_line(text: str) -> str:

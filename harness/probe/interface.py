@@ -90,8 +90,8 @@ class Probe:
         """Say from where training goes on, before the first step, on every rank. Collective.
 
         The restored parameters and optimizer states are recorded as they are now, so call it after
-        everything that loads or changes them. Needed in elastic and fault sets only. In any
-        other run it only checks that the step is 0: weights that such a run loads are its initial
+        everything that loads or changes them. Needed where runs are resumed only. In any other
+        run it only checks that the step is 0: weights that such a run loads are its initial
         ones.
 
         Args:

@@ -9,6 +9,7 @@ import torch
 from converge_harness.probe.errors import ProbeError
 from converge_harness.probe.wrapping import Wrapped
 from converge_harness.rank.repeats import move_by_one_ulp, move_tensors
+from converge_harness.run_folder.checkpoints import newest_whole
 from converge_harness.run_folder.job import JobError, RankJob, read_job
 from converge_harness.run_folder.layout import SEGMENT_VARIABLE
 
@@ -34,13 +35,22 @@ def job_of(path: str) -> RankJob:
     return job
 
 
+def _is_moved(job: RankJob) -> bool:
+    """Whether this start moves weights: not if it goes on from a checkpoint, which has moved ones.
+
+    The program may have loaded it by now.
+    """
+    goes_on = job.resumes and newest_whole(job.run_folder, job.checkpoints) is not None
+    return job.repeat == "ulp" and not goes_on
+
+
 def move_initial_weights(model: torch.nn.Module, path: str) -> None:
     """Move the weights of a model that is not wrapped yet, if the job is an ``ulp`` repeat.
 
     Raises ProbeError for weights without values, and when they were moved before.
     """
     job = job_of(path)
-    if job.repeat != "ulp":
+    if not _is_moved(job):
         return
     if path in _moved:
         raise ProbeError("initial_weights has already moved the weights of this run: call it once")
@@ -58,7 +68,7 @@ def move_wrapped_weights(wrapped: Wrapped, job: RankJob, path: str) -> None:
 
     Raises ProbeError if the model's wrapping does not allow it.
     """
-    if job.repeat != "ulp" or path in _moved:
+    if not _is_moved(job) or path in _moved:
         return
     if not wrapped.movable:
         raise ProbeError(

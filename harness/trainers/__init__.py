@@ -27,6 +27,7 @@ from converge_harness.trainers.base import (
     curve_outside,
 )
 from converge_harness.trainers.calls import (
+    FOUND_CHECKPOINT,
     MEETING_PLACE,
     MEETING_PORT,
     Call,
@@ -78,6 +79,7 @@ from converge_harness.trainers.table import (
 __all__ = [
     "DEFAULT_TRAINER",
     "FOR_ALL_SETS",
+    "FOUND_CHECKPOINT",
     "MEETING_PLACE",
     "MEETING_PORT",
     "PATH_VARIABLE",

@@ -280,6 +280,10 @@ class Trainer(ABC):
         needs = f"{kind.value!r} needs checkpoints between its passes"
         return f"{needs}: {who} can only have kind 'parallel'", ""
 
+    def why_not_continued(self, trainer: TrainerSpec) -> tuple[str, str]:
+        """Why an interrupted run cannot continue, after ``is set, but …``, and a hint."""
+        return f"a {self.kind} trainer decides itself when it writes a checkpoint", ""
+
     def why_left_out(self, spec: SetSpec, control: SetSpec, accumulated: int) -> str:
         """Why it cannot be told to run a generated set, as a clause; empty if it can.
 

@@ -10,6 +10,9 @@ from converge_harness.run_folder.layout import PASSES
 
 MEETING_PLACE, MEETING_PORT = "$converge_meeting_place", "$converge_meeting_port"
 """Variables of a batch script: host and port at which the nodes of a job meet, and the port."""
+FOUND_CHECKPOINT = "\0checkpoint"
+"""Stands in a program's arguments and variables for the checkpoint from which it goes on, where
+only the batch script can say it. No text of a file has such a character."""
 _LAST_CALL_S = 5
 """How long agents wait for further nodes once there are enough. Those of one start arrive together
 (``converge_harness.rank.start.agent``), so only after a lost node is this time wasted."""
@@ -31,6 +34,8 @@ class Call:
     """Number of agents at the start."""
     resumes_from: int | None = None
     """Step of the newest complete checkpoint when it starts; None: there is none."""
+    looks_for_checkpoint: bool = False
+    """Whether the batch script around it looks for that checkpoint: ``FOUND_CHECKPOINT``."""
 
 
 @dataclass(frozen=True, slots=True)

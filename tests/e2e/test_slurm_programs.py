@@ -1,7 +1,8 @@
 """Programs of a user's own on a real Slurm of two nodes, through the real command line.
 
-By torchrun, by srun alone, and without the probe; right ones pass on one node and on two, and what
-went wrong is told in the words of the rank. Ranks are forks of one server on this machine.
+By torchrun, by srun alone, by the launchers of Composer and DeepSpeed, and without the probe; right
+ones pass on one node and on two, also once they were requeued, and what went wrong is told in the
+words of the rank. Ranks are forks of one server on this machine.
 """
 
 import json
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from cut_down import need
 from real_matrices import ROOT
 from slurm_daemons import SlurmDaemons
 from warm_converge import warm_python
-from warm_toolchains import warm_torch
+from warm_toolchains import TOOLCHAINS, warm_torch
 
 TRAINERS = Path(__file__).parent / "trainers"
 
@@ -110,12 +112,61 @@ set = {{ bug = "held" }}
 """
 
 
+REQUEUED = f"""
+{CLUSTER}
+checkpoint_every = 4
+[probe]
+cadence = [0, 1, 2, 5, 8]
+[trainer]
+kind = "command"
+command = [
+    "{TRAINERS}/held_trainer.py", "--checkpoints", "{{checkpoint_dir}}", "--steps", "{{steps}}",
+    "--every", "{{checkpoint_every}}", "--stop-at", "{{stop_at}}", "--seed", "{{seed}}",
+    "--global-batch", "{{global_batch_size}}", "--micro-batch", "{{local_batch_size}}",
+]
+environment.HOLD = "{{config.hold}}"
+environment.MISTAKE = "{{config.mistake}}"
+environment.RESUME_FROM = "{{resume_from}}"
+files = ["{ROOT}/experiments/recoverable/train.py", "{ROOT}/experiments/recoverable/mistakes.py"]
+toolchain = "torchtitan-0.3.0"
+[trainer.checkpoints]
+name = "step-{{step}}.pt"
+[trainer.config]
+mistake = "none"
+hold = "never"
+training = {{ steps = 8, local_batch_size = 4, global_batch_size = 8 }}
+[control]
+name = "ddp2"
+parallelism = {{ dp_replicate = 2 }}
+waive = ["control-is-repeated"]
+[[test]]
+name = "right"
+parallelism = {{ dp_replicate = 2 }}
+set = {{ hold = "6" }}
+[[test]]
+name = "forgetful"
+parallelism = {{ dp_replicate = 2 }}
+set = {{ hold = "6", mistake = "optimizer_not_saved" }}
+"""
+
+
+SHORT = """
+[control]
+waive = ["control-is-repeated"]
+[trainer.config]
+training.steps = 4
+[probe]
+cadence = [0, 1, 3]
+"""
+
+
 class Site(NamedTuple):
     """An experiment, and the cluster that it is for."""
 
     cluster: SlurmDaemons
     folder: Path
     started: list[subprocess.Popen[str]]
+    toolchains: Path
 
     def start(self, command: str, *more: str) -> subprocess.Popen[str]:
         out = ("--out", str(self.folder / "out")) if command in ("run", "collect") else ()
@@ -125,7 +176,7 @@ class Site(NamedTuple):
             cwd=ROOT,
             env={
                 **self.cluster.environment,
-                "CONVERGE_TOOLCHAINS": str(warm_torch()),
+                "CONVERGE_TOOLCHAINS": str(self.toolchains),
                 "CONVERGE_HISTORY": str(self.folder / "history.sqlite"),
                 "XDG_CONFIG_HOME": str(self.folder),  # no cluster file of a person
                 # Of a launcher around converge: no program may take itself for its rank.
@@ -176,11 +227,11 @@ def wait(until, what: str) -> None:
 def site(slurm, tmp_path):
     sites = []
 
-    def site(text: str) -> Site:
+    def site(text: str, toolchains: Path | None = None) -> Site:
         folder = tmp_path / "it's a store"
         folder.mkdir()
         (folder / "x.toml").write_text(text)
-        sites.append(Site(slurm, folder, []))
+        sites.append(Site(slurm, folder, [], toolchains or warm_torch()))
         return sites[-1]
 
     yield site
@@ -248,3 +299,54 @@ def test_a_program_that_leaves_a_curve_needs_nothing_of_converge_on_the_nodes(si
     assert matrix.record("held")["cluster"]["restarts"] == 1
     flag = (matrix.run_folder("two_nodes") / "output" / "flag").read_text()
     assert flag == 'it\'s "none" $HOME'
+
+
+def test_a_requeued_program_goes_on_from_its_own_checkpoint(site):
+    matrix = site(REQUEUED)
+    process = matrix.start("run")
+    for name in ("right", "forgetful"):
+        wait(
+            lambda name=name: (run := matrix.run_folder(name)) and (run / "holding").exists(), name
+        )
+        job = json.loads((matrix.run_folder(name) / "submission.json").read_text())["job_id"]
+        matrix.cluster.ask("scontrol", "requeue", job)
+    code, printed = ended(process)
+    assert code == 1, printed
+    tests = {
+        test["name"]: test
+        for test in json.loads((matrix.folder / "out" / "report.json").read_text())["tests"]
+    }
+    for name, test in tests.items():
+        passes = [(each["steps"], each["loaded_step"], each["ended"]) for each in test["passes"]]
+        assert passes == [([1, 5], 0, "interrupted"), ([5, 8], 4, "ended")], name
+        assert matrix.record(name)["cluster"]["restarts"] == 1
+    found = {check["name"]: check["outcome"] for check in tests["right"]["checks"]}
+    asked = ("passes-continuous", "state-restored", "data-resumed", "replays-agree")
+    assert {name: found[name] for name in asked} == dict.fromkeys(asked, "PASS")
+    assert tests["right"]["verdict"] == "PASS", tests["right"]["cause"]
+    assert tests["forgetful"]["verdict"] == "FAIL"
+    assert (
+        "optimizer state (exp_avg, exp_avg_sq) and the learning rate lost"
+        in tests["forgetful"]["cause"]
+    )
+    log = (matrix.run_folder("right") / "slurm.log").read_text()
+    assert f"goes on from {matrix.run_folder('right')}/checkpoint/step-4.pt" in log
+
+
+@pytest.mark.parametrize(
+    ("name", "toolchain", "test"),
+    [
+        ("slurm_composer", "composer-0.32.1", "fsdp2_micro1"),
+        ("slurm_deepspeed", "deepspeed-0.19.8", "zero2"),
+    ],
+)
+def test_the_launcher_of_a_framework_starts_the_ranks(site, name, toolchain, test):
+    need(toolchain)
+    text = (ROOT / "experiments" / f"{name}.toml").read_text() + SHORT
+    text = text.replace("\n[cluster]\n", "\nrepeats = []\n[cluster]\npoll_s = 0.5\n")
+    matrix = site(text, TOOLCHAINS)
+    for each in (ROOT / "experiments").iterdir():
+        (matrix.folder / each.name).symlink_to(each)
+    code, printed = matrix.converge("run", "--only", test)
+    assert code == 0, printed
+    assert matrix.said()[test][0] == "PASS"

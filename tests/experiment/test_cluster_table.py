@@ -348,8 +348,9 @@ def test_checkpoints_that_are_never_written_are_refused(problems):
     mine = everywhere(HERE, 5).replace('train_config = "base.toml"', trainer)
     (found,) = [each for each in problems(mine) if ": checkpoint_every: " in each]
     assert found == (
-        ": checkpoint_every: is set, but a command trainer decides itself when it writes a "
-        "checkpoint (leave it out: an interrupted run starts over)"
+        ": checkpoint_every: is set, but a run that continues needs checkpoints, and nothing says "
+        'where the program writes them (add [trainer.checkpoints] with name = "step-{step}.pt" '
+        "(docs/any-trainer.md), or leave it out: an interrupted run starts over)"
     )
 
 

@@ -353,10 +353,10 @@ def test_a_cluster_runs_it_without_checkpoints_that_a_person_has_elsewhere(scrip
     assert {spec.recovery for spec in (*experiment.controls, *experiment.tests)} == {None}
 
 
-def test_checkpoints_that_only_its_program_can_write_are_refused(script, folder):
+def test_checkpoints_that_nobody_says_how_to_write_are_refused(script, folder):
     path = folder / "x.toml"
     path.write_text(text() + "\n[cluster]\nranks_per_node = 8\ncheckpoint_every = 2\n")
-    with pytest.raises(ConfigError, match=r"cluster.checkpoint_every: is set, but a command"):
+    with pytest.raises(ConfigError, match=r"cluster.checkpoint_every: is set, but a run that"):
         load_experiment(path, launcher=Launcher.SLURM, cluster=None)
 
 

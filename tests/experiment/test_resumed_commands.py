@@ -86,6 +86,7 @@ def test_what_a_program_does_not_offer_excludes_only_the_sets_that_need_it(
     assert "in trainer.command" in found
 
 
+EVERY_4 = "checkpoint_every = 4"
 IN_PLACE = f'{FAULT.replace("preempt", "kill")}restarts = "torchrun"\n'
 
 
@@ -100,6 +101,18 @@ BY_CURVE = 'probe = false\ncurves = "{output}/loss.csv"\n'
 def test_a_program_that_leaves_a_curve_of_each_start_can_be_resized(load):
     (test,) = load(text(ELASTIC, trainer=BY_CURVE)).tests
     assert (test.kind, test.trainer.can.probed) == (Kind.ELASTIC, False)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "composer", "deepspeed"])
+def test_a_run_of_any_kind_continues_from_the_checkpoints_of_its_program(load, launcher):
+    set_ = '[[test]]\nname = "alone"\nparallelism = {}\n'
+    trainer = f'launcher = "{launcher}"'
+    found = load(text(set_ + ELASTIC * (launcher == "torchrun"), trainer=trainer, top=EVERY_4))
+    alone, *resized = found.tests
+    for each in (*found.controls, alone):
+        assert (each.kind, each.recovery.checkpoint_every) == (Kind.PARALLEL, 4)
+        assert each.recovery.restarts is RestartOwner.USER
+    assert all(each.recovery is None for each in resized)  # its segments say when it saves
 
 
 NODES = """
@@ -229,7 +242,20 @@ def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place)
             {"options": NAMED},
             "restarts of 'broken': torchrun starts the same command again, in which {resume_from}",
         ),
-        ("", {"top": "checkpoint_every = 4"}, "decides itself when it writes a checkpoint"),
+        (
+            "",
+            {"top": "checkpoint_every = 4", "trainer": BY_CURVE},
+            (
+                "checkpoint_every: is set, but a run that continues needs the probe, which shows "
+                "from what it goes on (set probe = true, and call the probe in the program "
+                "(docs/probe.md), or leave it out: an interrupted run starts over)"
+            ),
+        ),
+        (
+            "",
+            {"top": "checkpoint_every = 4", "options": '"--dir", "{checkpoint_dir}"'},
+            "nothing passes {checkpoint_every} to it (such as",
+        ),
     ],
 )
 def test_what_cannot_be_resumed_is_said_before_a_start(problems, sets, changes, expected):

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from launch_jobs import tiny_job
 
-from converge_harness.model import Parallelism, Segment, Toolchain
+from converge_harness.model import Parallelism, Recovery, RestartOwner, Segment, Toolchain
+from converge_harness.run_folder.checkpoints import CheckpointForm
 from converge_harness.trainers.command import trained_by
 from converge_harness.trainers.command.settings import Command, RankLauncher
 
@@ -49,3 +50,16 @@ def program(launcher, *, ranks=16, probed=True, **changes):
     return replace(
         made, toolchain=mine, spec=replace(made.spec, trainer=trained_by(command), recovery=None)
     )
+
+
+def requeued_program(launcher=RankLauncher.TORCHRUN, *, ranks=16):
+    """One that goes on from its own checkpoints when Slurm has requeued it."""
+    made = program(launcher, ranks=ranks, steps=30)
+    command = replace(
+        made.spec.trainer.settings,
+        argv=("train.py", "--from={resume_from}", "--every={checkpoint_every}", "{checkpoint_dir}"),
+        environment={"FROM": "{resume_from}"},
+        checkpoints=CheckpointForm("step-{step}.pt", None),
+    )
+    recovery = Recovery((), checkpoint_every=4, restarts=RestartOwner.CLUSTER, max_restarts=0)
+    return replace(made, spec=replace(made.spec, trainer=trained_by(command), recovery=recovery))

@@ -14,7 +14,15 @@ from launch_jobs import broken, elastic, plan_of, tiny_job
 
 from converge_harness.launch import run_plan
 from converge_harness.launch.local.agents import PROCESS_GUARD
-from converge_harness.model import Fault, FaultKind, Parallelism, RunStatus, Toolchain
+from converge_harness.model import (
+    Fault,
+    FaultKind,
+    Parallelism,
+    Recovery,
+    RestartOwner,
+    RunStatus,
+    Toolchain,
+)
 from converge_harness.readers import read_run
 from converge_harness.run_folder.checkpoints import CheckpointForm
 from converge_harness.trainers.command import trained_by
@@ -307,6 +315,17 @@ def test_a_program_is_restarted_from_its_newest_whole_checkpoint(store, cold):
     (record,) = run(plan_of(broken(recoverable_job("broken"), *faults)), store, cold)
     assert record.status is RunStatus.FINISHED, record.error
     assert passes_of(record) == [(0, []), (0, [1, 2, 3]), (2, [3, 4, 5]), (4, [5, 6])]
+
+
+def test_an_interrupted_program_continues_from_its_newest_whole_checkpoint(store, cold):
+    job = recoverable_job("again", mode="torn then dies")
+    recovery = Recovery((), 2, RestartOwner.USER, max_restarts=0)
+    job = replace(job, spec=replace(job.spec, recovery=recovery))
+    (record,) = run(plan_of(job), store, cold)
+    assert record.status is RunStatus.CRASHED
+    (record,) = run(plan_of(job), store, cold)
+    assert record.status is RunStatus.FINISHED, record.error
+    assert passes_of(record) == [(0, [1, 2, 3, 4, 5]), (2, [3, 4, 5, 6])]
 
 
 def test_a_checkpoint_of_a_program_whose_save_did_not_return_is_set_aside(store, cold):

@@ -131,6 +131,19 @@ def test_segments_are_passes_joined_by_what_was_saved(start):
     assert not list((of_pass(second, 2) / "state").glob("saved*"))
 
 
+def test_moved_weights_are_not_moved_again_at_a_resume(start):
+    """A program may have loaded its checkpoint by the time it makes its probe."""
+    before = start(checkpoint_every=2, repeat="ulp")
+    moved = [each.detach().clone() for each in before.model.parameters()]
+    before.probe.loaded(0)
+    before.train(2)
+    before.save()
+    after = [each.detach() for each in start().model.parameters()]
+    own = [each.detach() for each in Model().parameters()]
+    assert all(map(torch.equal, after, own))
+    assert not all(map(torch.equal, moved, own))
+
+
 def test_an_optimizer_that_was_not_restored_has_no_states(start):
     first = start(0, segments=SEGMENTS)
     first.probe.loaded(0)

@@ -19,6 +19,7 @@ from converge_harness.launch.batch_step import (
     Layout,
     PlacedCall,
     changed,
+    checkpoint_lines,
     header,
     own_folders_line,
     placed_calls,
@@ -82,6 +83,7 @@ def pod_script(
         surroundings(cluster, exported),
         _meeting_place(job, largest),
         work_folder_line(job, folder),
+        checkpoint_lines(job, folder, continues=continues_after is not None),
         _chosen(steps),
         'converge_step=$!\nwait "$converge_step"',
     )

@@ -115,7 +115,9 @@ def start_run(
         _prepare(job, folder)
     else:
         store.continue_run(folder)
-        first = replace(first, number=max(calls_so_far(folder / LOGS), 1) + 1)
+        _set_torn_aside(job, folder)
+        number = max(calls_so_far(folder / LOGS), 1) + 1
+        first = replace(first, number=number, resumes_from=step)
         earlier = {line.step: line for line in tail.new_steps()}
         tail.loaded = False  # what follows is of this start
         waits_again = earlier.get(step) if step in waits else None
@@ -231,17 +233,22 @@ def start_next_call(place: Machine, run: Run, call: Call) -> None:
 
     Raises StoreError as ``start_run`` does.
     """
+    _set_torn_aside(run.job, run.folder)
     form = trainer_of(run.job.spec).checkpoint_form(run.job)
-    try:
-        set_torn_aside(run.folder, form)
-    except TornCheckpointError as error:
-        raise StoreError(str(error)) from error
     call = replace(call, resumes_from=newest_whole(run.folder, form))
     _begin_start(run.job, run.folder, call)
     following = _start_call(place, run.job, run.folder, call, run.slots)
     following.faults_before = struck_faults(run.folder)
     run.earlier.append(run.call)
     run.call, run.growth = following, _growth(run.job, run.folder, call)
+
+
+def _set_torn_aside(job: Job, folder: Path) -> None:
+    """Move incomplete checkpoints away, which a program may look for itself. Raises StoreError."""
+    try:
+        set_torn_aside(folder, trainer_of(job.spec).checkpoint_form(job))
+    except TornCheckpointError as error:
+        raise StoreError(str(error)) from error
 
 
 def start_node(place: Machine, run: Run) -> None:

@@ -17,6 +17,7 @@ from converge_harness.launch.batch_step import (
     Layout,
     PlacedCall,
     changed,
+    checkpoint_lines,
     files_of_ranks,
     header,
     own_folders_line,
@@ -90,6 +91,12 @@ def batch_script(
         surroundings(cluster, exported[0]),
         _meeting_place(job, largest),
         work_folder_line(job, folder),
+        checkpoint_lines(
+            job,
+            folder,
+            starts=_on_first_node(cluster, largest),
+            continues=continues_after is not None,
+        ),
         *(
             changed(before, each.exported) + _call(job, folder, cluster, each, largest)
             for before, each in zip((exported[0], *exported), calls, strict=False)
@@ -197,6 +204,14 @@ def _call(job: Job, folder: Path, cluster: Cluster, placed: PlacedCall, largest:
     )
     segment = "" if call.segment is None else segment_comment(job, call.segment)
     return segment + " \\\n    ".join(line for line in lines if line)
+
+
+def _on_first_node(cluster: Cluster, largest: Layout) -> str:
+    """The srun call of one process on the first node, where the environment of ranks is."""
+    first = ["--relative=0"] if largest.nodes > 1 else []
+    where = ("srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", *first)
+    how = ("--cpu-bind=none", "--export=ALL")
+    return shlex.join((*where, *how, *cluster.srun, *cluster.container))
 
 
 # ------------------------------------------------------------------- quoting

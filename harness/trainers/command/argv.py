@@ -24,6 +24,7 @@ from converge_harness.run_folder.layout import (
     SEGMENT_VARIABLE,
 )
 from converge_harness.trainers.calls import (
+    FOUND_CHECKPOINT,
     Call,
     Rendezvous,
     calls_of_segments,
@@ -191,10 +192,11 @@ def _of_checkpoints(job: Job, folder: Path, call: Call) -> dict[str, str]:
     form, step = command_of(job.spec).checkpoints, call.resumes_from
     until = job.steps if call.segment is None else job.spec.segments[call.segment].until
     folder = folder.absolute()
+    newest = "" if form is None or step is None else str(form.path(folder, step))
     return {
         CHECKPOINT_DIR: str(folder / CHECKPOINTS),
         CHECKPOINT_EVERY: str(recovery.checkpoint_every if recovery else job.steps),
-        RESUME_FROM: "" if form is None or step is None else str(form.path(folder, step)),
+        RESUME_FROM: FOUND_CHECKPOINT if call.looks_for_checkpoint else newest,
         STOP_AT: str(until),
     }
 

@@ -13,7 +13,7 @@ As TOML (docs/any-trainer.md)::
     mean_over = "since the last row"  # or 10: over how many steps a loss in it is the mean
     files = ["src/model.py"]        # further files whose content is part of the identity
     environment = { FLAG = "{config.flag}" }
-    [trainer.checkpoints]           # for elastic and fault sets
+    [trainer.checkpoints]           # for elastic and fault sets, and checkpoint_every
     name = "step-{step}.pt"         # in {checkpoint_dir}
     last_file = ".metadata"         # if it is a folder: what is written last
     [trainer.config]                # or train_config = "x.toml"
@@ -308,6 +308,9 @@ def _checkpoint_problems(table: CommandTable, where: Where) -> Iterator[Problem]
         )
 
 
+WRITES_CHECKPOINTS = "a program that writes checkpoints while it trains"
+
+
 def lacks(kind: Kind, command: Command) -> tuple[str, str]:
     """What a program would have to offer for sets of an elastic or fault kind, and how.
 
@@ -315,7 +318,7 @@ def lacks(kind: Kind, command: Command) -> tuple[str, str]:
     """
     needed, purpose = {
         Kind.ELASTIC: (STOP_AT, "a program that stops where a segment ends"),
-        Kind.FAULT: (CHECKPOINT_EVERY, "a program that writes checkpoints while it trains"),
+        Kind.FAULT: (CHECKPOINT_EVERY, WRITES_CHECKPOINTS),
     }[kind]
     if kind is Kind.FAULT and not command.probed:
         return (
@@ -325,6 +328,19 @@ def lacks(kind: Kind, command: Command) -> tuple[str, str]:
     if command.launcher is not RankLauncher.TORCHRUN:
         other = f"launcher = {command.launcher.value!r}"
         return f"needs launcher = 'torchrun': converge resumes no program with {other} yet", ""
+    why, hint = _checkpoints_lack(command, needed, purpose)
+    return (why, hint) if why else _curve_lacks(command)
+
+
+def lacks_to_continue(command: Command) -> tuple[str, str]:
+    """The same for a run of any kind that continues once it was interrupted, by any launcher."""
+    if not command.probed:
+        return "needs the probe, which shows from what it goes on", PROBE
+    return _checkpoints_lack(command, CHECKPOINT_EVERY, WRITES_CHECKPOINTS)
+
+
+def _checkpoints_lack(command: Command, needed: str, purpose: str) -> tuple[str, str]:
+    """The same of its checkpoints, and of the placeholder ``needed``, which is for ``purpose``."""
     if command.checkpoints is None:
         return (
             "needs checkpoints, and nothing says where the program writes them",
@@ -334,7 +350,7 @@ def lacks(kind: Kind, command: Command) -> tuple[str, str]:
         option = f'"--{needed.replace("_", "-")}", "{{{needed}}}"'
         why = f"needs {purpose}, and nothing passes {{{needed}}} to it"
         return why, f"such as {option} in trainer.command"
-    return _curve_lacks(command)
+    return "", ""
 
 
 def _curve_lacks(command: Command) -> tuple[str, str]:

@@ -59,6 +59,7 @@ from converge_harness.trainers.command.settings import (
 from converge_harness.trainers.command.table import (
     CommandTable,
     lacks,
+    lacks_to_continue,
     node_problems,
     not_passed,
     read_command,
@@ -94,6 +95,7 @@ def trained_by(command: Command) -> TrainerSpec:
         kinds=frozenset({Kind.PARALLEL, Kind.SPACE_TIME, *resumed}),
         faults=FAULTS if Kind.FAULT in resumed else frozenset(),
         replicas_leave=True,
+        continues=not lacks_to_continue(command)[0],
         under_scheduler=command.launcher is not RankLauncher.MPIRUN,
     )
     return TrainerSpec("command", can, command)
@@ -147,6 +149,10 @@ class CommandTrainer(Trainer):
             return super().why_not(kind, trainer)
         why, hint = lacks(kind, trainer.settings)
         return f"{kind.value!r} {why}", hint
+
+    def why_not_continued(self, trainer: TrainerSpec) -> tuple[str, str]:
+        why, hint = lacks_to_continue(trainer.settings)
+        return f"a run that continues {why}", hint
 
     def why_left_out(self, spec: SetSpec, control: SetSpec, accumulated: int) -> str:
         return not_passed(spec, control, accumulated)

@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from batch_jobs import HOSTILE, SEGMENTS, job, program
+from batch_jobs import HOSTILE, SEGMENTS, job, program, requeued_program
 
 from converge_harness.launch.kubernetes.objects import job_set, object_text
 from converge_harness.launch.kubernetes.pod_script import pod_script
 from converge_harness.model import Cluster, Kind, Kubernetes, Role
 from converge_harness.rank.start import loopback
+from converge_harness.trainers.command import trained_by
 from converge_harness.trainers.command.settings import RankLauncher
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -249,6 +250,24 @@ def test_a_job_that_continues_has_logs_of_its_own(tmp_path):
     done, _ = pod(tmp_path, text.replace("/tools/bin/python", str(tmp_path / "python")))
     assert (done.returncode, ended(tmp_path)) == (0, 0), done.stderr
     assert "--call\0002" in (tmp_path / "told.argv.0").read_text()
+
+
+FINDS = """#!/bin/bash
+case " $* " in *" -m converge_harness.rank.start.newest "*) echo "/x y/4.pt" ;; esac
+printf '%s\\n' "$@" >> told
+"""
+
+
+def test_a_program_that_continues_is_told_its_newest_checkpoint(tmp_path):
+    made = requeued_program(ranks=8)
+    command = replace(made.spec.trainer.settings, folder=tmp_path)
+    made = replace(made, spec=replace(made.spec, trainer=trained_by(command)))
+    text = pod_script(made, tmp_path, ON_CPUS, experiment="x", continues_after=1)
+    (tmp_path / "python").write_text(FINDS)
+    (tmp_path / "python").chmod(0o755)
+    done, _ = pod(tmp_path, text.replace("'/env s/bin/python'", str(tmp_path / "python")))
+    assert done.returncode == 0, done.stderr
+    assert "--from=/x y/4.pt\n" in (tmp_path / "told").read_text()
 
 
 def test_a_script_that_kubernetes_did_not_start_says_so(tmp_path):

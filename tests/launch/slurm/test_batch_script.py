@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from batch_jobs import HOSTILE, SEGMENTS, job, program
+from batch_jobs import HOSTILE, SEGMENTS, job, program, requeued_program
 
 from converge_harness.errors import ConfigError
 from converge_harness.launch.slurm.batch_script import batch_script, job_name
@@ -123,6 +123,7 @@ CASES = {
     "program": (program(RankLauncher.TORCHRUN), OF_PROGRAMS),
     "program_of_curves": (program(RankLauncher.TORCHRUN, probed=False), OF_PROGRAMS),
     "program_in_segments": (resized_program(), OF_PROGRAMS),
+    "program_requeued": (requeued_program(), replace(OF_PROGRAMS, container=("run", "image"))),
     "program_by_srun": (program(RankLauncher.SRUN), OF_PROGRAMS),
     "program_by_deepspeed": (program(RankLauncher.DEEPSPEED, ranks=8), OF_PROGRAMS),
     "hostile": (job("x\ntouch pwned", ranks=16, note=HOSTILE), ATTACKED),
@@ -357,6 +358,48 @@ def test_each_start_of_a_program_has_an_empty_folder_for_its_output(tmp_path):
     done, _ = run(tmp_path, text, SLURM_RESTART_COUNT="1")
     assert done.returncode == 0, done.stderr
     assert not list((tmp_path / "output").iterdir())
+
+
+FINDS = """#!/bin/bash
+case " $* " in
+    *" -m converge_harness.rank.start.newest "*) printf '%s\\n' "$CHECKPOINT"; exit 0 ;;
+esac
+printf '%s\\0' "$@" >> srun.argv
+"""
+
+
+@pytest.mark.parametrize("launcher", [RankLauncher.TORCHRUN, RankLauncher.SRUN])
+@pytest.mark.parametrize(
+    ("restart", "continues_after", "goes_on"),
+    [("0", None, False), ("1", None, True), ("0", 3, True)],
+)
+def test_a_requeued_program_is_told_its_newest_checkpoint(
+    tmp_path, launcher, restart, continues_after, goes_on
+):
+    made = requeued_program(launcher)
+    command = replace(made.spec.trainer.settings, folder=tmp_path)
+    made = replace(made, spec=replace(made.spec, trainer=trained_by(command)))
+    text = batch_script(
+        made, tmp_path, OF_PROGRAMS, experiment="x", continues_after=continues_after
+    )
+    newest = f"{tmp_path}/it's $HOME 4.pt"
+    done, argv = run(tmp_path, text, srun=FINDS, SLURM_RESTART_COUNT=restart, CHECKPOINT=newest)
+    assert done.returncode == 0, done.stderr
+    told = newest if goes_on else ""
+    assert f"--from={told}" in argv
+    assert f"FROM={told}" in argv
+    assert (f"goes on from {newest}\n" in done.stdout) is goes_on
+
+
+def test_a_requeued_program_without_a_whole_checkpoint_starts_over(tmp_path):
+    _, argv = run(
+        tmp_path,
+        script("program_requeued", tmp_path).replace("cd '/home/me/", "# '"),
+        srun=FINDS,
+        SLURM_RESTART_COUNT="1",
+        CHECKPOINT="",
+    )
+    assert "--from=" in argv
 
 
 def test_options_for_sbatch_end_where_user_text_begins():
