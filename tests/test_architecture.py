@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from converge_harness.model.trainer import PLAIN_DEFAULTS
-from converge_harness.run_folder import layout
+from converge_harness.run_folder import arrays, layout
 from converge_harness.toolchains.recipes import RECIPES
 
 ROOT = Path(__file__).parent.parent
@@ -310,6 +310,8 @@ CONTRACT = {
     if name == "LOGS" or "." in value or value.startswith("CONVERGE_")
 }
 """Names that only ``run_folder/`` writes out. Its other folders' are words that mean more."""
+CONTRACT |= {name for name in arrays.KEYS if "_" in name}
+"""The same for arrays of ``.npz`` files. Names of one word mean more, too."""
 
 
 def written_names(path: Path) -> set[str]:
@@ -348,6 +350,9 @@ def test_only_the_contract_names_the_files_of_a_run_folder(path):
         ("f'{folder}/logs'", "logs"),
         ("variables['CONVERGE_FAILURES'] = str(log)", "CONVERGE_FAILURES"),
         ("open(logs / 'torchrun.log')", "torchrun.log"),
+        ("{RunStatus.REFUSED: 'job.sh'}", "job.sh"),
+        ("SLURM_LOG = 'slurm.log'", "slurm.log"),
+        ("del arrays['clipped_norm']", "clipped_norm"),
     ],
 )
 def test_a_name_of_the_run_folder_is_seen(tmp_path, line, name):

@@ -39,13 +39,6 @@ CUT = re.compile(r"--from \d+")
 _SEEDS_SETTLE = re.compile(r"about [\d,]+ further seed")
 """How a check's detail says that more seeds would answer it."""
 
-_FILE_OF = {
-    RunStatus.REFUSED: "job.sh",
-    RunStatus.TIMED_OUT: "slurm.log",
-    RunStatus.CANCELLED: "slurm.log",
-}
-"""The file of a run folder that says most about how a scheduler ended the run."""
-
 
 class JudgedPair(NamedTuple):
     """A verdict, and the comparison that it comes from."""
@@ -343,7 +336,7 @@ def _next_command(
         if ended.status is RunStatus.STOPPED:
             return ""  # by converge: its logs say nothing
         folder = _quoted(ended.source)
-        file = _FILE_OF.get(ended.status)
+        file = ended.says_why
         return f"cat {folder}/{file}" if file else f"grep -rn Error {folder}/logs"
     if not stepwise:
         return _next_of_seeds(compared, judgement, checks, ask)

@@ -376,6 +376,9 @@ class Evidence:
     settled, or because every set that reads it had been stopped; None for other runs."""
     error: RankError | None = None
     status: RunStatus = RunStatus.FINISHED
+    says_why: str | None = None
+    """Name of the file in ``source`` that says most about how a scheduler ended the run; None for
+    other runs, whose ranks' logs say more."""
     wall_s: float | None = None
     precision: Precision = Precision.FP32
     grads_missing: tuple[str, ...] = ()

@@ -11,7 +11,6 @@ from pathlib import Path
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.launch.batch_step import (
     HEAD_VARIABLE,
-    JOB_SCRIPT,
     OF_EVERY_START,
     OF_MEETING,
     Layout,
@@ -29,7 +28,7 @@ from converge_harness.launch.batch_step import (
 from converge_harness.launch.next_call import calls_again
 from converge_harness.model import Cluster, Job
 from converge_harness.run_folder.ended import shell_lines
-from converge_harness.run_folder.layout import OF_THE_PASSES, SLURM_LOG
+from converge_harness.run_folder.layout import JOB_SCRIPT, OF_THE_PASSES, SLURM_LOG
 from converge_harness.store import folder_key, slug
 from converge_harness.trainers import (
     MEETING_PLACE,
