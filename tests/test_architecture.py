@@ -360,6 +360,27 @@ def test_a_name_of_the_run_folder_is_seen(tmp_path, line, name):
     assert written_names(tmp_path / "x.py") == {name}
 
 
+def constants_of_arrays(path: Path) -> set[str]:
+    """Constants of ``run_folder/arrays.py`` that a module has as its own, by name."""
+    numbers = {name for name, value in vars(arrays).items() if isinstance(value, int)} - {"SCHEMA"}
+    assigned = [node for node in tree_of(path).body if isinstance(node, ast.Assign)]
+    return numbers & {ast.unparse(target) for node in assigned for target in node.targets}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PACKAGE.rglob("*.py") if layer_of(path) != "run_folder"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_only_the_contract_sets_the_sizes_of_arrays(path):
+    assert not constants_of_arrays(path)
+
+
+def test_a_size_of_arrays_is_seen(tmp_path):
+    (tmp_path / "x.py").write_text("PROJECTIONS = 64\n")
+    assert constants_of_arrays(tmp_path / "x.py") == {"PROJECTIONS"}
+
+
 def defined_twice(folder: Path) -> dict[str, list[str]]:
     """Public classes of modules that have one name, and the modules of each.
 
