@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from converge_harness.model.trainer import PLAIN_DEFAULTS
-from converge_harness.run_folder import layout
+from converge_harness.run_folder import arrays, layout
 from converge_harness.toolchains.recipes import RECIPES
 
 ROOT = Path(__file__).parent.parent
@@ -321,6 +321,8 @@ CONTRACT = {
     if name == "LOGS" or "." in value or value.startswith("CONVERGE_")
 }
 """Names that only ``run_folder/`` writes out. Its other folders' are words that mean more."""
+CONTRACT |= {name for name in arrays.KEYS if "_" in name}
+"""The same for arrays of ``.npz`` files. Names of one word mean more, too."""
 
 
 def written_names(path: Path) -> set[str]:
@@ -359,11 +361,35 @@ def test_only_the_contract_names_the_files_of_a_run_folder(path):
         ("f'{folder}/logs'", "logs"),
         ("variables['CONVERGE_FAILURES'] = str(log)", "CONVERGE_FAILURES"),
         ("open(logs / 'torchrun.log')", "torchrun.log"),
+        ("{RunStatus.REFUSED: 'job.sh'}", "job.sh"),
+        ("SLURM_LOG = 'slurm.log'", "slurm.log"),
+        ("del arrays['clipped_norm']", "clipped_norm"),
     ],
 )
 def test_a_name_of_the_run_folder_is_seen(tmp_path, line, name):
     (tmp_path / "x.py").write_text(line)
     assert written_names(tmp_path / "x.py") == {name}
+
+
+def constants_of_arrays(path: Path) -> set[str]:
+    """Constants of ``run_folder/arrays.py`` that a module has as its own, by name."""
+    numbers = {name for name, value in vars(arrays).items() if isinstance(value, int)} - {"SCHEMA"}
+    assigned = [node for node in tree_of(path).body if isinstance(node, ast.Assign)]
+    return numbers & {ast.unparse(target) for node in assigned for target in node.targets}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PACKAGE.rglob("*.py") if layer_of(path) != "run_folder"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_only_the_contract_sets_the_sizes_of_arrays(path):
+    assert not constants_of_arrays(path)
+
+
+def test_a_size_of_arrays_is_seen(tmp_path):
+    (tmp_path / "x.py").write_text("PROJECTIONS = 64\n")
+    assert constants_of_arrays(tmp_path / "x.py") == {"PROJECTIONS"}
 
 
 def defined_twice(folder: Path) -> dict[str, list[str]]:

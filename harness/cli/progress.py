@@ -19,7 +19,6 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from converge_harness.launch.batch_step import JOB_SCRIPT
 from converge_harness.launch.events import (
     Ended,
     Event,
@@ -38,7 +37,7 @@ from converge_harness.launch.events import (
 )
 from converge_harness.matrix.run import Ran, run_jobs
 from converge_harness.model import Job, Plan, RunRecord, RunStatus
-from converge_harness.run_folder.layout import LOGS
+from converge_harness.run_folder.layout import JOB_SCRIPT, LOGS
 from converge_harness.store import Store
 from converge_harness.wording import counted
 

@@ -34,13 +34,6 @@ from converge_harness.model import (
 
 PROBED = 'both runs with the probe, [trainer] kind = "command": docs/any-trainer.md'
 
-_FILE_OF = {
-    RunStatus.REFUSED: "job.sh",
-    RunStatus.TIMED_OUT: "slurm.log",
-    RunStatus.CANCELLED: "slurm.log",
-}
-"""The file of a run folder that says most about how a scheduler ended the run."""
-
 
 class JudgedPair(NamedTuple):
     """A verdict, and the comparison that it comes from."""
@@ -338,7 +331,7 @@ def _next_command(
         if ended.status is RunStatus.STOPPED:
             return ""  # by converge: its logs say nothing
         folder = _quoted(ended.source)
-        file = _FILE_OF.get(ended.status)
+        file = ended.says_why
         return f"cat {folder}/{file}" if file else f"grep -rn Error {folder}/logs"
     if not stepwise:
         return _next_of_seeds(compared, judgement, checks, ask)

@@ -32,7 +32,6 @@ from converge_harness.trainers import (
 )
 from converge_harness.wording import counted
 
-JOB_SCRIPT = "job.sh"
 HEAD_VARIABLE = "CONVERGE_HEAD_NODE"
 """Environment variable that overrides the name of a job's first node for the others."""
 TERMINATED = 143

@@ -7,7 +7,6 @@ trains, and another seed what the first trains.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import time
@@ -24,6 +23,7 @@ from converge_harness.launch.interruption import Interruption
 from converge_harness.launch.options import RunOptions
 from converge_harness.launch.private_folder import private_folder
 from converge_harness.model import Job, Role
+from converge_harness.run_folder.dry_run import read_answer
 from converge_harness.run_folder.layout import JOB
 from converge_harness.store import write_json
 from converge_harness.trainers import (
@@ -68,7 +68,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class DryRunResult:
-    """Result of a process: the JSON object of its rank."""
+    """Result of a process: the JSON object of its rank (``run_folder/dry_run.py``)."""
 
     part: Part
     found: Mapping[str, Any]
@@ -195,7 +195,7 @@ class _Process:
             message = "the dry run did not end in time and was killed"
             return DryRunResult(self.part, {"problems": [{"key": "", "message": message}]})
         try:
-            return DryRunResult(self.part, json.loads((self.folder / "answer").read_bytes()))
+            return DryRunResult(self.part, read_answer((self.folder / "answer").read_bytes()))
         except (OSError, ValueError):
             toolchain = self.part.job.toolchain.name
             raise ToolchainError(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from converge_harness.launch.batch_step import JOB_SCRIPT
 from converge_harness.launch.kubernetes.checking import require_valid
 from converge_harness.launch.kubernetes.objects import OBJECT, job_set, object_text
 from converge_harness.launch.kubernetes.pod_script import pod_script
 from converge_harness.launch.slurm.batch_script import batch_script
 from converge_harness.model import Cluster, Job
+from converge_harness.run_folder.layout import JOB_SCRIPT
 from converge_harness.trainers import RANK_MODULE
 
 

@@ -72,7 +72,7 @@ class TensorRows:
     """Measurements of one kind of tensor (such as gradients), a row per parameter."""
 
     sketch: Floats
-    """Shape (parameters, k): signed projections of the whole tensor, in float64."""
+    """Shape (parameters, projections): signed projections of the whole tensor, in float64."""
     norm: Floats
     """Shape (parameters,): Euclidean norm of the whole tensor, in float64."""
     zeros: Integers
@@ -108,7 +108,7 @@ class BufferRows:
     norm: Floats
     """Shape (buffers,): NaN if it could not be measured."""
     sketch: Floats
-    """Shape (buffers, k)."""
+    """Shape (buffers, projections)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,7 +140,8 @@ class FrozenSamples:
     sizes: Integers
     """Shape (parameters,): number of entries of each whole tensor."""
     sketch: Floats
-    """Shape (batches, parameters, k): of the gradients; NaN if one could not be measured."""
+    """Shape (batches, parameters, projections): of the gradients; NaN if one could not be
+    measured."""
     norm: Floats
     """Shape (batches, parameters): their norms."""
     loss: Floats
@@ -150,9 +151,9 @@ class FrozenSamples:
     problems: tuple[str, ...] = ()
     """Sentences on what the probe could not measure."""
     again: Floats | None = None
-    """Shape (parameters, k): sketches of a second pass over the first batch, with the next random
-    numbers. It differs from the first pass only in a run that draws random numbers. None in older
-    runs, which did not make it.
+    """Shape (parameters, projections): sketches of a second pass over the first batch, with the
+    next random numbers. It differs from the first pass only in a run that draws random numbers.
+    None in older runs, which did not make it.
     """
 
 
@@ -240,7 +241,7 @@ class StateSample:
     state_norm: Floats
     """Shape (parameters, states): NaN where the optimizer keeps no such state."""
     state_sketch: Floats
-    """Shape (parameters, states, k)."""
+    """Shape (parameters, states, projections)."""
     state_steps: Floats
     """Shape (parameters,): the optimizer's count of updates; NaN if it does not count."""
     lr: float
@@ -374,6 +375,9 @@ class Evidence:
     settled, or because every set that reads it had been stopped; None for other runs."""
     error: RankError | None = None
     status: RunStatus = RunStatus.FINISHED
+    says_why: str | None = None
+    """Name of the file in ``source`` that says most about how a scheduler ended the run; None for
+    other runs, whose ranks' logs say more."""
     wall_s: float | None = None
     precision: Precision = Precision.FP32
     grads_missing: tuple[str, ...] = ()

@@ -41,14 +41,14 @@ def _dry_run(path: str, rank: int, segment: int | None) -> None:
     """Print the result of the dry run, one JSON object and nothing else, on standard output."""
     from converge_harness.rank.dry_run import run as dry_run
     from converge_harness.rank.start.parent import die_with_parent
+    from converge_harness.run_folder import dry_run as contract
 
     die_with_parent()
     answer = os.dup(1)
     os.dup2(2, 1)
     found = dry_run.run(path, rank, segment)
     with os.fdopen(answer, "w", encoding="utf-8") as stream:
-        json.dump(found, stream)
-        stream.write("\n")
+        stream.write(contract.answer(found))
 
 
 def _check(paths: list[str]) -> None:

@@ -19,25 +19,64 @@ from converge_harness.run_folder.documents import SCHEMA, write_bytes
 
 PROJECTIONS = 64
 """Number of projections of every sketch."""
-ROWS = ("sketch", "norm", "zeros", "not_finite")
-"""The measurements of each tensor of a kind."""
 PARAMETERS = "parameters"
 GRADIENTS = "gradients"
+KINDS = (PARAMETERS, GRADIENTS)
+SKETCH, NORM, ZEROS, NOT_FINITE = "sketch", "norm", "zeros", "not_finite"
+ROWS = (SKETCH, NORM, ZEROS, NOT_FINITE)
+"""The measurements of each tensor of a kind."""
 SIGNS = 16
 """Number of projections of a module's sums."""
 UNKNOWN = -1
 """An unknown counter of a checkpoint."""
 
+
+def row_key(kind: str, what: str) -> str:
+    """The name of the array of a measurement of parameters or gradients."""
+    return f"{kind}_{what}"
+
+
+_SCHEMA = "schema"
+STEP = "step"
+NAMES = "names"
+SIZES = "sizes"
+CLIPPED_NORM = "clipped_norm"
+"""Norms of gradients after clipping."""
+STATE_NAMES = "state_names"
+STATE_NORM = "state_norm"
+STATE_STEPS = "state_steps"
+STATE_SKETCH = "state_sketch"
+BUFFER_NAMES = "buffer_names"
+BUFFER_SIZES = "buffer_sizes"
+BUFFER_NORM = "buffer_norm"
+BUFFER_SKETCH = "buffer_sketch"
+LR = "lr"
+TRAINER_STEP = "trainer_step"
+TOKENS_SEEN = "tokens_seen"
+SAMPLES_CONSUMED = "samples_consumed"
+SCHEDULE_STEPS = "schedule_steps"
+RANDOM_STATES = "random_states"
+LOSS = "loss"
+BATCH_DIGESTS = "batch_digests"
+PROBLEMS = "problems"
+AGAIN_SKETCH = "again_sketch"
+MODULES = "modules"
+TENSORS = "tensors"
+WIDTHS = "widths"
+SAME_AS = "same_as"
+FORWARD = "forward"
+BACKWARD = "backward"
+
 KEYS = frozenset(
     {
-        *("schema", "step", "names", "sizes"),
-        *(f"{kind}_{what}" for kind in (PARAMETERS, GRADIENTS) for what in ROWS),
-        *("clipped_norm", "state_names", "state_norm", "state_steps", "state_sketch"),
-        *("buffer_names", "buffer_sizes", "buffer_norm", "buffer_sketch"),
-        *("lr", "trainer_step", "tokens_seen", "samples_consumed"),
-        *("schedule_steps", "random_states"),
-        *("loss", "batch_digests", "problems", "again_sketch"),
-        *("modules", "tensors", "widths", "same_as", "forward", "backward"),
+        *(_SCHEMA, STEP, NAMES, SIZES),
+        *(row_key(kind, what) for kind in KINDS for what in ROWS),
+        *(CLIPPED_NORM, STATE_NAMES, STATE_NORM, STATE_STEPS, STATE_SKETCH),
+        *(BUFFER_NAMES, BUFFER_SIZES, BUFFER_NORM, BUFFER_SKETCH),
+        *(LR, TRAINER_STEP, TOKENS_SEEN, SAMPLES_CONSUMED),
+        *(SCHEDULE_STEPS, RANDOM_STATES),
+        *(LOSS, BATCH_DIGESTS, PROBLEMS, AGAIN_SKETCH),
+        *(MODULES, TENSORS, WIDTHS, SAME_AS, FORWARD, BACKWARD),
     }
 )
 """Names of all arrays in any of the files."""
@@ -49,39 +88,65 @@ Arrays = dict[str, Array]
 def head(names: Sequence[str], sizes: Sequence[int], step: int | None = None) -> Arrays:
     """The arrays that every file has: the rows' names and the entries of the whole tensors."""
     return {
-        "schema": np.array(SCHEMA),
-        **({} if step is None else {"step": np.array(step)}),
-        "names": np.array(names),
-        "sizes": np.array(sizes, dtype=np.int64),
+        _SCHEMA: np.array(SCHEMA),
+        **({} if step is None else {STEP: np.array(step)}),
+        NAMES: np.array(names),
+        SIZES: np.array(sizes, dtype=np.int64),
     }
 
 
 def rows(kind: str, *, sketch: Array, norm: Array, zeros: Array, not_finite: Array) -> Arrays:
     """Measurements of parameters or gradients, one row each."""
     return {
-        f"{kind}_sketch": sketch,
-        f"{kind}_norm": norm,
-        f"{kind}_zeros": zeros,
-        f"{kind}_not_finite": not_finite,
+        row_key(kind, SKETCH): sketch,
+        row_key(kind, NORM): norm,
+        row_key(kind, ZEROS): zeros,
+        row_key(kind, NOT_FINITE): not_finite,
     }
 
 
 def optimizer_states(states: Sequence[str], *, norm: Array, steps: Array) -> Arrays:
     """The optimizer's states that have a parameter's shape, and its own count of updates."""
     return {
-        "state_names": np.array(states, dtype=np.str_),
-        "state_norm": norm,
-        "state_steps": steps,
+        STATE_NAMES: np.array(states, dtype=np.str_),
+        STATE_NORM: norm,
+        STATE_STEPS: steps,
     }
 
 
 def buffers(names: Sequence[str], sizes: Sequence[int], *, norm: Array, sketch: Array) -> Arrays:
     """The buffers of the whole model."""
     return {
-        "buffer_names": np.array(names, dtype=np.str_),
-        "buffer_sizes": np.array(sizes, dtype=np.int64),
-        "buffer_norm": norm,
-        "buffer_sketch": sketch,
+        BUFFER_NAMES: np.array(names, dtype=np.str_),
+        BUFFER_SIZES: np.array(sizes, dtype=np.int64),
+        BUFFER_NORM: norm,
+        BUFFER_SKETCH: sketch,
+    }
+
+
+def checkpoint_states(
+    *,
+    sketch: Array,
+    lr: float,
+    trainer_step: int,
+    tokens_seen: int,
+    samples_consumed: int,
+    schedule_steps: int,
+    random: Sequence[str],
+) -> Arrays:
+    """Of a checkpoint: the optimizer's states (parameters, states, ``PROJECTIONS``), and progress.
+
+    The counters are those of the trainer. ``random`` is of every rank a digest of the states of its
+    random generators.
+    """
+    return {
+        STATE_SKETCH: sketch,
+        LR: np.array(lr),
+        TRAINER_STEP: np.array(trainer_step),
+        TOKENS_SEEN: np.array(tokens_seen),
+        SAMPLES_CONSUMED: np.array(samples_consumed),
+        SCHEDULE_STEPS: np.array(schedule_steps),
+        RANDOM_STATES: np.array(random, dtype=np.str_),
     }
 
 
@@ -96,12 +161,12 @@ def frozen_steps(
 ) -> Arrays:
     """Gradients at the initial weights, an entry per batch; ``again`` repeats the first batch."""
     return {
-        "gradients_sketch": sketch,
-        "gradients_norm": norm,
-        "loss": np.array(loss),
-        "batch_digests": np.array(batch_digests),
-        "again_sketch": again,
-        "problems": np.array(problems, dtype=np.str_),
+        row_key(GRADIENTS, SKETCH): sketch,
+        row_key(GRADIENTS, NORM): norm,
+        LOSS: np.array(loss),
+        BATCH_DIGESTS: np.array(batch_digests),
+        AGAIN_SKETCH: again,
+        PROBLEMS: np.array(problems, dtype=np.str_),
     }
 
 
@@ -124,13 +189,13 @@ def activations(
     first row of the same tensor, which has its gradient.
     """
     return {
-        "schema": np.array(SCHEMA),
-        "modules": np.array(modules, dtype=np.str_),
-        "tensors": np.array(tensors, dtype=np.str_),
-        "widths": np.array(widths, dtype=np.int64),
-        "same_as": np.array(same_as, dtype=np.int64),
-        "forward": forward,
-        "backward": backward,
+        _SCHEMA: np.array(SCHEMA),
+        MODULES: np.array(modules, dtype=np.str_),
+        TENSORS: np.array(tensors, dtype=np.str_),
+        WIDTHS: np.array(widths, dtype=np.int64),
+        SAME_AS: np.array(same_as, dtype=np.int64),
+        FORWARD: forward,
+        BACKWARD: backward,
     }
 
 

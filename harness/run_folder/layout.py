@@ -61,6 +61,10 @@ COMPILED = "inductor"
 """Compiled kernels."""
 RECORD = "record.json"
 """The result of the run; written last."""
+JOB_SCRIPT = "job.sh"
+"""The batch script of a scheduler's job, or that of its pods."""
+SLURM_LOG = "slurm.log"
+"""What that script printed under Slurm, all of its starts."""
 SUBMISSION = "submission.json"
 """The scheduler's job of the run."""
 ENDED = "ended.json"
@@ -110,15 +114,29 @@ def metrics_files(folder: Path) -> tuple[Path, Path]:
     return folder / METRICS_PART, folder / METRICS
 
 
+_CALL = "call-"
+
+
 def call_logs(logs: Path, call: int, node: int = 0) -> Path:
     """The folder for a node's agent: output of the agent and its ranks, and how they failed."""
-    return logs / (f"call-{call:02d}" + (f".node-{node}" if node else ""))
+    return logs / (f"{_CALL}{call:02d}" + (f".node-{node}" if node else ""))
+
+
+def call_number(logs: Path) -> int:
+    """The number of the call of such a folder: 2 of ``call-02.node-1``."""
+    return int(logs.name.removeprefix(_CALL).partition(".")[0])
+
+
+def newest_call_logs(logs: Path) -> tuple[Path, ...]:
+    """Such folders of the newest call, those of the first node first; empty if there is none."""
+    found = sorted(logs.glob(f"{_CALL}[0-9]*"))
+    newest = max(map(call_number, found), default=0)
+    return tuple(path for path in found if call_number(path) == newest)
 
 
 def calls_so_far(logs: Path) -> int:
     """The highest number of a call that has such a folder; 0 if there is none."""
-    names = (path.name for path in logs.glob("call-*"))
-    return max((int(name.split(".")[0].removeprefix("call-")) for name in names), default=0)
+    return max(map(call_number, newest_call_logs(logs)), default=0)
 
 
 def seed_checkpoint_of(folder: Path) -> Path:

@@ -258,6 +258,11 @@ def test_a_run_that_did_not_end_by_itself_is_an_error(status, words):
     assert verdict.next_command == "grep -rn Error runs/t/logs"
 
 
+def test_the_file_that_says_why_a_scheduler_ended_a_run_is_shown_next():
+    ended = replace(truncated(run("t"), 5), status=RunStatus.TIMED_OUT, says_why="out.log")
+    assert judged(ended).next_command == "cat runs/t/out.log"
+
+
 def test_a_crash_without_a_word_still_says_how_it_ended():
     verdict = judged(replace(truncated(run("t"), 0), status=RunStatus.HUNG))
     assert verdict.judgement is Judgement.ERROR

@@ -14,15 +14,15 @@ from converge_harness.rank.recorder.placement import held, local_shard
 from converge_harness.rank.recorder.sketch import (
     NOT_ZERO,
     SQUARES,
-    SUMS,
     WIDTH,
     Sketcher,
     folded,
     shard_hash,
 )
+from converge_harness.run_folder.arrays import PROJECTIONS
 
 CPU = torch.device("cpu")
-LIMIT = math.sqrt(2 / SUMS)
+LIMIT = math.sqrt(2 / PROJECTIONS)
 """Relative standard deviation of an estimate, at most (Thorup and Zhang 2004)."""
 
 
@@ -174,7 +174,9 @@ def test_hashes_of_different_names_are_not_correlated():
     products = sketches @ sketches.T / float(tensor.double().square().sum())
     off_diagonal = products[~torch.eye(400, dtype=torch.bool)]
     assert abs(float(off_diagonal.mean())) < 5e-3
-    assert float(off_diagonal.square().mean().sqrt()) == pytest.approx(1 / math.sqrt(SUMS), rel=0.1)
+    assert float(off_diagonal.square().mean().sqrt()) == pytest.approx(
+        1 / math.sqrt(PROJECTIONS), rel=0.1
+    )
 
 
 def test_sketches_are_linear():
@@ -183,7 +185,9 @@ def test_sketches_are_linear():
 
 
 def test_signs_and_sums_are_taken_evenly():
-    hits = added("w", torch.ones(256, 256))[: 2 * SUMS]
-    expected = 256 * 256 / (2 * SUMS)
+    hits = added("w", torch.ones(256, 256))[: 2 * PROJECTIONS]
+    expected = 256 * 256 / (2 * PROJECTIONS)
     chi_squared = float(((hits - expected) ** 2 / expected).sum())
-    assert chi_squared < 2 * SUMS + 6 * math.sqrt(4 * SUMS)  # mean 127, standard deviation 16
+    assert chi_squared < 2 * PROJECTIONS + 6 * math.sqrt(
+        4 * PROJECTIONS
+    )  # mean 127, standard deviation 16

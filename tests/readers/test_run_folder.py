@@ -258,6 +258,9 @@ def test_the_record_says_how_it_ended(run):
     evidence = read_run(run)
     assert (evidence.status, evidence.wall_s) == (RunStatus.CRASHED, 12.5)
     assert evidence.error == RankError(1, "ValueError: boom", "…")
+    assert evidence.says_why is None
+    (run / "record.json").write_text(json.dumps(record | {"status": "timed out"}))
+    assert read_run(run).says_why == "slurm.log"
 
 
 @pytest.mark.parametrize(

@@ -235,8 +235,8 @@ def _command(job: Job, folder: Path, experiment: Experiment, per_node: int | Non
 def _script(made: Plan, store: Store, name: str) -> str:
     """The batch script of the job of that name."""
     from converge_harness.cli.console import error_console
-    from converge_harness.launch.batch_step import JOB_SCRIPT
     from converge_harness.launch.scripts import scripts_of
+    from converge_harness.run_folder.layout import JOB_SCRIPT
 
     cluster = made.experiment.cluster
     if cluster is None:

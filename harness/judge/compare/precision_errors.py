@@ -77,8 +77,6 @@ zero, one parameter has a gradient at the initial weights.)"""
 LOSS_ROUNDING = 2.0**-24
 """Relative error of a loss, which is computed in float32: half a unit in the last place. Where
 every logit is zero, losses differ by no more, whatever the precision of the logits."""
-SUMS = 64
-"""Projections of a sketch: its squared norm has the relative variance 2 / SUMS."""
 EMBEDDING = "embed"
 """Names of embeddings hold it."""
 
@@ -247,7 +245,9 @@ def measure_errors(test: Evidence, measure: PrecisionRuns, *, draws: bool = Fals
         loss, loss_error = ours.loss / like.loss - 1, like.loss / truth.loss - 1
     errors = _errors(ours, truth)
     error, matched = _size_of(errors), _size_of(_errors(like, truth))
-    spread = math.hypot(IMPLEMENTATION_SPREAD, 1 / math.sqrt(SUMS * len(ours.norm)))
+    # The squared norm of a sketch of k projections has the relative variance 2 / k.
+    projections = ours.sketch.shape[-1] * len(ours.norm)
+    spread = math.hypot(IMPLEMENTATION_SPREAD, 1 / math.sqrt(projections))
     drawing = None
     if draws:
         found = drawing_of(test, measure.matched, measure.reference, matched)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from converge_harness.errors import ConfigError, Problem
-from converge_harness.launch.batch_step import JOB_SCRIPT, Layout, layout_of
+from converge_harness.launch.batch_step import Layout, layout_of
 from converge_harness.model import Cluster, Job, Kubernetes
+from converge_harness.run_folder.layout import JOB_SCRIPT
 from converge_harness.store import folder_key, slug
 from converge_harness.trainers import calls_of_segments, part_of
 

@@ -30,6 +30,7 @@ from converge_harness.launch.batch_step import (
 )
 from converge_harness.launch.kubernetes.objects import OBJECT, host_names, object_name
 from converge_harness.model import Cluster, Job
+from converge_harness.run_folder.ended import shell_lines
 from converge_harness.run_folder.layout import ENDED, LOGS, STARTED
 from converge_harness.trainers import (
     MEETING_PLACE,
@@ -146,6 +147,9 @@ def _ending(last: int) -> str:
     SIGTERM to the script alone. A pod may outlive its run: once converge has emptied the run folder
     for the next one, the token in it is gone or another.
     """
+    written = shell_lines(
+        folder="$converge_run_folder", returncode="$converge_code", ran_s="$SECONDS"
+    )
     return f"""\
 # The first pod writes how the job ended. A call before the last is only an end if it fails.
 finish() {{
@@ -158,9 +162,7 @@ finish() {{
     if [ "$(cat "$converge_started-0/token" 2> /dev/null)" != "$converge_token" ]; then
         exit "$converge_code"  # this folder is of a later run by now
     fi
-    printf '{{"schema": 1, "returncode": %d, "restart": 0, "ran_s": %d}}\\n' \\
-        "$converge_code" "$SECONDS" > "$converge_run_folder/{ENDED}.part"
-    mv "$converge_run_folder/{ENDED}.part" "$converge_run_folder/{ENDED}"
+{written}
     exit "$converge_code"
 }}
 stop() {{

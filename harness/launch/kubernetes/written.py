@@ -12,14 +12,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from converge_harness.errors import StoreError
-from converge_harness.launch.batch_step import JOB_SCRIPT, TERMINATED
+from converge_harness.launch.batch_step import TERMINATED
 from converge_harness.launch.kubernetes.objects import OBJECT, ROLE
+from converge_harness.launch.script_end import read_script_end
 from converge_harness.launch.slurm.backend import JobState, Phase, SubmitRequest
 from converge_harness.launch.slurm.submission import read_submission
 from converge_harness.model import Role
-from converge_harness.run_folder.layout import COMPILED, ENDED, LOGS, RECORD, calls_so_far
-from converge_harness.store import Store, atomic_write, read_json
+from converge_harness.run_folder.layout import COMPILED, JOB_SCRIPT, LOGS, RECORD, calls_so_far
+from converge_harness.store import Store, atomic_write
 
 SEEDS, RUNS = "1-seed-checkpoints", "2-runs"
 """Folders of objects: those of the first have to be complete before others are created."""
@@ -84,11 +84,7 @@ def _key(name: str) -> str:
 def _state(folder: Path | None) -> JobState:
     if folder is None:
         return JobState(Phase.UNKNOWN)
-    try:
-        ended = read_json(folder / ENDED) if (folder / ENDED).is_file() else None
-        code = None if ended is None else int(ended["returncode"])
-    except (KeyError, TypeError, ValueError) as problem:
-        raise StoreError(f"{folder / ENDED}: is damaged ({problem!r})") from problem
+    ended = read_script_end(folder)
     submission = read_submission(folder)
     if ended is None:
         if not (folder / JOB_SCRIPT).is_file():
@@ -96,14 +92,12 @@ def _state(folder: Path | None) -> JobState:
         before = submission.continues_after if submission else None
         started = calls_so_far(folder / LOGS) > (before or 0)
         return JobState(Phase.RUNNING if started else Phase.PENDING)
-    cancelled = code == TERMINATED and submission is not None and bool(submission.cancelled)
+    cancelled = (
+        ended.returncode == TERMINATED and submission is not None and bool(submission.cancelled)
+    )
     return JobState(
         Phase.ENDED,
         word="CANCELLED" if cancelled else "",
-        exit_code=code,
-        ran_s=_seconds(ended.get("ran_s")),
+        exit_code=ended.returncode,
+        ran_s=ended.ran_s,
     )
-
-
-def _seconds(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None

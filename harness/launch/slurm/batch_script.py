@@ -11,7 +11,6 @@ from pathlib import Path
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.launch.batch_step import (
     HEAD_VARIABLE,
-    JOB_SCRIPT,
     OF_EVERY_START,
     OF_MEETING,
     Layout,
@@ -29,7 +28,8 @@ from converge_harness.launch.batch_step import (
 )
 from converge_harness.launch.next_call import calls_again
 from converge_harness.model import Cluster, Job
-from converge_harness.run_folder.layout import ENDED, OF_THE_PASSES
+from converge_harness.run_folder.ended import shell_lines
+from converge_harness.run_folder.layout import JOB_SCRIPT, OF_THE_PASSES, SLURM_LOG
 from converge_harness.store import folder_key, slug
 from converge_harness.trainers import (
     MEETING_PLACE,
@@ -40,7 +40,6 @@ from converge_harness.trainers import (
     trainer_of,
 )
 
-SLURM_LOG = "slurm.log"
 _FIRST_PORT, _PORTS = 10_000, 20_000
 """Ports of the rendezvous, below those that Linux uses for outgoing connections."""
 
@@ -236,6 +235,11 @@ def _path(folder: Path) -> str:
 
 def _ending(folder: Path) -> str:
     """Bash traps that write ``ended.json`` however the script ends."""
+    written = shell_lines(
+        folder="$converge_run_folder",
+        returncode="$converge_code",
+        restart="${SLURM_RESTART_COUNT:-0}",
+    )
     return f"""\
 set -euo pipefail
 
@@ -245,9 +249,7 @@ converge_run_folder={shlex.quote(str(folder))}
 finish() {{
     converge_code=$?
     trap '' TERM
-    printf '{{"schema": 1, "returncode": %d, "restart": %d}}\\n' \\
-        "$converge_code" "${{SLURM_RESTART_COUNT:-0}}" > "$converge_run_folder/{ENDED}.part"
-    mv "$converge_run_folder/{ENDED}.part" "$converge_run_folder/{ENDED}"
+{written}
     exit "$converge_code"
 }}
 trap finish EXIT

@@ -12,18 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from converge_harness.errors import StoreError
-from converge_harness.launch.batch_step import JOB_SCRIPT, TERMINATED
+from converge_harness.launch.batch_step import TERMINATED
 from converge_harness.launch.kubernetes.objects import logs_command, object_name
 from converge_harness.launch.next_call import CallOutcome, after
 from converge_harness.launch.progress import last_line
+from converge_harness.launch.script_end import read_script_end
 from converge_harness.launch.scripts import submit_argv
 from converge_harness.launch.slurm.backend import JobState, Phase
-from converge_harness.launch.slurm.batch_script import SLURM_LOG
 from converge_harness.launch.slurm.commands import with_keys
 from converge_harness.launch.slurm.submission import Submission
 from converge_harness.launch.stopping import stopped_error
 from converge_harness.model import Cluster, Job, Kubernetes, RankError, RunRecord, RunStatus
-from converge_harness.run_folder.layout import ENDED, JOB, LOGS
+from converge_harness.run_folder.layout import (
+    JOB,
+    JOB_SCRIPT,
+    LOGS,
+    SLURM_LOG,
+    call_number,
+    newest_call_logs,
+)
 from converge_harness.store import read_json
 from converge_harness.trainers import (
     Call,
@@ -120,32 +127,6 @@ def skipped(job: Job, folder: Path, needed: RunRecord) -> RunRecord:
         argv=(),
         error=RankError(None, message),
     )
-
-
-def call_logs(folder: Path) -> tuple[Path, ...]:
-    """The log folders of the newest call's nodes, the first node's first."""
-    found = sorted((folder / LOGS).glob("call-[0-9]*"))
-    newest = max(map(_number, found), default=0)
-    return tuple(path for path in found if _number(path) == newest)
-
-
-def has_ended(folder: Path) -> bool:
-    """Whether a job's script has written ``ended.json``, whatever the scheduler says."""
-    return (folder / ENDED).is_file()
-
-
-def script_end(folder: Path) -> tuple[int, int] | None:
-    """Exit code of a job's script, and its restart count; None if the script wrote nothing."""
-    try:
-        ended = read_json(folder / ENDED)
-        return int(ended["returncode"]), int(ended["restart"])
-    except (StoreError, KeyError, TypeError, ValueError):
-        return None
-
-
-def _number(logs: Path) -> int:
-    """Number of the call of a log folder: ``call-02.node-1``."""
-    return int(logs.name.removeprefix("call-").partition(".")[0])
 
 
 # ------------------------------------------------------------------- decisions
@@ -245,7 +226,7 @@ def _where(known: Known) -> str:
 
 def _with_log(known: Known, message: str) -> RankError:
     """An error with the end of rank 0's log, else of its launcher's or the script's output."""
-    logs = call_logs(known.folder)
+    logs = newest_call_logs(known.folder / LOGS)
     texts = (read for each in logs for read in (rank_log(each, 0), _of_launcher(known, each)))
     text = next(filter(None, texts), "")
     return RankError(None, message, text or log_tail(known.folder / SLURM_LOG))
@@ -259,7 +240,7 @@ def _of_launcher(known: Known, logs: Path) -> str:
 
 def _failed(known: Known, returncode: int | None) -> RankError:
     """The error of the rank that failed first; for an elastic set, with its segment."""
-    job, logs = known.job, call_logs(known.folder)
+    job, logs = known.job, newest_call_logs(known.folder / LOGS)
     if known.cluster.kubernetes is not None:
         return _failed_in_pods(known, known.cluster.kubernetes, returncode)
     if returncode is None and known.state.phase is Phase.UNKNOWN:
@@ -276,7 +257,11 @@ def _failed(known: Known, returncode: int | None) -> RankError:
 
 def _failed_in_pods(known: Known, site: Kubernetes, returncode: int | None) -> RankError:
     """The same where converge cannot ask how a job ended."""
-    job, logs, trainer = known.job, call_logs(known.folder), trainer_of(known.job.spec)
+    job, logs, trainer = (
+        known.job,
+        newest_call_logs(known.folder / LOGS),
+        trainer_of(known.job.spec),
+    )
     name = known.submission.job_id or object_name(job)
     if returncode is None:
         message = f"{JOB_SCRIPT} of JobSet {name} is gone, and its end was not recorded"
@@ -298,8 +283,8 @@ def _failed_in_pods(known: Known, site: Kubernetes, returncode: int | None) -> R
 
 def _of_segment(known: Known, error: RankError) -> RankError:
     """The error of a call, in an elastic set with its segment."""
-    job, logs = known.job, call_logs(known.folder)
-    number = _number(logs[0]) if logs else 0
+    job, logs = known.job, newest_call_logs(known.folder / LOGS)
+    number = call_number(logs[0]) if logs else 0
     if not comes_in_passes(job) or not 0 < number <= len(job.spec.segments):
         return error
     # Its script makes one call per segment, and is never requeued.
@@ -312,17 +297,17 @@ def _returncode(known: Known) -> int | None:
     state = known.state
     if state.exit_code is not None:
         return state.exit_code
-    if (ended := script_end(known.folder)) is None:
+    if (ended := read_script_end(known.folder)) is None:
         return None
-    returncode, restart = ended
     # The end of an earlier start does not count for the last.
-    return returncode if state.phase is Phase.UNKNOWN or restart >= state.restarts else None
+    counts = state.phase is Phase.UNKNOWN or ended.restart >= state.restarts
+    return ended.returncode if counts else None
 
 
 def _requeues(known: Known) -> int:
     """How often it has been requeued; only its script records that, not accounting."""
-    ended = script_end(known.folder)
-    return max(known.state.restarts, ended[1] if ended else 0)
+    ended = read_script_end(known.folder)
+    return max(known.state.restarts, ended.restart if ended else 0)
 
 
 def _error(record: RunRecord) -> RankError:

@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from converge_harness.errors import ClusterError, StoreError
-from converge_harness.launch.batch_step import JOB_SCRIPT
 from converge_harness.launch.check import check_jobs, require_seed_checkpoints, unchecked
 from converge_harness.launch.continuing import continues_from
 from converge_harness.launch.events import (
@@ -29,6 +28,7 @@ from converge_harness.launch.events import (
     RunsElsewhere,
 )
 from converge_harness.launch.interruption import Interruption
+from converge_harness.launch.script_end import has_ended
 from converge_harness.launch.scripts import submit_argv
 from converge_harness.launch.slurm.backend import (
     Backend,
@@ -49,12 +49,13 @@ from converge_harness.launch.slurm.job_status import (
     read_statuses,
     write_records,
 )
-from converge_harness.launch.slurm.result import Known, facts, has_ended, skipped
+from converge_harness.launch.slurm.result import Known, facts, skipped
 from converge_harness.launch.slurm.submission import Submission, read_submission, write_submission
 from converge_harness.launch.stopping import used_again
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import Job, Plan, RankError, RunRecord, RunStatus
 from converge_harness.run_folder.layout import (
+    JOB_SCRIPT,
     LOGS,
     RECORD,
     STARTED,

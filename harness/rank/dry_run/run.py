@@ -5,7 +5,7 @@ on torch's fake process group, whose collectives return at once, with fake tenso
 shapes but no memory. The trainer, its parallelisms and its optimizer are torchtitan's own; it takes
 two steps, because optimizer states appear at the end of the first.
 
-Standard output is one JSON object (``docs/architecture.md``). A dialect has a module ``dry_run``
+Standard output is one JSON object (``run_folder/dry_run.py``). A dialect has a module ``dry_run``
 with ``take_steps(job, meter) -> Stepped``; without one the job is not supported.
 """
 
@@ -21,13 +21,13 @@ import time
 import traceback
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from converge_harness.rank.settings import KeyProblem, SettingError
 from converge_harness.rank.start.entry import DIALECTS
+from converge_harness.run_folder.dry_run import DryRunDocument
 from converge_harness.run_folder.job import JobError, RankJob, read_job
 
-SCHEMA = 1
 TRACED = "traced: allocations counted over two steps on fake tensors, what the peak has besides"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -52,7 +52,7 @@ class Stepped:
     """Other results of the dialect: compiled blocks, async TP, boundary problems."""
 
 
-def run(path: str, rank: int, segment: int | None = None) -> dict[str, Any]:
+def run(path: str, rank: int, segment: int | None = None) -> DryRunDocument:
     """Dry-run one rank of a job; problems of the job are returned, never raised."""
     begun = time.monotonic()
     try:
@@ -65,14 +65,14 @@ def run(path: str, rank: int, segment: int | None = None) -> dict[str, Any]:
     except Exception as error:  # noqa: BLE001 - whatever torchtitan raises is a problem of the job
         traceback.print_exc()
         found = {"problems": [asdict(_problem(error))]}
-    return {
-        "schema": SCHEMA,
+    document = {
         "rank": rank,
         "problems": [],
         **found,
         "seconds": round(time.monotonic() - begun, 1),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
+    return cast("DryRunDocument", document)
 
 
 def _run(job: RankJob, rank: int) -> dict[str, Any]:

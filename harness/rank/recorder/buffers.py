@@ -27,7 +27,6 @@ from converge_harness.rank.recorder.placement import (
 )
 from converge_harness.rank.recorder.sketch import (
     SQUARES,
-    SUMS,
     WIDTH,
     HashedPart,
     ShardHash,
@@ -91,7 +90,7 @@ class BufferSampler:
 
     @torch.no_grad()
     def finish(self, sketcher: Sketcher) -> torch.Tensor:
-        """This rank's summands of sketches and squares: shape (buffers, SUMS + 1), float64.
+        """This rank's summands of sketches and squares: shape (buffers, PROJECTIONS + 1), float64.
 
         A buffer that is gone, or whose shape has changed since training began, has NaN.
         """
@@ -113,7 +112,10 @@ class BufferSampler:
     def arrays(self, table: np.ndarray) -> dict[str, np.ndarray]:
         """The arrays of the file from the sum of all ranks' rows."""
         return contract.buffers(
-            self.names, self.sizes, norm=np.sqrt(table[:, SUMS]), sketch=table[:, :SUMS]
+            self.names,
+            self.sizes,
+            norm=np.sqrt(table[:, contract.PROJECTIONS]),
+            sketch=table[:, : contract.PROJECTIONS],
         )
 
 

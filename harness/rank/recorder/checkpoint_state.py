@@ -16,9 +16,15 @@ import torch
 
 from converge_harness.rank.recorder.buffers import BufferSampler
 from converge_harness.rank.recorder.post_step_state import PostStepSampler, states_of
-from converge_harness.rank.recorder.sketch import SUMS
 from converge_harness.rank.recorder.tensor_samples import TensorSampler, sum_over_ranks
-from converge_harness.run_folder.arrays import PARAMETERS, UNKNOWN, write_arrays
+from converge_harness.run_folder.arrays import (
+    CLIPPED_NORM,
+    PARAMETERS,
+    PROJECTIONS,
+    UNKNOWN,
+    checkpoint_states,
+    write_arrays,
+)
 from converge_harness.run_folder.layout import arrays_name
 
 
@@ -74,13 +80,12 @@ class StateSampler:
             return
         arrays = self._tensors.arrays(step, {PARAMETERS: parameters})
         arrays |= self._post_step.arrays(states, norms)
-        del arrays["clipped_norm"]  # meaningless here: there are no gradients after a load
-        sketches = np.array([table[:, :SUMS] for table in sketched])
-        shape = (len(states), len(parameters), SUMS)
-        arrays["state_sketch"] = sketches.reshape(shape).swapaxes(0, 1)
-        arrays |= {name: np.array(value) for name, value in asdict(counters).items()}
+        del arrays[CLIPPED_NORM]  # meaningless here: there are no gradients after a load
+        sketches = np.array([table[:, :PROJECTIONS] for table in sketched])
+        shape = (len(states), len(parameters), PROJECTIONS)
+        sketch = sketches.reshape(shape).swapaxes(0, 1)
+        arrays |= checkpoint_states(sketch=sketch, **asdict(counters), random=random)
         arrays |= self._buffers.arrays(buffers)
-        arrays["random_states"] = np.array(random, dtype=np.str_)
         write_arrays(self._folder / arrays_name(event, step), arrays)
 
     def _kept(self, state: str) -> Callable[[torch.Tensor], torch.Tensor | None]:

@@ -17,7 +17,7 @@ from converge_harness.rank.recorder.fetched_shard import FetchedShard
 from converge_harness.rank.recorder.grad_norm import SquareSums, placement_problem
 from converge_harness.rank.recorder.placement import local_shard
 from converge_harness.rank.recorder.rows import Rows
-from converge_harness.run_folder.arrays import optimizer_states
+from converge_harness.run_folder.arrays import CLIPPED_NORM, optimizer_states
 
 STEP = "step"
 """Name of the state with the number of updates per parameter in torch's optimizers."""
@@ -95,7 +95,7 @@ class PostStepSampler:
         with np.errstate(invalid="ignore", divide="ignore"):
             steps = table[:, 1] / np.array(self._rows.sizes, dtype=np.float64)
         return {
-            "clipped_norm": np.sqrt(table[:, 0]),
+            CLIPPED_NORM: np.sqrt(table[:, 0]),
             **optimizer_states(states, norm=np.sqrt(table[:, _FIRST_STATE:]), steps=steps),
         }
 

@@ -1,9 +1,10 @@
-"""Count sketches: 64 signed sums from which the distance of two tensors can be estimated.
+"""Count sketches: projections (signed sums) from which the distance of tensors can be estimated.
 
-A hash gives every entry of a tensor a sign and one of 64 sums. For two tensors of one name, the
-sum of squared differences of their sums estimates the squared norm of the tensors' difference:
-without bias, and with a relative standard deviation of at most sqrt(2/64) = 18%, because the hash
-is 4-universal. The sums of shards add up to those of the whole tensor, for any sharding.
+A hash gives every entry of a tensor a sign and one of 64 projections. For two tensors of one name,
+the sum of squared differences of their projections estimates the squared norm of the tensors'
+difference: without bias, and with a relative standard deviation of at most sqrt(2/64) = 18%,
+because the hash is 4-universal. The sums of shards add up to those of the whole tensor, for any
+sharding.
 
 Sources: Alon, Matias and Szegedy 1996 (signed sums estimate a second moment); Charikar, Chen and
 Farach-Colton 2002 (count sketch: each entry goes into one sum only); Thorup and Zhang 2004,
@@ -29,11 +30,10 @@ import torch
 
 from converge_harness.rank.recorder.bits import mixed
 from converge_harness.rank.recorder.placement import Held, HeldRun
+from converge_harness.run_folder.arrays import PROJECTIONS
 
-SUMS = 64
-"""Number of sums of a sketch."""
-_CODES = 2 * SUMS
-"""A code of seven bits: one for the sign, six for the sum."""
+_CODES = 2 * PROJECTIONS
+"""A code of seven bits: one for the sign, six for the projection."""
 WIDTH = _CODES + 2
 """Columns of the accumulated rows: sums by code, sum of squares, number of nonzero entries."""
 SQUARES = _CODES
@@ -41,6 +41,7 @@ NOT_ZERO = _CODES + 1
 _TABLE_BLOCK = 1 << 15
 """Table entries computed at a time: temporaries of less than 1 MiB."""
 _ALL = slice(None)
+"""The whole of a dimension: nothing has to be cut out."""
 _TOGETHER = 1 << 8
 """Largest number of pieces processed together: int16 has no room for more beside a code."""
 
@@ -239,8 +240,8 @@ def _add_rows(into: torch.Tensor, rows: torch.Tensor, values: torch.Tensor) -> N
 
 
 def folded(added: torch.Tensor) -> torch.Tensor:
-    """The sketches, shape (..., SUMS), from rows that ``Sketcher.add`` filled."""
-    return added[..., :SUMS] - added[..., SUMS:_CODES]
+    """The sketches, shape (..., PROJECTIONS), from rows that ``Sketcher.add`` filled."""
+    return added[..., :PROJECTIONS] - added[..., PROJECTIONS:_CODES]
 
 
 def _division(whole: tuple[int, ...]) -> int:

@@ -22,7 +22,7 @@ from converge_harness.rank.recorder.grad_norm import placement_problem
 from converge_harness.rank.recorder.placement import local_shard
 from converge_harness.rank.recorder.post_step_state import PostStepSampler
 from converge_harness.rank.recorder.rows import Rows, Shard
-from converge_harness.rank.recorder.sketch import NOT_ZERO, SQUARES, SUMS, WIDTH, Sketcher, folded
+from converge_harness.rank.recorder.sketch import NOT_ZERO, SQUARES, WIDTH, Sketcher, folded
 from converge_harness.run_folder import arrays as contract
 from converge_harness.run_folder.arrays import frozen_steps, head, write_arrays
 from converge_harness.run_folder.layout import FROZEN, SAMPLE, arrays_name
@@ -31,7 +31,7 @@ from converge_harness.run_folder.metrics import BATCH_DIGEST, LOSS_RECOMPUTED, P
 _SMALLEST_BLOCK = 1 << 16
 """Smallest number of entries sketched at a time: working memory of 0.7 MiB."""
 _LARGEST_BLOCK = 1 << 22
-_COLUMNS = SUMS + 3
+_COLUMNS = contract.PROJECTIONS + 3
 """Columns of a parameter's row when it is summed over ranks: sketch, square, zeros, not finite."""
 
 Table = npt.NDArray[np.float64]
@@ -181,12 +181,15 @@ class TensorSampler:
         sizes = np.array(self.rows.sizes, dtype=np.int64)
         arrays = contract.head(self.rows.names, self.rows.sizes, step)
         for kind, table in tables.items():
-            zeros, not_finite = table[:, SUMS + 1], table[:, SUMS + 2]
+            zeros, not_finite = (
+                table[:, contract.PROJECTIONS + 1],
+                table[:, contract.PROJECTIONS + 2],
+            )
             counted = np.isfinite(zeros)
             arrays |= contract.rows(
                 kind,
-                sketch=table[:, :SUMS],
-                norm=np.sqrt(table[:, SUMS]),
+                sketch=table[:, : contract.PROJECTIONS],
+                norm=np.sqrt(table[:, contract.PROJECTIONS]),
                 zeros=np.where(counted, zeros, 0).astype(np.int64),
                 not_finite=np.where(counted, not_finite, sizes).astype(np.int64),
             )
@@ -247,11 +250,11 @@ class FrozenStepSampler:
             folder / FROZEN,
             head(self._rows.names, self._rows.sizes)
             | frozen_steps(
-                sketch=rows[:, :, :SUMS],
-                norm=np.sqrt(rows[:, :, SUMS]),
+                sketch=rows[:, :, : contract.PROJECTIONS],
+                norm=np.sqrt(rows[:, :, contract.PROJECTIONS]),
                 loss=[math.nan if loss is None else loss for loss in losses],
                 batch_digests=[each[BATCH_DIGEST] or "" for each in measured],
-                again=again[:, :SUMS],
+                again=again[:, : contract.PROJECTIONS],
                 problems=sorted(problems),
             ),
         )

@@ -30,6 +30,7 @@ from converge_harness.model import (
     TensorSample,
 )
 from converge_harness.readers.lines import fail
+from converge_harness.run_folder import arrays as contract
 from converge_harness.run_folder.arrays import (
     GRADIENTS,
     KEYS,
@@ -79,9 +80,9 @@ def read_sample(path: Path) -> TensorSample:
 
 def _post_step(path: Path, arrays: Arrays, count: int) -> PostStepState | None:
     """The state after clipping and the optimizer's step; None if the file does not have it."""
-    if "clipped_norm" not in arrays:
+    if contract.CLIPPED_NORM not in arrays:
         return None
-    clipped = array_of(path, arrays, "clipped_norm", np.float64, 1, rows=count)
+    clipped = array_of(path, arrays, contract.CLIPPED_NORM, np.float64, 1, rows=count)
     if (clipped < 0).any():
         fail(str(path), "clipped_norm: a negative number")
     return PostStepState(clipped, *states_of(path, arrays, count))
@@ -89,14 +90,14 @@ def _post_step(path: Path, arrays: Arrays, count: int) -> PostStepState | None:
 
 def _buffers(path: Path, arrays: Arrays) -> BufferRows | None:
     """The buffers; None if the file does not have them."""
-    if "buffer_names" not in arrays:
+    if contract.BUFFER_NAMES not in arrays:
         return None
-    names = array_of(path, arrays, "buffer_names", np.str_, 1)
+    names = array_of(path, arrays, contract.BUFFER_NAMES, np.str_, 1)
     if not (names[:-1] < names[1:]).all():
         fail(str(path), "buffer_names: not unique and sorted names")
-    sizes = array_of(path, arrays, "buffer_sizes", np.int64, 1, rows=len(names))
-    norm = array_of(path, arrays, "buffer_norm", np.float64, 1, rows=len(names))
-    sketch = array_of(path, arrays, "buffer_sketch", np.float64, 2, rows=len(names))
+    sizes = array_of(path, arrays, contract.BUFFER_SIZES, np.int64, 1, rows=len(names))
+    norm = array_of(path, arrays, contract.BUFFER_NORM, np.float64, 1, rows=len(names))
+    sketch = array_of(path, arrays, contract.BUFFER_SKETCH, np.float64, 2, rows=len(names))
     if sketch.shape[1] != PROJECTIONS:
         fail(str(path), f"buffer_sketch: has {sketch.shape[1]} projections, must be {PROJECTIONS}")
     return BufferRows(tuple(names.tolist()), sizes, norm, sketch)
@@ -112,15 +113,19 @@ def read_frozen(folder: Path) -> FrozenSamples | None:
         return None
     arrays = load_arrays(path)
     names, sizes = parameters_of(path, arrays)
-    loss = array_of(path, arrays, "loss", np.float64, 1)
+    loss = array_of(path, arrays, contract.LOSS, np.float64, 1)
     count = len(loss)
-    sketch = array_of(path, arrays, "gradients_sketch", np.float64, 3, rows=count)
-    norm = array_of(path, arrays, "gradients_norm", np.float64, 2, rows=count)
-    digests = array_of(path, arrays, "batch_digests", np.str_, 1, rows=count)
-    problems = array_of(path, arrays, "problems", np.str_, 1)
+    sketch = array_of(
+        path, arrays, contract.row_key(GRADIENTS, contract.SKETCH), np.float64, 3, rows=count
+    )
+    norm = array_of(
+        path, arrays, contract.row_key(GRADIENTS, contract.NORM), np.float64, 2, rows=count
+    )
+    digests = array_of(path, arrays, contract.BATCH_DIGESTS, np.str_, 1, rows=count)
+    problems = array_of(path, arrays, contract.PROBLEMS, np.str_, 1)
     again = None  # files of older runs do not have it
-    if "again_sketch" in arrays:
-        again = array_of(path, arrays, "again_sketch", np.float64, 2, rows=len(names))
+    if contract.AGAIN_SKETCH in arrays:
+        again = array_of(path, arrays, contract.AGAIN_SKETCH, np.float64, 2, rows=len(names))
         if again.shape[1] != PROJECTIONS:
             fail(str(path), f"again_sketch: has shape {again.shape}")
     if sketch.shape[1:] != (len(names), PROJECTIONS):
@@ -148,17 +153,17 @@ def read_activations(folder: Path) -> Activations | None:
     if not path.is_file():
         return None
     arrays = load_arrays(path)
-    modules = array_of(path, arrays, "modules", np.str_, 1)
+    modules = array_of(path, arrays, contract.MODULES, np.str_, 1)
     count = len(modules)
-    tensors = array_of(path, arrays, "tensors", np.str_, 1, rows=count)
-    widths = array_of(path, arrays, "widths", np.int64, 1, rows=count)
-    same_as = array_of(path, arrays, "same_as", np.int64, 1, rows=count)
+    tensors = array_of(path, arrays, contract.TENSORS, np.str_, 1, rows=count)
+    widths = array_of(path, arrays, contract.WIDTHS, np.int64, 1, rows=count)
+    same_as = array_of(path, arrays, contract.SAME_AS, np.int64, 1, rows=count)
     if ((same_as < 0) | (same_as >= count)).any():
         fail(str(path), "same_as: is no row")
     forward, backward = (
-        array_of(path, arrays, key, np.float64, 3) for key in ("forward", "backward")
+        array_of(path, arrays, key, np.float64, 3) for key in (contract.FORWARD, contract.BACKWARD)
     )
-    for key, values in (("forward", forward), ("backward", backward)):
+    for key, values in ((contract.FORWARD, forward), (contract.BACKWARD, backward)):
         if values.shape != (len(forward), count, 3 + 6 * SIGNS):
             fail(str(path), f"{key}: has shape {values.shape}")
     return Activations(
@@ -214,13 +219,15 @@ def read_state(path: Path, prefix: str) -> StateSample:
         state_norm=state_norm,
         state_sketch=_sketches(path, arrays, state_norm),
         state_steps=state_steps,
-        lr=float(array_of(path, arrays, "lr", np.float64, 0)),
-        trainer_step=_counter(path, arrays, "trainer_step"),
-        tokens_seen=_known(path, arrays, "tokens_seen"),
-        samples_consumed=_known(path, arrays, "samples_consumed"),
+        lr=float(array_of(path, arrays, contract.LR, np.float64, 0)),
+        trainer_step=_counter(path, arrays, contract.TRAINER_STEP),
+        tokens_seen=_known(path, arrays, contract.TOKENS_SEEN),
+        samples_consumed=_known(path, arrays, contract.SAMPLES_CONSUMED),
         buffers=_buffers(path, arrays),
         schedule_steps=(
-            _known(path, arrays, "schedule_steps") if "schedule_steps" in arrays else None
+            _known(path, arrays, contract.SCHEDULE_STEPS)
+            if contract.SCHEDULE_STEPS in arrays
+            else None
         ),
         random_states=_random_states(path, arrays),
     )
@@ -228,14 +235,16 @@ def read_state(path: Path, prefix: str) -> StateSample:
 
 def _random_states(path: Path, arrays: Arrays) -> tuple[str, ...]:
     """Digests by rank; empty in files of older versions."""
-    if "random_states" not in arrays:
+    if contract.RANDOM_STATES not in arrays:
         return ()
-    return tuple(array_of(path, arrays, "random_states", np.str_, 1).tolist())
+    return tuple(array_of(path, arrays, contract.RANDOM_STATES, np.str_, 1).tolist())
 
 
 def _sketches(path: Path, arrays: Arrays, norm: Floats) -> Floats:
-    """Sketches of the optimizer's states: parameters x states x 64."""
-    sketch: Floats = array_of(path, arrays, "state_sketch", np.float64, 3, rows=norm.shape[0])
+    """Sketches of the optimizer's states: parameters x states x PROJECTIONS."""
+    sketch: Floats = array_of(
+        path, arrays, contract.STATE_SKETCH, np.float64, 3, rows=norm.shape[0]
+    )
     if sketch.shape[1:] != (norm.shape[1], PROJECTIONS):
         fail(
             str(path),
@@ -281,7 +290,7 @@ class States(NamedTuple):
 def head_of(path: Path, arrays: Arrays, prefix: str) -> Head:
     """Schema, step and parameters of a file named ``PREFIX-NNNNNNNN.npz`` after its step."""
     names, sizes = parameters_of(path, arrays)
-    step = count_of(path, arrays, "step")
+    step = count_of(path, arrays, contract.STEP)
     named = re.fullmatch(rf"{prefix}-(\d{{8,}})\.npz", path.name)
     if named is None or int(named[1]) != step:
         fail(str(path), f"step is {step}, so its name should be {prefix}-{step:08}.npz")
@@ -290,10 +299,10 @@ def head_of(path: Path, arrays: Arrays, prefix: str) -> Head:
 
 def parameters_of(path: Path, arrays: Arrays) -> tuple[tuple[str, ...], Integers]:
     """Names and sizes of the parameters of a file."""
-    names = array_of(path, arrays, "names", np.str_, 1)
+    names = array_of(path, arrays, contract.NAMES, np.str_, 1)
     if not len(names) or not (names[:-1] < names[1:]).all():
         fail(str(path), "names: not unique and sorted parameter names")
-    sizes = array_of(path, arrays, "sizes", np.int64, 1, rows=len(names))
+    sizes = array_of(path, arrays, contract.SIZES, np.int64, 1, rows=len(names))
     if (sizes < 0).any():
         fail(str(path), "sizes: a negative number of entries")
     return tuple(names.tolist()), sizes
@@ -301,12 +310,12 @@ def parameters_of(path: Path, arrays: Arrays) -> tuple[tuple[str, ...], Integers
 
 def states_of(path: Path, arrays: Arrays, count: int) -> States:
     """Names, norms and counters of the optimizer's states of ``count`` parameters."""
-    states = array_of(path, arrays, "state_names", np.str_, 1)
-    norm = array_of(path, arrays, "state_norm", np.float64, 2, rows=count)
+    states = array_of(path, arrays, contract.STATE_NAMES, np.str_, 1)
+    norm = array_of(path, arrays, contract.STATE_NORM, np.float64, 2, rows=count)
     if norm.shape[1] != len(states):
         fail(str(path), f"state_norm: has {norm.shape[1]} states, must have {len(states)}")
-    steps = array_of(path, arrays, "state_steps", np.float64, 1, rows=count)
-    for key in ("state_norm", "state_steps"):
+    steps = array_of(path, arrays, contract.STATE_STEPS, np.float64, 1, rows=count)
+    for key in (contract.STATE_NORM, contract.STATE_STEPS):
         if (arrays[key] < 0).any():
             fail(str(path), f"{key}: a negative number")
     return States(tuple(states.tolist()), norm, steps)
@@ -394,17 +403,19 @@ def count_of(path: Path, arrays: Arrays, key: str) -> int:
 def rows_of(path: Path, arrays: Arrays, kind: str, sizes: npt.NDArray[Any]) -> TensorRows:
     """Measurements of one kind of tensor, a row per parameter."""
     count = len(sizes)
-    sketch = array_of(path, arrays, f"{kind}_sketch", np.float64, 2, rows=count)
+    sketch = array_of(
+        path, arrays, contract.row_key(kind, contract.SKETCH), np.float64, 2, rows=count
+    )
     if sketch.shape[1] != PROJECTIONS:
         fail(str(path), f"{kind}_sketch: has {sketch.shape[1]} projections, must be {PROJECTIONS}")
-    norm = array_of(path, arrays, f"{kind}_norm", np.float64, 1, rows=count)
+    norm = array_of(path, arrays, contract.row_key(kind, contract.NORM), np.float64, 1, rows=count)
     if (norm < 0).any():
         fail(str(path), f"{kind}_norm: a negative norm")
     if ((norm > 0) & ~sketch.any(axis=1)).any():
         fail(str(path), f"{kind}_sketch: is zero for a tensor whose norm is not 0")
     counts = {}
     for what in ROWS[2:]:
-        key = f"{kind}_{what}"
+        key = contract.row_key(kind, what)
         counts[what] = array_of(path, arrays, key, np.int64, 1, rows=count)
         if ((counts[what] < 0) | (counts[what] > sizes)).any():
             fail(str(path), f"{key}: a count that is negative or larger than its tensor")

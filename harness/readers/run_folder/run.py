@@ -50,11 +50,25 @@ from converge_harness.run_folder.job import (
     SegmentDocument,
     recovery_of,
 )
-from converge_harness.run_folder.layout import JOB, METRICS_FILES, RECORD, is_inside
+from converge_harness.run_folder.layout import (
+    JOB,
+    JOB_SCRIPT,
+    METRICS_FILES,
+    RECORD,
+    SLURM_LOG,
+    is_inside,
+)
 from converge_harness.run_folder.passes import passes_with_metrics
 from converge_harness.seal import broken_seal, other_code
 from converge_harness.store import read_record
 from converge_harness.trainers import curve_outside, kinds, trainer_of_document
+
+_SAYS_WHY = {
+    RunStatus.REFUSED: JOB_SCRIPT,
+    RunStatus.TIMED_OUT: SLURM_LOG,
+    RunStatus.CANCELLED: SLURM_LOG,
+}
+"""The file of a run folder that says most about how a scheduler ended the run."""
 
 
 def run_folder_of(path: Path) -> Path | None:
@@ -96,6 +110,7 @@ def read_run(folder: Path) -> Evidence:
         "source": str(folder),
         "error": record.error if record else None,
         "status": record.status if record else RunStatus.FINISHED,
+        "says_why": _SAYS_WHY.get(record.status) if record else None,
         "wall_s": record.wall_s if record else None,
         "sample_steps": None if sample_steps is None else tuple(sample_steps),
         "identity": job.get("identity"),
@@ -121,6 +136,7 @@ def _unsealed(folder: Path, record: RunRecord, broken: str) -> Evidence:
         source=str(folder),
         identity=record.identity,
         status=record.status,
+        says_why=_SAYS_WHY.get(record.status),
         error=record.error,
         wall_s=record.wall_s,
     )

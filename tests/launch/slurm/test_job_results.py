@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from launch_jobs import tiny_job
 
+from converge_harness.errors import StoreError
+from converge_harness.launch.script_end import read_script_end
 from converge_harness.launch.slurm.backend import JobState, Phase
 from converge_harness.launch.slurm.follow import follow_from
 from converge_harness.launch.slurm.result import Known, result_of
@@ -48,6 +50,20 @@ def with_steps(folder, last, *, complete=False):
 def with_end(folder, returncode, restart=0):
     told = {"schema": 1, "returncode": returncode, "restart": restart}
     (folder / "ended.json").write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"returncode": 1}, "lacks restart"),
+        ({"returncode": "1", "restart": 0}, "returncode is '1', which is not a count"),
+        ({"returncode": 1, "restart": 0, "ran_s": "7"}, "ran_s is '7', which is not a time"),
+    ],
+)
+def test_a_damaged_end_of_a_script_is_named(tmp_path, told, words):
+    (tmp_path / "ended.json").write_text(json.dumps({"schema": 1, **told}))
+    with pytest.raises(StoreError, match=rf"ended\.json: is damaged: {words}"):
+        read_script_end(tmp_path)
 
 
 def with_error(logs, rank, message):

@@ -1,0 +1,47 @@
+"""How the script of a scheduler's job ended, from ``ended.json`` of its run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from converge_harness.errors import StoreError
+from converge_harness.run_folder.ended import REQUIRED, SHAPES
+from converge_harness.run_folder.layout import ENDED
+from converge_harness.run_folder.shapes import misfit
+from converge_harness.store import read_json
+
+
+class ScriptEnd(NamedTuple):
+    """The end of the last start of a script."""
+
+    returncode: int
+    restart: int
+    """How often the scheduler had started it again by then."""
+    ran_s: float | None
+    """Seconds that it ran; None under Slurm, which says it itself."""
+
+
+def has_ended(folder: Path) -> bool:
+    """Whether a job's script has written ``ended.json``, whatever the scheduler says."""
+    return (folder / ENDED).is_file()
+
+
+def read_script_end(folder: Path) -> ScriptEnd | None:
+    """How the script ended; None if it has not written that.
+
+    Raises StoreError for a file that is damaged, newer, or lacks what is required.
+    """
+    if not has_ended(folder):
+        return None
+    path = folder / ENDED
+    found = read_json(path)
+    missing = [key for key in REQUIRED if found.get(key) is None]
+    wrong = f"lacks {', '.join(missing)}" if missing else misfit(found, SHAPES)
+    if wrong:
+        raise StoreError(
+            f"{path}: is damaged: {wrong}; see how the job ended in {folder}, "
+            "then delete that folder to run the job again"
+        )
+    ran_s = found.get("ran_s")
+    return ScriptEnd(found["returncode"], found["restart"], None if ran_s is None else float(ran_s))
