@@ -122,17 +122,20 @@ def undeclared_differences(
 
     Between toolchains the keys themselves differ, so only those that both have are compared.
     """
-    config, other = ours.config, theirs.config
     declared = {*ours.declared, *theirs.declared}
-    keys = config.keys() | other.keys() if same_toolchain else config.keys() & other.keys()
-    absent = object()
+    both = ours.config.keys() & theirs.config.keys()
     return tuple(
-        sorted(
-            key
-            for key in keys
-            if config.get(key, absent) != other.get(key, absent) and not is_declared(key, declared)
-        )
+        key
+        for key in differing_keys(ours.config, theirs.config)
+        if (same_toolchain or key in both) and not is_declared(key, declared)
     )
+
+
+def differing_keys(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys, sorted, that only one of two configs has or that have another value in each."""
+    absent = object()
+    keys = ours.keys() | theirs.keys()
+    return tuple(sorted(key for key in keys if ours.get(key, absent) != theirs.get(key, absent)))
 
 
 def is_declared(key: str, declared: Collection[str]) -> bool:
@@ -157,20 +160,15 @@ def unlike_a_repeat(
     Declared or not. Paths are left out: every run has its own. ``of_repeats``: keys that may differ
     in repeats (``ConfigKeys.of_repeats``).
     """
-    config, other = ours.config, theirs.config
-    absent = object()
 
     def is_path(value: object) -> bool:
         return isinstance(value, str) and "/" in value
 
     return tuple(
-        sorted(
-            key
-            for key in config.keys() | other.keys()
-            if key not in of_repeats
-            and config.get(key, absent) != other.get(key, absent)
-            and not (is_path(config.get(key)) and is_path(other.get(key)))
-        )
+        key
+        for key in differing_keys(ours.config, theirs.config)
+        if key not in of_repeats
+        and not (is_path(ours.config.get(key)) and is_path(theirs.config.get(key)))
     )
 
 

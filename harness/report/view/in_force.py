@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from converge_harness.judge import is_declared
+from converge_harness.judge import differing_keys, is_declared
 from converge_harness.model import (
     CompileInForce,
     Evidence,
@@ -113,8 +113,7 @@ def config_changes(
             _setting(ours, key, here),
             is_declared(key, declared),
         )
-        for key in sorted({*ours, *theirs})
-        if ours and theirs and (key in ours, ours.get(key)) != (key in theirs, theirs.get(key))
+        for key in (differing_keys(ours, theirs) if ours and theirs else ())
     ]
     if test_job and control_job:
         ours, theirs = test_job.toolchain.versions, control_job.toolchain.versions
@@ -125,8 +124,7 @@ def config_changes(
                 _setting(ours, key),
                 declared=True,
             )
-            for key in sorted({*ours, *theirs})
-            if ours.get(key) != theirs.get(key)
+            for key in differing_keys(ours, theirs)
         ]
     return tuple(sorted(changes, key=lambda change: change.declared))
 
