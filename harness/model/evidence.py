@@ -330,6 +330,20 @@ class Struck:
     """The same."""
 
 
+class ReplayConflict(NamedTuple):
+    """A replayed step whose values differ."""
+
+    step: int
+    values: str
+    """``loss 5.1, then 5.2``"""
+    within: int | None = None
+    """Number of the pass that has the step twice; None: of the whole run."""
+
+    def __str__(self) -> str:
+        twice = "" if self.within is None else f" twice in pass {self.within}"
+        return f"step {self.step}{twice}: {self.values}"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
     """All evidence of one run, from any source.
@@ -404,14 +418,16 @@ class Evidence:
     """How many frozen steps the run had to make."""
     problems: tuple[str, ...] = ()
     """Sentences on what the probe could not measure, each with its step."""
+    uncounted: frozenset[tuple[int, str]] = frozenset()
+    """Step and parameter of each gradient whose entries the probe could not count."""
     contradictions: tuple[str, ...] = ()
     """Clauses on claims of the source about its steps that its values contradict."""
     replayed: tuple[int, ...] = ()
     """Steps that the source has more than once (replayed after a restart): the last values
     count.
     """
-    replay_conflicts: tuple[str, ...] = ()
-    """Replayed steps whose values differ, in clauses: ``step 12: loss 5.1, then 5.2``."""
+    replay_conflicts: tuple[ReplayConflict, ...] = ()
+    """Replayed steps whose values differ, in order."""
     identity: str | None = None
     """Identity of the job, for runs by converge."""
     repeat: str | None = None

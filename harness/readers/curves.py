@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -59,15 +58,8 @@ def _since(path: Path, evidence: Evidence, step: int) -> Evidence:
             for signal, column in evidence.signals.items()
         },
         replayed=tuple(each for each in evidence.replayed if each >= step),
-        replay_conflicts=tuple(
-            clause
-            for clause in evidence.replay_conflicts
-            if (at := _AT_STEP.match(clause)) is None or int(at[1]) >= step
-        ),
+        replay_conflicts=tuple(each for each in evidence.replay_conflicts if each.step >= step),
     )
-
-
-_AT_STEP = re.compile(r"step (\d+): ")
 
 
 def same_path(first: Path, second: Path) -> bool:

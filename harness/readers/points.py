@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from converge_harness.model import Column, Evidence, Flags, Floats, Integers
+from converge_harness.model import Column, Evidence, Flags, Floats, Integers, ReplayConflict
 
 MEASURED_ANEW = frozenset({"seconds", "at", "memory_bytes"})
 """Signals that differ in every replay of a step, which is no conflict."""
@@ -50,7 +50,7 @@ class LastValues:
             steps=self.steps,
             signals=self.signals,
             replayed=self.replayed,
-            replay_conflicts=_clauses(self.differences),
+            replay_conflicts=_conflicts(self.differences),
             problems=(*self.problems, *problems),
             **more,
         )
@@ -95,10 +95,10 @@ def last_values(
     )
 
 
-def _clauses(differences: Mapping[int, tuple[str, ...]]) -> tuple[str, ...]:
-    """One clause per step."""
+def _conflicts(differences: Mapping[int, tuple[str, ...]]) -> tuple[ReplayConflict, ...]:
+    """One for each step."""
     ordered = sorted(differences.items())
-    return tuple(f"step {step}: {', and '.join(words)}" for step, words in ordered)
+    return tuple(ReplayConflict(step, ", and ".join(values)) for step, values in ordered)
 
 
 def _out_of_order(late: Mapping[int, int]) -> tuple[str, ...]:

@@ -210,3 +210,14 @@ def step_reached(folder: Path) -> int | None:
         return int(end["steps"]) if end["kind"] == END else None
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
+
+
+def uncounted_problem(name: str, why: str) -> str:
+    """The sentence of ``problems`` on a parameter whose gradient could not be counted."""
+    return f"{name}: {why}"
+
+
+def uncounted_name(problem: str) -> str | None:
+    """The parameter that such a sentence names; None of other sentences without a colon."""
+    name, colon, _ = problem.partition(": ")
+    return name if colon else None

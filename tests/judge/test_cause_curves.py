@@ -18,7 +18,7 @@ from cause_examples import (
 from judge_examples import LOSSES, STEPS, foreign, judge, run, with_signals
 
 from converge_harness.judge import calibrate
-from converge_harness.model import CauseClass, Judgement, Precision
+from converge_harness.model import CauseClass, Judgement, Precision, ReplayConflict
 
 ALL = (*BOTH_LOSSES, *BOTH_NORMS)
 
@@ -146,7 +146,9 @@ def test_a_wrong_norm_that_clips_is_a_metric_that_training_follows():
 
 def test_replayed_steps_that_differ_are_lost_state():
     test = changed(broken(), jumping(9, 0, 1e-2), *ALL)
-    test = replace(test, replayed=(9, 10), replay_conflicts=("step 9: loss 6.8, then 6.9",))
+    test = replace(
+        test, replayed=(9, 10), replay_conflicts=(ReplayConflict(9, "loss 6.8, then 6.9"),)
+    )
     verdict = verdict_of(test)
     assert verdict.cause_class is CauseClass.STATE
     assert "state is lost at a restart: replayed steps differ, step 9: loss 6.8" in verdict.cause
@@ -161,7 +163,9 @@ def test_parting_right_after_replayed_steps_is_lost_state_and_long_after_is_not(
 
 def test_a_conflict_after_the_runs_parted_is_not_the_cause():
     test = changed(broken(), jumping(4, 0, 1e-2), *ALL)
-    test = replace(test, replayed=(9, 10), replay_conflicts=("step 9: loss 6.8, then 6.9",))
+    test = replace(
+        test, replayed=(9, 10), replay_conflicts=(ReplayConflict(9, "loss 6.8, then 6.9"),)
+    )
     assert verdict_of(test).cause_class is CauseClass.LATER
 
 

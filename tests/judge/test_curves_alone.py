@@ -12,7 +12,7 @@ import pytest
 from judge_examples import judge
 
 from converge_harness.judge import calibrate
-from converge_harness.model import CauseClass, Evidence, Judgement
+from converge_harness.model import CauseClass, Evidence, Judgement, ReplayConflict
 
 STEPS = 100
 AT = np.arange(1, STEPS + 1)
@@ -109,7 +109,7 @@ def test_a_gross_difference_fails_by_a_stated_rule(case, margin):
 
 
 def test_steps_that_a_log_has_twice_are_not_blamed_on_a_checkpoint():
-    conflicts = {"replayed": (9,), "replay_conflicts": ("step 9: loss 6.8, then 6.9",)}
+    conflicts = {"replayed": (9,), "replay_conflicts": (ReplayConflict(9, "loss 6.8, then 6.9"),)}
     assert judge(replace(curve(), **conflicts), CONTROL).judgement is Judgement.INVALID
     off = replace(curve(loss=np.where(AT >= 9, 1.5, 1.0)), **conflicts)
     verdict = judge(off, CONTROL)

@@ -21,7 +21,16 @@ from converge_harness.judge.compare.seeds import (
     welch,
 )
 from converge_harness.judge.compare.tost import Answer, equivalence
-from converge_harness.model import Ask, Column, Evidence, Judgement, Outcome, RunStatus, SeedRuns
+from converge_harness.model import (
+    Ask,
+    Column,
+    Evidence,
+    Judgement,
+    Outcome,
+    ReplayConflict,
+    RunStatus,
+    SeedRuns,
+)
 
 STEPS = 200
 AT = np.arange(1, STEPS + 1)
@@ -257,7 +266,7 @@ def broken_runs():
         "hole": hole,
         "crashed": replace(last, status=RunStatus.CRASHED),
         "short": replace(last, expected_steps=2 * STEPS),
-        "contradicts": replace(last, replay_conflicts=("step 3: loss 2, then 3",)),
+        "contradicts": replace(last, replay_conflicts=(ReplayConflict(3, "loss 2, then 3"),)),
         "no loss": replace(last, signals={"grad_norm": np.ones(STEPS)}),
         "other steps": replace(last, steps=AT + 1000),
         "still": with_loss(last, np.full(STEPS, 2.0)),

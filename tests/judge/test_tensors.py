@@ -242,11 +242,15 @@ def test_a_tensor_that_could_not_be_counted_is_not_called_infinite():
     sampled = with_samples(gradient=nan_gradient)
     steps = [sample.step for sample in sampled.samples if sample.gradients is not None]
     partial = "gradient is an unreduced partial sum"
-    told = replace(sampled, problems=tuple(f"step {step}: {WQ}: {partial}" for step in steps))
+    told = replace(
+        sampled,
+        problems=tuple(f"step {step}: {WQ}: {partial}" for step in steps),
+        uncounted=frozenset((step, WQ) for step in steps),
+    )
     assert answer(judged(told), "gradients-finite").outcome is Outcome.PASS
     assert answer(judged(told), "samples-whole").outcome is Outcome.INVALID
     assert answer(judged(told), "gradients-first-steps").outcome is not Outcome.FAIL
-    other = replace(sampled, problems=(f"step 1: another.{WQ}: {partial}",))
+    other = replace(told, uncounted=frozenset({(1, f"another.{WQ}")}))
     assert answer(judged(other), "gradients-finite").outcome is Outcome.FAIL
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reader_files import file
 
-from converge_harness.model import Column
+from converge_harness.model import Column, ReplayConflict
 from converge_harness.readers import read_curves
 from converge_harness.readers.points import Points, last_values
 
@@ -36,12 +36,12 @@ def test_the_last_value_is_kept_and_a_different_one_before_it_is_told(tmp_path):
     evidence = read(tmp_path, rows((1, 9.0), (2, 8.0), (2, 8.5), (3, 7.0), (2, 8.25)))
     assert evidence.signals["loss"] == (9.0, 8.25, 7.0)
     assert evidence.replayed == (2,)
-    assert evidence.replay_conflicts == ("step 2: loss 8.0, then 8.25",)
+    assert evidence.replay_conflicts == (ReplayConflict(2, "loss 8.0, then 8.25"),)
 
 
 def test_a_value_that_differed_in_between_is_told(tmp_path):
     evidence = read(tmp_path, rows((1, 9.0), (1, 9.5), (1, 9.0)))
-    assert evidence.replay_conflicts == ("step 1: loss 9.0, then 9.5",)
+    assert evidence.replay_conflicts == (ReplayConflict(1, "loss 9.0, then 9.5"),)
 
 
 def test_nan_agrees_with_nan_and_with_nothing_else(tmp_path):
@@ -49,7 +49,7 @@ def test_nan_agrees_with_nan_and_with_nothing_else(tmp_path):
     evidence = read(tmp_path, text)
     assert math.isnan(evidence.signals["loss"][0])
     assert evidence.replayed == (1, 2)
-    assert evidence.replay_conflicts == ("step 2: loss nan, then 1.0",)
+    assert evidence.replay_conflicts == (ReplayConflict(2, "loss nan, then 1.0"),)
 
 
 def test_rows_of_one_step_with_different_signals_are_merged(tmp_path):
@@ -66,7 +66,7 @@ def test_rows_of_one_step_with_different_signals_are_merged(tmp_path):
 def test_several_signals_that_differ_make_one_clause(tmp_path):
     text = rows((1, 9.0), grad_norm=0.5) + rows((1, 9.5), grad_norm=0.25)
     (clause,) = read(tmp_path, text).replay_conflicts
-    assert clause == "step 1: loss 9.0, then 9.5, and grad_norm 0.5, then 0.25"
+    assert str(clause) == "step 1: loss 9.0, then 9.5, and grad_norm 0.5, then 0.25"
 
 
 def test_every_conflict_is_listed(tmp_path):
@@ -75,7 +75,7 @@ def test_every_conflict_is_listed(tmp_path):
     other = rows(*((step, 8.0) for step in range(1, 26)))
     evidence = read(tmp_path, rows(*((step, 9.0) for step in range(1, 26))) + other)
     assert len(evidence.replay_conflicts) == 25
-    assert evidence.replay_conflicts[19] == "step 20: loss 9.0, then 8.0"
+    assert str(evidence.replay_conflicts[19]) == "step 20: loss 9.0, then 8.0"
 
 
 def test_steps_out_of_order_are_sorted_and_told(tmp_path):
@@ -150,4 +150,4 @@ def test_every_text_format_takes_the_last_of_replays(tmp_path, form):
     assert evidence.steps.tolist() == [1, 2, 3, 4]
     assert evidence.signals["loss"] == (9.5, 8.5, 7.25, 6.5)
     assert evidence.replayed == (2, 3)
-    assert evidence.replay_conflicts == ("step 3: loss 7.5, then 7.25",)
+    assert evidence.replay_conflicts == (ReplayConflict(3, "loss 7.5, then 7.25"),)

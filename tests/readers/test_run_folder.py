@@ -299,6 +299,7 @@ def test_what_the_probe_could_not_measure_is_told_with_its_step(tmp_path):
     lines = [HEADER, step(1), step(2, problems=["lm_head.weight: placement _StridedShard"])]
     evidence = read_run(write(tmp_path / "r", lines))
     assert evidence.problems == ("step 2: lm_head.weight: placement _StridedShard",)
+    assert evidence.uncounted == {(2, "lm_head.weight")}
 
 
 def test_a_resumed_run_keeps_the_last_lines_and_tells_what_differs(tmp_path):
@@ -317,7 +318,7 @@ def test_a_resumed_run_keeps_the_last_lines_and_tells_what_differs(tmp_path):
     assert evidence.batch_agrees == (True,) * 4
     assert evidence.replayed == (2, 3)
     (clause,) = evidence.replay_conflicts
-    assert clause == (
+    assert str(clause) == (
         "step 3: loss 6.25, then 6.5, and batch_digest 00ff00ff00ff00ff, then 11ff11ff11ff11ff, "
         "and batch_agrees False, then True"
     )
@@ -361,7 +362,7 @@ def test_replicas_that_a_replay_found_otherwise_are_a_conflict(tmp_path):
     assert [sample.step for sample in evidence.replicas] == [0, 1]
     assert evidence.replicas[1].count == 0
     (clause,) = evidence.replay_conflicts
-    assert clause == (
+    assert str(clause) == (
         "step 1: tensors whose copies disagree 1 (first: layers.0.attention_norm.weight), then 0"
     )
 

@@ -8,6 +8,7 @@ import pytest
 from reader_files import file
 
 from converge_harness.errors import EvidenceError
+from converge_harness.model import ReplayConflict
 from converge_harness.readers import read_curves
 from converge_harness.readers.foreign import tensorboard
 from converge_harness.readers.foreign.crc32c import masked_crc32c
@@ -74,7 +75,7 @@ def test_a_restart_that_replays_into_a_second_file(tmp_path):
     assert evidence.steps.tolist() == [1, 2, 3, 4]
     assert evidence.signals["loss"] == (8.0, 7.0, 6.5, 5.0)
     assert evidence.replayed == (2, 3)
-    assert evidence.replay_conflicts == ("step 3: loss 6.0, then 6.5",)
+    assert evidence.replay_conflicts == (ReplayConflict(3, "loss 6.0, then 6.5"),)
 
 
 def test_numbers_that_are_kept_as_tensors(tmp_path):

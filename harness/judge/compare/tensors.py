@@ -195,7 +195,7 @@ def lost_in_storing(moved: Floats, after: TensorSample, steps: int, spacing: Flo
 
 def uncounted(evidence: Evidence, step: int, name: str) -> bool:
     """Whether the probe could not count a gradient, so that its entries are not known."""
-    return any(problem.startswith(f"step {step}: {name}: ") for problem in evidence.problems)
+    return (step, name) in evidence.uncounted
 
 
 def _known(gradients: TensorDifferences, test: Evidence, sample: TensorSample) -> TensorDifferences:

@@ -30,6 +30,7 @@ from converge_harness.rank.recorder import world
 from converge_harness.rank.recorder.cross_entropy import local_part
 from converge_harness.rank.recorder.fetched_shard import FetchedShard
 from converge_harness.rank.recorder.names import canonical
+from converge_harness.run_folder.metrics import uncounted_problem
 
 _BLOCK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 24}
 """Entries converted to float64 at a time."""
@@ -63,7 +64,7 @@ class GradNorm:
                 continue
             problem = placement_problem(parameter, gradient)
             if problem:
-                self.problems.append(f"{self.names[index]}: {problem}")
+                self.problems.append(uncounted_problem(self.names[index], problem))
                 continue
             shards.append((index, local_part(gradient)))
         return SquareSums(shards, len(self.names))

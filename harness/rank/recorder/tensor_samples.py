@@ -26,7 +26,12 @@ from converge_harness.rank.recorder.sketch import NOT_ZERO, SQUARES, WIDTH, Sket
 from converge_harness.run_folder import arrays as contract
 from converge_harness.run_folder.arrays import frozen_steps, head, write_arrays
 from converge_harness.run_folder.layout import FROZEN, SAMPLE, arrays_name
-from converge_harness.run_folder.metrics import BATCH_DIGEST, LOSS_RECOMPUTED, PROBLEMS
+from converge_harness.run_folder.metrics import (
+    BATCH_DIGEST,
+    LOSS_RECOMPUTED,
+    PROBLEMS,
+    uncounted_problem,
+)
 
 _SMALLEST_BLOCK = 1 << 16
 """Smallest number of entries sketched at a time: working memory of 0.7 MiB."""
@@ -173,7 +178,7 @@ class TensorSampler:
         )
         for row, problem in uncounted.items():
             rows[row] = torch.nan
-            self.problems.append(f"{self.rows.names[row]}: {problem}")
+            self.problems.append(uncounted_problem(self.rows.names[row], problem))
         return rows
 
     def arrays(self, step: int, tables: Mapping[str, Table]) -> dict[str, np.ndarray]:

@@ -36,6 +36,7 @@ from converge_harness.run_folder.metrics import (
     REPLICAS,
     SIGNALS,
     STEP,
+    uncounted_name,
 )
 from converge_harness.run_folder.shapes import is_count, is_counts, is_texts
 from converge_harness.store import upgraded
@@ -88,6 +89,11 @@ class Metrics:
         """The problems, each with its step."""
         sentences = (f"step {step}: {sentence}" for step, sentence in self.problems)
         return tuple(dict.fromkeys(sentences))
+
+    def uncounted(self) -> frozenset[tuple[int, str]]:
+        """As in ``Evidence``."""
+        named = ((step, uncounted_name(sentence)) for step, sentence in self.problems)
+        return frozenset((step, name) for step, name in named if name is not None)
 
 
 def read_metrics(folder: Path) -> Metrics:

@@ -23,6 +23,7 @@ from converge_harness.model import (
     FrozenSamples,
     Integers,
     Pass,
+    ReplayConflict,
     ReplicaSample,
     Struck,
     TensorSample,
@@ -220,7 +221,13 @@ def merge(passes: Sequence[PassEvidence], last_step: int | None, **more: Any) ->
         activations=next((one.activations for one in reversed(passes) if one.activations), None),
         problems=tuple(dict.fromkeys(sentence for part in parts for sentence in _problems(part))),
         replayed=_replayed(passes),
-        replay_conflicts=tuple(clause for one in passes for clause in _twice(one)),
+        uncounted=frozenset(
+            (step, name)
+            for part in parts
+            for step, name in part.of_pass.metrics.uncounted()
+            if step in part.owned
+        ),
+        replay_conflicts=tuple(each for one in passes for each in _twice(one)),
         passes=tuple(one.itself for one in passes),
         **more,
     )
@@ -280,8 +287,8 @@ def _replayed(passes: Sequence[PassEvidence]) -> tuple[int, ...]:
     return tuple(steps[counts > 1].tolist())
 
 
-def _twice(one: PassEvidence) -> Iterator[str]:
-    """Sentences on steps that one pass has twice, which no restart explains."""
+def _twice(one: PassEvidence) -> Iterator[ReplayConflict]:
+    """Steps that one pass has twice, which no restart explains."""
     for step in one.metrics.values.replayed:
-        clauses = one.metrics.values.differences.get(step, ("with equal values",))
-        yield f"step {step} twice in pass {one.itself.number}: {', and '.join(clauses)}"
+        values = one.metrics.values.differences.get(step, ("with equal values",))
+        yield ReplayConflict(step, ", and ".join(values), within=one.itself.number)

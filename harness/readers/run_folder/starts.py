@@ -6,7 +6,6 @@ program really went on, whatever it was told to resume from.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -80,7 +79,7 @@ def _start(folder: Path, number: int, path: Path, columns: Mapping[str, str]) ->
             steps=steps,
             signals=dict(curve.signals),
             replayed=curve.replayed,
-            differences=_differences(curve.replay_conflicts),
+            differences={each.step: (each.values,) for each in curve.replay_conflicts},
             problems=curve.problems,
         ),
         batch_digests=nothing,
@@ -104,15 +103,6 @@ def _curve(folder: Path, start: StartDocument, columns: Mapping[str, str]) -> Ev
     if curve.mean_over != 1:
         fail(str(path), "its losses are means over several steps: log the loss of every step")
     return curve
-
-
-_AT_STEP = re.compile(r"step (\d+): (.*)", re.DOTALL)
-
-
-def _differences(conflicts: Sequence[str]) -> dict[int, tuple[str, ...]]:
-    """By step, how the rows of one start differ."""
-    found = (_AT_STEP.fullmatch(each) for each in conflicts)
-    return {int(each[1]): (each[2],) for each in found if each}
 
 
 def merge_starts(starts: Sequence[StartEvidence], last_step: int | None, **more: Any) -> Evidence:
