@@ -578,6 +578,17 @@ def test_of_several_ranks_that_record_a_fault_at_once_the_first_stays(tmp_path):
     assert len(list((tmp_path / "faults").iterdir())) == 20
 
 
+def test_a_fault_is_recorded_where_files_have_no_hard_links(tmp_path, monkeypatch):
+    def refuse(*_arguments, **_options):
+        raise PermissionError(1, "Operation not permitted")  # as exFAT does
+
+    monkeypatch.setattr(os, "link", refuse)
+    for rank in (0, 1):
+        record_struck(tmp_path, 0, RankFault("kill", 2), 1, rank=rank)
+    assert struck_of(tmp_path)["rank"] == 0
+    assert len(list((tmp_path / "faults").iterdir())) == 1
+
+
 def test_a_probe_makes_every_kind_of_fault_or_waits_for_it():
     assert sorted([*faults._MADE, *HELD]) == sorted(FaultKind)
 
