@@ -376,9 +376,7 @@ class CommandTrainer(Trainer):
     ) -> RankError:
         return program_error(logs, returncode, script)
 
-    def incomplete(
-        self, job: Job, folder: Path, last: int | None, call: Call | None = None
-    ) -> str:
+    def incomplete(self, job: Job, folder: Path, last: int | None, call: Call | None = None) -> str:
         curves = argv.curves_of(job, folder, call)
         if curves is not None:
             return (
