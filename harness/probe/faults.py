@@ -284,7 +284,7 @@ def _stamps(folder: Path) -> dict[Path, _Stamp]:
     found = {}
     for root, _, names in os.walk(folder):
         for path in (Path(root), *(Path(root, name) for name in names)):
-            with suppress(FileNotFoundError):  # another rank has renamed or removed it meanwhile
+            with suppress(OSError):  # another rank has renamed or removed it meanwhile
                 of = path.stat()
                 is_file = stat.S_ISREG(of.st_mode)
                 found[path] = _Stamp(is_file, of.st_size, of.st_ino, of.st_mtime_ns)
