@@ -233,6 +233,7 @@ class Looks:
         - a set that reads it has trained on,
         - a set that reads it has ended without being stopped by that step, or
         - all of them were stopped, and it is not worth ending itself.
+
         ``in_passes`` as for ``why_to_end``.
         """
         sets = self._options.read_by.get(job.identity)

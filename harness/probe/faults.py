@@ -18,13 +18,14 @@ from __future__ import annotations
 import math
 import os
 import signal
+import stat
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_map
@@ -86,6 +87,8 @@ class ScriptedFaults:
         """While writes of this rank are broken off."""
         self._refused = False
         """Whether a write was broken off since ``checkpoint_due``."""
+        self._before: Mapping[Path, _Stamp] = {}
+        """The files and folders of the run as they were then."""
         self._notice: _Notice | None = None
 
     # ------------------------------------------------------------------ in a step
@@ -152,6 +155,7 @@ class ScriptedFaults:
         if fault is None or (fault.kind == _FULL and fault.rank != self._rank):
             return
         self._refused = False
+        self._before = _stamps(self._job.run_folder)
         try:
             self._limit = WriteLimit(smallest(), lambda: self._strike_writer(step))
         except RuntimeError as error:
@@ -217,19 +221,26 @@ class ScriptedFaults:
         try:
             if not self._refused:
                 self._refused = True
-                self._record(index, rank=self._rank, torn=self._leaves_half_a_file())
+                self._record(index, rank=self._rank, torn=self._tears_a_checkpoint())
         finally:
             if dies:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def _leaves_half_a_file(self) -> bool:
-        """Whether what was broken off is a file in the folder of checkpoints, not another one."""
+    def _tears_a_checkpoint(self) -> bool:
+        """Whether what was broken off is in the folder of checkpoints, as far as files show.
+
+        Mostly it is now a file of the limit's size. But safetensors removes what it could not
+        write, and a file that was to be enlarged before it is filled is still empty. Then any
+        change in that folder counts, unless a file elsewhere in the run folder has that size.
+        """
         size = self._limit.size if self._limit else 0
-        for each in (self._job.run_folder / CHECKPOINTS).rglob("*"):
-            with suppress(FileNotFoundError):  # another rank has renamed or removed it meanwhile
-                if each.is_file() and each.stat().st_size == size:
-                    return True
-        return False
+        now = _stamps(self._job.run_folder)
+        changed = {path for path, stamp in now.items() if self._before.get(path) != stamp}
+        changed -= {path.parent for path in self._before.keys() - now.keys()}  # something removed
+        checkpoints = self._job.run_folder / CHECKPOINTS
+        inside = {path for path in changed if path.is_relative_to(checkpoints)}
+        halves = {path for path in changed if now[path].is_file and now[path].size == size}
+        return bool(inside & halves if halves else inside)
 
     def _record(self, index: int, *, rank: int | None = None, torn: bool | None = None) -> None:
         fault = self._job.faults[index]
@@ -257,6 +268,27 @@ class ScriptedFaults:
             hold_until(over, lambda: notice.came)
         finally:
             notice.end()
+
+
+class _Stamp(NamedTuple):
+    """By which a change of a file is noticed, or of the names in a folder."""
+
+    is_file: bool
+    size: int
+    inode: int
+    changed_at: int
+
+
+def _stamps(folder: Path) -> dict[Path, _Stamp]:
+    """Of everything in a folder, and of the folders themselves."""
+    found = {}
+    for root, _, names in os.walk(folder):
+        for path in (Path(root), *(Path(root, name) for name in names)):
+            with suppress(OSError):  # another rank has renamed or removed it meanwhile
+                of = path.stat()
+                is_file = stat.S_ISREG(of.st_mode)
+                found[path] = _Stamp(is_file, of.st_size, of.st_ino, of.st_mtime_ns)
+    return found
 
 
 def _largest_file(form: CheckpointForm, run_folder: Path, step: int) -> Path:

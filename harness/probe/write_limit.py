@@ -1,9 +1,10 @@
 """Makes writes fail half-way, as on a full disk, by limiting the size of files.
 
 The kernel writes up to the limit, refuses the rest (EFBIG, "File too large"), and sends SIGXFSZ
-(setrlimit(2), ``RLIMIT_FSIZE``). So every way to write a file is broken off in its middle, in
-Python or not: ``torch.save``, torch's distributed checkpoint, safetensors. Processes that are
-started meanwhile keep the limit for good, and notice nothing.
+(setrlimit(2), ``RLIMIT_FSIZE``). So every way to write a file is broken off, in Python or not.
+``torch.save`` and torch's distributed checkpoint leave half a file; safetensors removes what it
+could not write, and a file that was to be enlarged first, as by ``numpy.memmap``, stays empty.
+Processes that are started meanwhile keep the limit for good, and notice nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from types import FrameType
 
 OPEN_FILES = "/dev/fd"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - nothing is written there
+MEMORY_FILE = "/memfd:"
+"""How the names of files begin that are in no folder (memfd_create(2))."""
 MAY_GROW = 64 * 1024
 """Bytes by which files that are open already, such as logs, may still grow."""
 
@@ -41,18 +44,18 @@ class WriteLimit:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("only the main thread can limit what is written")
         largest, has = _largest_open_file()
-        self.size = max(size, has + MAY_GROW)
-        """Largest size of a file, in bytes. If the user's own limit is lower, that one holds."""
+        self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        soft, hard = self._limits
+        least = max(size, has + MAY_GROW)
+        self.size = least if soft == resource.RLIM_INFINITY else min(least, soft)
+        """Largest size of a file, in bytes; the user's own limit if that is lower."""
         self.open_file = largest if self.size > size else None
         """The open file because of which it is more than was asked for."""
         self._reached = reached
         self._process = os.getpid()
         self._lifted = False
         self._handler = signal.signal(signal.SIGXFSZ, self._notice)
-        self._limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        soft, hard = self._limits
-        least = self.size if soft == resource.RLIM_INFINITY else min(self.size, soft)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (least, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, hard))
 
     def lift(self) -> None:
         """Let files grow again. Any thread may call it."""
@@ -81,6 +84,7 @@ def _largest_open_file() -> tuple[Path | None, int]:
             found = os.fstat(int(name))
             written = fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
             path = Path(OPEN_FILES, name).readlink()
-            if stat.S_ISREG(found.st_mode) and written and SHARED_MEMORY not in path.parents:
+            in_memory = SHARED_MEMORY in path.parents or str(path).startswith(MEMORY_FILE)
+            if stat.S_ISREG(found.st_mode) and written and not in_memory:
                 largest = max(largest, (path, found.st_size), key=lambda each: each[1])
     return largest

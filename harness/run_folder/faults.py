@@ -100,9 +100,13 @@ def record_struck(
             "torn": fault.kind in ("ckpt_torn", "disk_full") if torn is None else torn,
         },
     )
-    with suppress(FileExistsError):
-        os.link(own, path)
-    own.unlink()
+    try:
+        with suppress(FileExistsError):
+            os.link(own, path)
+    except OSError:  # a file system without hard links; at the same moment, the last one stays
+        if not path.exists():
+            own.replace(path)
+    own.unlink(missing_ok=True)
     for written in (path, path.parent):
         descriptor = os.open(written, os.O_RDONLY)
         os.fsync(descriptor)

@@ -2,7 +2,7 @@
 
 Such a program leaves a curve of each of its starts and nothing else of ours, so converge itself
 writes down what only it knows: with how many ranks it started the program, which curve is that of
-this start, what there was to resume from, and how the program ended.
+this start, and how the program ended. The curve shows after which step it went on.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ class StartDocument(TypedDict, total=False):
     segment: int | None
     """Index of the segment of an elastic set; None for other sets."""
     ranks: int
-    resumes_from: int | None
-    """Step of the newest complete checkpoint when it was started; None: there was none."""
     curve: str
     """Path of its own curve, from the run folder."""
     at: float
@@ -37,7 +35,6 @@ class StartDocument(TypedDict, total=False):
 SHAPES: Mapping[str, Shape] = {
     "segment": COUNT,
     "ranks": COUNT,
-    "resumes_from": COUNT,
     "curve": TEXT,
     "at": TIME,
     "returncode": (is_integer, "a whole number"),

@@ -1,8 +1,7 @@
 """Maps parameter names of one trainer to names in another trainer's checkpoint.
 
 Part of ``job.json``, which a rank reads: ``{"parameters": {…}, "modules": {…}, "beside": […],
-"rotary_interleaved": true}``. Both names may have one ``*``,
-for the layer's number.
+"rotary_interleaved": true}``. Both names may have one ``*``, for the layer's number.
 """
 
 from __future__ import annotations

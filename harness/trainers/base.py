@@ -522,8 +522,11 @@ class Trainer(ABC):
         how = "was ended" if returncode is None else f"ended with exit code {returncode}"
         return RankError(None, f"{how}: {last.strip()}", text)
 
-    def incomplete(self, job: Job, folder: Path, last: int | None) -> str:
-        """What is missing from a run whose ranks all ended with 0; ``last`` is its last step."""
+    def incomplete(self, job: Job, folder: Path, last: int | None, call: Call | None = None) -> str:
+        """What is missing from a run whose ranks all ended with 0; ``last`` is its last step.
+
+        ``call`` is that whose ranks these were; None: the first.
+        """
         where = (
             "before its first step was finished"
             if last is None

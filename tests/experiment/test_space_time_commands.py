@@ -19,14 +19,14 @@ def script(folder):
     (folder / "train.py").touch()
 
 
-def text(options=SIZES, *, control="dp_replicate = 2", more="", product=4):
+def text(options=SIZES, *, control="dp_replicate = 2", more="", product=4, local=4):
     return f"""schema = 1
 [trainer]
 kind = "command"
 toolchain = "mine"
 command = ["train.py", {options}]
 [trainer.config]
-training = {{ steps = 20, local_batch_size = 4, global_batch_size = 8 }}
+training = {{ steps = 20, local_batch_size = {local}, global_batch_size = 8 }}
 parallelism = {{ fsdp_reshard_after_forward = "default" }}
 [control]
 name = "right"
@@ -95,6 +95,23 @@ def test_what_a_program_is_not_told_leaves_out_exactly_the_sets_that_need_it(
     experiment = load(text(options, control=control or "dp_replicate = 2", more=more))
     assert [test.name for test in experiment.tests] == names
     assert not set(names) & set(experiment.left_out)
+
+
+@pytest.mark.parametrize(
+    ("options", "local", "names"),
+    [
+        # Its ranks accumulate two microbatches, as the control's do, whatever the set.
+        ('"{dp_replicate}"', 2, ["st_ddp2_acc2"]),
+        ('"{global_batch_size}"', 2, ["st_ddp2_acc2"]),
+        ('"{gradient_accumulation_steps}"', 2, DDP),
+        (SIZES, 2, DDP),
+        # Or four.
+        ('"{global_batch_size}"', 1, ["st_ddp1_acc4"]),
+        (LOCAL, 1, ["st_ddp1_acc4"]),
+    ],
+)
+def test_a_program_that_is_not_told_accumulates_as_its_control(load, options, local, names):
+    assert [test.name for test in load(text(options, local=local)).tests] == names
 
 
 @pytest.mark.parametrize(

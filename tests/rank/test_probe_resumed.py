@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from probed_loop import DEGREES, Model, lines_of, microbatches, write_job
+from safetensors.torch import save_file
 
 from converge_harness.model.kinds import FaultKind
 from converge_harness.probe import Probe, ProbeError, faults
@@ -444,6 +445,56 @@ def test_another_file_that_is_broken_off_is_no_torn_checkpoint(tmp_path):
     assert struck_of(path.parent)["torn"] is False
 
 
+def save_by_safetensors(program, path):
+    path.mkdir()
+    save_file({"weight": torch.zeros(FILE // 4)}, path / "model.safetensors")
+    raise AssertionError
+
+
+def save_by_memmap(program, path):
+    np.memmap(path, dtype=np.uint8, mode="w+", shape=(FILE,))
+    raise AssertionError
+
+
+@pytest.mark.parametrize("saves", [save_by_safetensors, save_by_memmap])
+def test_a_checkpoint_may_leave_no_half_file(tmp_path, saves):
+    path = job_with(tmp_path / "run", {"kind": "ckpt_torn", "step": 2})
+    assert wrote_by(path, saves) == -signal.SIGKILL
+    assert struck_of(path.parent)["torn"] is True
+    assert newest_whole(path.parent, FORM) is None
+
+
+def test_what_other_ranks_write_or_an_earlier_fault_left_is_not_what_was_broken_off(tmp_path):
+    def save(program, path):
+        with pytest.raises(OSError, match="File too large"):
+            path.write_bytes(bytes(FILE))
+        program.train(3)
+        FORM.path(program.folder, 3).write_bytes(b"of another rank")
+        with pytest.raises(OSError, match="File too large"):
+            (program.folder / "evaluation.bin").write_bytes(bytes(FILE))
+        program.train(4)
+
+    script = ({"kind": "disk_full", "step": 2}, {"kind": "disk_full", "step": 3})
+    path = job_with(tmp_path / "run", *script)
+    with (tmp_path / "log").open("wb") as log:
+        log.truncate(FILE // 4)  # makes both limits the same
+        assert wrote_by(path, save) == 0
+    assert [struck_of(path.parent, index)["torn"] for index in (0, 1)] == [True, False]
+
+
+def test_a_checkpoint_that_makes_room_for_the_next_is_no_torn_one(tmp_path):
+    def save(program, path):
+        (path.parent / "1.pt").unlink()
+        (tmp_path / "evaluation.bin").write_bytes(bytes(FILE))
+        raise AssertionError
+
+    path = job_with(tmp_path / "run", {"kind": "ckpt_torn", "step": 2})
+    FORM.path(path.parent, 1).parent.mkdir()
+    FORM.path(path.parent, 1).touch()
+    assert wrote_by(path, save) == -signal.SIGKILL
+    assert struck_of(path.parent)["torn"] is False
+
+
 @pytest.mark.parametrize(("mode", "strikes"), [("rb", True), ("ab", False)])
 def test_a_large_file_that_is_only_read_does_not_move_the_limit(tmp_path, mode, strikes):
     large = tmp_path / "tokens.bin"
@@ -480,6 +531,19 @@ def test_the_limit_and_its_handler_are_as_before_afterwards(tmp_path):
         assert wrote_by(job_with(tmp_path / "run", {"kind": "disk_full", "step": 2}), save) == 0
     finally:
         signal.signal(signal.SIGXFSZ, had)
+
+
+def test_the_limit_of_the_user_may_be_the_lower_one(tmp_path):
+    def limited(program, path):
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FILE, hard))
+        limit = WriteLimit(2 * FILE, lambda: None)
+        assert limit.size == resource.getrlimit(resource.RLIMIT_FSIZE)[0] == FILE
+        limit.lift()
+        os.ftruncate(os.memfd_create("memory"), FILE)  # is no log
+        assert WriteLimit(MAY_GROW, lambda: None).size < FILE
+
+    assert wrote_by(job_with(tmp_path / "run"), limited) == 0
 
 
 def test_another_thread_may_lift_the_limit(tmp_path):
@@ -527,23 +591,33 @@ def test_of_several_ranks_that_record_a_fault_at_once_the_first_stays(tmp_path):
     assert len(list((tmp_path / "faults").iterdir())) == 20
 
 
+def test_a_fault_is_recorded_where_files_have_no_hard_links(tmp_path, monkeypatch):
+    def refuse(*_arguments, **_options):
+        raise PermissionError(1, "Operation not permitted")  # as exFAT does
+
+    monkeypatch.setattr(os, "link", refuse)
+    for rank in (0, 1):
+        record_struck(tmp_path, 0, RankFault("kill", 2), 1, rank=rank)
+    assert struck_of(tmp_path)["rank"] == 0
+    assert len(list((tmp_path / "faults").iterdir())) == 1
+
+
 def test_a_probe_makes_every_kind_of_fault_or_waits_for_it():
     assert sorted([*faults._MADE, *HELD]) == sorted(FaultKind)
 
 
 def test_a_file_that_vanishes_meanwhile_does_not_hide_the_fault(tmp_path, monkeypatch):
     """Another rank may rename its own file of the checkpoint while this one looks at all files."""
-    is_file = Path.is_file
+    stat = Path.stat
 
-    def vanishes(path):
-        found = is_file(path)
+    def vanishes(path, **options):
         if path.name == "of_another_rank":
             path.unlink(missing_ok=True)
-        return found
+        return stat(path, **options)
 
     def save(program, path):
         (path.parent / "of_another_rank").touch()
-        monkeypatch.setattr(Path, "is_file", vanishes)
+        monkeypatch.setattr(Path, "stat", vanishes)
         save_by_python(program, path)
 
     path = job_with(tmp_path / "run", {"kind": "ckpt_torn", "step": 2})

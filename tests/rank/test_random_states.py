@@ -140,9 +140,10 @@ def test_global_generators_of_python_and_numpy_are_watched_each_alone(library):
     assert step_of(mine, half) != kept
 
 
-def test_numpys_generator_may_be_of_another_kind():
+@pytest.mark.parametrize("kind", [np.random.PCG64, np.random.Philox])
+def test_numpys_generator_may_be_of_another_kind(kind):
     states, before = watched(view())["numpy"], np.random.get_bit_generator()
-    np.random.set_bit_generator(np.random.PCG64(3))
+    np.random.set_bit_generator(kind(3))
     try:
         assert step_of(states, np.random.rand) not in (0, step_of(states, np.random.rand))
     finally:

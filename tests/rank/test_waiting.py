@@ -46,7 +46,7 @@ def after_steps(folder, *steps):
     return ended, thread
 
 
-def test_a_run_that_nobody_with_saves_before_waits_does_not(tmp_path, say):
+def test_a_run_that_nobody_told_to_wait_does_not(tmp_path, say):
     assert read_waits(tmp_path) == frozenset()
     ended, thread = after_steps(tmp_path, 1, 2)
     thread.join(10)

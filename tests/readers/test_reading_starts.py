@@ -72,7 +72,6 @@ def run_folder(folder, *curves, segments=SEGMENTS, saved=(4, 8), repeat=None, **
             "schema": 1,
             "segment": number - 1,
             "ranks": 3 - number,
-            "resumes_from": 4 if number > 1 else None,
             "curve": f"output/start-{number:02d}/loss.csv",
             "at": 1000.0 * number,
             "returncode": 0,

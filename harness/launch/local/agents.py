@@ -197,7 +197,6 @@ def _begin_start(job: Job, folder: Path, call: Call) -> None:
         {
             "segment": call.segment,
             "ranks": part_of(job, call).world_size,
-            "resumes_from": call.resumes_from,
             "curve": str(curves.relative_to(folder)),
             "at": time.time(),
             "returncode": None,

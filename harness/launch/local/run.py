@@ -109,6 +109,11 @@ class Run:
         self.slots, self.waiting_since = slots, None
 
     @property
+    def may_begin_anew(self) -> bool:
+        """Whether that costs no finished step, and no finished start of a program without them."""
+        return not self.made and (self.growth is None or not self.earlier)
+
+    @property
     def elapsed_s(self) -> float:
         """Seconds since it was started, without those in which it waited for other runs."""
         now = time.monotonic() if self.waiting_since is None else self.waiting_since
@@ -224,8 +229,11 @@ class Run:
         if not problem:
             return None
         if self.call.returncode == 0:
-            how = trainer_of(self.job.spec).unsaved(self.job)
+            trainer = trainer_of(self.job.spec)
+            how = trainer.unsaved(self.job)
             message = f"{problem}: {how}" if how else problem
+            if self.growth is not None and not self.growth.curves.exists():  # no step is known
+                message = trainer.incomplete(self.job, self.folder, None, self.call.call)
             return RankError(0, message, launcher_tail(self.call.agents[0].logs))
         error = self._rank_error()
         return replace(error, message=f"{problem}: {error.message}")

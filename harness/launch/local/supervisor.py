@@ -622,7 +622,7 @@ class Supervisor:
         error = run.error()
         if error is None:
             self._finish(run, RunStatus.FINISHED, None)
-        elif not run.made and run.attempt < MAX_ATTEMPTS and is_infrastructure_fault(error):
+        elif run.may_begin_anew and run.attempt < MAX_ATTEMPTS and is_infrastructure_fault(error):
             self._release(run)
             self._waiting.insert(0, run.job)
             self._tell(Retrying(time.time(), run.job, error.message))

@@ -101,12 +101,18 @@ def python_state() -> bytes:
 def numpy_state() -> bytes:
     """The state of the generator behind the functions of ``numpy.random``."""
     state: dict[str, Any] = np.random.get_state(legacy=False)  # noqa: NPY002 (programs use it)
+    if state["bit_generator"] != "MT19937":  # put in by ``numpy.random.set_bit_generator``
+        return repr(_plain(state)).encode()
     inner = state["state"]
-    key = inner.get("key")
-    if not isinstance(key, np.ndarray):  # ``numpy.random.set_bit_generator`` put in another one
-        return repr(state).encode()
     rest = (int(inner["pos"]), state.get("has_gauss"), state.get("gauss"))
-    return key.tobytes() + repr(rest).encode()
+    return inner["key"].tobytes() + repr(rest).encode()
+
+
+def _plain(value: Any) -> Any:
+    """The value with lists for its arrays, of which numpy prints only the ends if they are long."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def watched(view: TrainerView) -> dict[str, RandomStates]:

@@ -34,6 +34,7 @@ from pydantic_core import PydanticCustomError
 
 from converge_harness.errors import Problem, suggest
 from converge_harness.model import (
+    GLOBAL_BATCH,
     LOCAL_BATCH,
     RESHARD,
     Kind,
@@ -372,8 +373,9 @@ SIZES = ("local_batch_size", "global_batch_size")
 def not_passed(spec: SetSpec, control: SetSpec, accumulated: int) -> str:
     """Why a program cannot learn what a ``space_time`` set wants of it, as a clause; or empty.
 
-    Ranks of a program that gets neither ``{dp_replicate}`` nor ``{dp_shard}`` hold the parameters
-    as its control's do. ``accumulated``: microbatches of a rank in a step.
+    What a program is not told, it does as for its control: ranks that get neither
+    ``{dp_replicate}`` nor ``{dp_shard}`` hold the parameters as the control's do, and accumulate as
+    many microbatches. ``accumulated``: microbatches of a rank in a step.
     """
     given = set(passed(spec.trainer.settings))
     given |= {size for size in SIZES if f"{CONFIG}training.{size}" in given}
@@ -381,13 +383,21 @@ def not_passed(spec: SetSpec, control: SetSpec, accumulated: int) -> str:
     if RESHARD in spec.overrides:
         needed = (*needed, CONFIG + RESHARD)
     knows_accumulation = "gradient_accumulation_steps" in given
-    if accumulated > 1 and not knows_accumulation:
+    as_control = accumulated == _accumulated_by(control)
+    if not (as_control or knows_accumulation):
         needed = (*needed, *SIZES)
     elif spec.setting(LOCAL_BATCH) != control.setting(LOCAL_BATCH):
-        by_all = "global_batch_size" in given and (accumulated == 1 or knows_accumulation)
-        needed = needed if by_all else (*needed, "local_batch_size")
+        needed = needed if "global_batch_size" in given else (*needed, "local_batch_size")
     missing = [f"{{{name}}}" for name in needed if name not in given]
     return f"nothing passes {' and '.join(missing)} to the program" if missing else ""
+
+
+def _accumulated_by(control: SetSpec) -> int:
+    """Microbatches of a rank in a step; 1 for wrong sizes, which are reported elsewhere."""
+    local, samples = control.setting(LOCAL_BATCH), control.setting(GLOBAL_BATCH, -1)
+    if not (isinstance(local, int) and isinstance(samples, int)) or min(local, samples) < 1:
+        return 1
+    return samples // (local * control.parallelism.dp)
 
 
 def _of_degrees(

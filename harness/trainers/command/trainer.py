@@ -383,8 +383,8 @@ class CommandTrainer(Trainer):
     ) -> RankError:
         return program_error(logs, returncode, script)
 
-    def incomplete(self, job: Job, folder: Path, last: int | None) -> str:
-        curves = argv.curves_of(job, folder)
+    def incomplete(self, job: Job, folder: Path, last: int | None, call: Call | None = None) -> str:
+        curves = argv.curves_of(job, folder, call)
         if curves is not None:
             return (
                 f"the program ended with 0, but there is no {curves}: it has to write its curve "
