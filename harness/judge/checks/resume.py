@@ -610,7 +610,7 @@ def _draws_again(evidence: Evidence, other: Evidence, how: str) -> Flaw | None:
     for each in generators(evidence, other):
         for found in repeats(each.test, each.control):
             at_a_resume = not begins.isdisjoint({found.step - 1, found.step - 2})
-            if at_a_resume and effect(each.test, each.control, found):
+            if at_a_resume and effect(each, found):
                 what = f"draws the random numbers of step {found.of} again, from {each.whose}"
                 return Flaw(f"{how} {what}", found.step)
     return None
