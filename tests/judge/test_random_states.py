@@ -159,6 +159,34 @@ def test_other_random_numbers_are_the_cause_of_what_differs_from_there_on():
     assert parted(drawn(run("t"), own_seeds_first), drawn(run("c"), OWN)) == RESUMED
 
 
+@pytest.mark.parametrize("library", ["torch", "python", "numpy"])
+def test_numbers_that_part_without_an_effect_hide_no_other_cause(library):
+    """One more draw at step 2 changes nothing; the learning rate is wrong from step 9 on."""
+    parts = (OWN[0], *(f"{step:016x}" for step in range(900, 899 + STEPS)))
+    control = with_states(run("control"), library, OWN)
+
+    def judged_with(**signals):
+        test = with_states(with_signals(run("test"), **signals), library, parts)
+        return judge(test, control, spec=spec(), control_spec=spec())
+
+    def since(step, change):
+        return lambda at, value: change * value if at >= step else value
+
+    off = {"loss": since(10, 1.02), "loss_recomputed": since(10, 1.02)}
+    verdict = judged_with(lr=since(RESUMED, 1.5), **off)
+    assert verdict.cause.startswith("learning-rate schedule: lr is 0.0015 at step 9")
+    off = {"loss": since(2, 1.02), "loss_recomputed": since(2, 1.02)}
+    assert "are others than the control's from step 2 on" in judged_with(**off).cause
+
+
+def test_generators_that_start_over_are_named_before_others_that_part_there():
+    test = replace(drawn(later_loss(1.01), OTHER), global_random_states={"python": AGAIN})
+    control = shuffled(drawn(run("control"), OWN), "python", OWN)
+    verdict = judge(test, control, spec=spec(), control_spec=spec())
+    assert "the random generators of Python's random as they were" in answer(verdict).detail
+    assert "the random numbers (RNG) of Python's random start over at step 9" in verdict.cause
+
+
 def shuffled(evidence, library, states):
     return replace(evidence, global_random_states={library: states})
 
@@ -278,7 +306,9 @@ def test_other_samples_by_a_shuffle_that_starts_over_are_named():
         control_spec=spec(),
     )
     assert verdict.cause.startswith("data order is lost at the resume")
-    assert "of Python's random start over there, as they were before step 1" in verdict.cause
+    assert "of Python's random start over there, as they were before step 1: if samples follow" in (
+        verdict.cause
+    )
 
 
 def test_ranks_that_drop_the_same_units_fail_where_those_of_the_control_do_not():

@@ -60,7 +60,8 @@ def _shuffled_again(context: Context) -> str:
         if each.whose in STATES_OF and again is not None and again.step == step:
             return (
                 f"; the random numbers (RNG) of {each.whose} start over there, as they were before "
-                f"step {again.of}: checkpoints have to hold them ({STATES_OF[each.whose]})"
+                f"step {again.of}: if samples follow from them, checkpoints have to hold them "
+                f"({STATES_OF[each.whose]})"
             )
     return ""
 

@@ -52,6 +52,7 @@ from converge_harness.judge.resume.passes import (
     gaps,
     loads,
     never_interrupted,
+    newest_whole,
 )
 from converge_harness.judge.resume.saved_state import (
     BUFFERS,
@@ -451,11 +452,11 @@ def _saved_nothing(test: Evidence) -> Iterator[str]:
         each = struck_pass(test, fault)
         if fault.kind != FaultKind.PREEMPT or each is None:
             continue
-        saved = max(each.whole, default=0)
-        if saved < fault.step:
+        if max(each.whole, default=0) < fault.step:
+            newest = newest_whole(test, each.number + 1)
             yield (
                 f"pass {each.number} saved no step after SIGTERM at step {fault.step}, or not "
-                f"before it was killed: training goes on from step {saved}"
+                f"before it was killed: training goes on from step {newest}"
             )
 
 

@@ -220,6 +220,18 @@ def parted(test: Evidence, control: Evidence) -> int | None:
     return None
 
 
+def parted_with_effect(kind: Generators) -> int | None:
+    """The same, unless loss and grad norm show that a model does not use these numbers.
+
+    Other masks of torch may move them by less than rounding does, if the runs compute differently.
+    """
+    step = parted(kind.test, kind.control)
+    if step is None:
+        return None
+    shows = kind.whose != _TORCH or _compute_alike(kind.test, kind.control, step)
+    return None if shows and effect(kind, DrawnAgain(step, step)) is False else step
+
+
 def shared(run: Evidence) -> dict[int, bool]:
     """By step, whether ranks that train on other samples drew the same; where several drew."""
     kept = drawing(run)
