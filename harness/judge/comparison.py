@@ -24,6 +24,7 @@ from converge_harness.judge.compare.envelopes import (
 from converge_harness.judge.compare.limits import applicable
 from converge_harness.judge.compare.loss_only import LossOnlyGate, loss_only_gate
 from converge_harness.judge.compare.precision_errors import Errors, PrecisionRuns, measure_errors
+from converge_harness.judge.compare.random_states import Generators, generators
 from converge_harness.judge.compare.sketches import Renamed, align
 from converge_harness.judge.compare.tensors import Comparisons, compare_tensors
 from converge_harness.judge.compare.tost import ALPHA
@@ -112,6 +113,15 @@ class RunComparison:
     def curves_alone(self) -> bool:
         """Whether both runs left only their curves."""
         return curves_alone(self.test, self.control)
+
+    @property
+    def generators(self) -> tuple[Generators, ...]:
+        """Both runs with the states of each kind of random generators.
+
+        Where other numbers are drawn on purpose, repeats do not show how much they move a signal.
+        """
+        envelopes = () if self.draws else self.learnt_envelopes
+        return tuple(generators(self.test, self.control, envelopes))
 
     @property
     def shared_signals(self) -> tuple[str, ...]:

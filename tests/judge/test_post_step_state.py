@@ -1,6 +1,7 @@
 """Checks between gradient and weight: clipping, the optimizer's state, buffers; wrong clipping."""
 
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ from cause_examples import CONTROL, broken, changed, scaled, turned, verdict_of
 from judge_examples import in_force, judge
 from test_cause_optimizer import MAX_NORM, NAMES, REFERENCE, kept
 
+from converge_harness.judge.checks.tensors import clipping_envelope, clipping_first_steps
 from converge_harness.judge.compare.post_step_state import unchanging
+from converge_harness.judge.comparison import compare_runs
 from converge_harness.model import (
     BufferRows,
     CauseClass,
@@ -154,6 +157,45 @@ def test_a_norm_that_crosses_the_largest_one_is_clipped_rightly():
     # A control that is never clipped shows that 44.5 is not.
     assert not clipping_fails(50.0, 50.0, 1.2)
     assert clipping_fails(50.0, 43.0, 1.2)
+
+
+def by_step(sizes):
+    return lambda step, _, value: sizes.get(step, 1.0) * value
+
+
+def clipping_of(control, test, sizes=MappingProxyType({})):
+    """Both checks of a run that clips, and has larger gradients, by step; else to 100, by 1."""
+    if isinstance(control, dict):
+        norms = control
+        control = kept(CONTROL, clip=lambda step: norms.get(step, 100.0))
+    ours = kept(broken(gradient=by_step(sizes)), clip=lambda step: test.get(step, 100.0))
+    compared = compare_runs(ours, control)
+    return tuple(each(compared).outcome for each in (clipping_first_steps, clipping_envelope))
+
+
+def test_one_clipped_step_does_not_show_the_largest_norm():
+    """Both clip to 42 at step 4 and to 100 in the others, as a schedule of the norm may say."""
+    schedule = {4: 42.0}
+    assert clipping_of(schedule, schedule, {8: 1.02}) == (Outcome.PASS, Outcome.PASS)
+    assert clipping_of(schedule, {4: 41.0}) == (Outcome.PASS, Outcome.FAIL)
+
+
+def test_a_larger_norm_that_was_left_as_it_is_shows_that_none_is_the_largest():
+    """The control leaves the 44.5 of step 2, or clips it; its 42.70 of step 16 is below 43."""
+    grown, some, every = {16: 1.03}, dict.fromkeys((1, 4), 43.0), dict.fromkeys((1, 2, 4), 43.0)
+    assert clipping_of(some, some, grown) == (Outcome.PASS, Outcome.PASS)
+    assert clipping_of(every, {**every, 16: 43.0}, grown) == (Outcome.PASS, Outcome.PASS)
+    assert clipping_of(every, every, grown) == (Outcome.PASS, Outcome.FAIL)
+
+
+def test_clipping_that_the_first_steps_show_is_known_later():
+    """Norms are largest at first: of the control those of steps 1 and 2 alone are above 43.3."""
+    lower, first = {4: 0.98}, dict.fromkeys((1, 2), 43.3)
+    grown = {**lower, 16: 1.04}
+    control = kept(broken(gradient=by_step(lower)), clip=lambda step: first.get(step, 100.0))
+    right = clipping_of(control, {**first, 16: 43.3}, grown)
+    assert right == (Outcome.PASS, Outcome.PASS)
+    assert clipping_of(control, first, grown) == (Outcome.PASS, Outcome.FAIL)
 
 
 def test_a_lost_counter_fails():

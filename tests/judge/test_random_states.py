@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from judge_examples import STEPS, in_force, judge, run, spec, with_signals
 from resume_examples import ELASTIC, ELASTIC_PASSES, ELASTIC_SPEC, state
 
+from converge_harness.judge import calibrate
 from converge_harness.judge.checks.resume import badly_continued
 from converge_harness.judge.compare.random_states import DrawnAgain, parted, repeats, shared
 from converge_harness.model import (
@@ -157,6 +159,34 @@ def test_other_random_numbers_are_the_cause_of_what_differs_from_there_on():
     assert parted(drawn(run("t"), own_seeds_first), drawn(run("c"), OWN)) == RESUMED
 
 
+@pytest.mark.parametrize("library", ["torch", "python", "numpy"])
+def test_numbers_that_part_without_an_effect_hide_no_other_cause(library):
+    """One more draw at step 2 changes nothing; the learning rate is wrong from step 9 on."""
+    parts = (OWN[0], *(f"{step:016x}" for step in range(900, 899 + STEPS)))
+    control = with_states(run("control"), library, OWN)
+
+    def judged_with(**signals):
+        test = with_states(with_signals(run("test"), **signals), library, parts)
+        return judge(test, control, spec=spec(), control_spec=spec())
+
+    def since(step, change):
+        return lambda at, value: change * value if at >= step else value
+
+    off = {"loss": since(10, 1.02), "loss_recomputed": since(10, 1.02)}
+    verdict = judged_with(lr=since(RESUMED, 1.5), **off)
+    assert verdict.cause.startswith("learning-rate schedule: lr is 0.0015 at step 9")
+    off = {"loss": since(2, 1.02), "loss_recomputed": since(2, 1.02)}
+    assert "are others than the control's from step 2 on" in judged_with(**off).cause
+
+
+def test_generators_that_start_over_are_named_before_others_that_part_there():
+    test = replace(drawn(later_loss(1.01), OTHER), global_random_states={"python": AGAIN})
+    control = shuffled(drawn(run("control"), OWN), "python", OWN)
+    verdict = judge(test, control, spec=spec(), control_spec=spec())
+    assert "the random generators of Python's random as they were" in answer(verdict).detail
+    assert "the random numbers (RNG) of Python's random start over at step 9" in verdict.cause
+
+
 def shuffled(evidence, library, states):
     return replace(evidence, global_random_states={library: states})
 
@@ -192,8 +222,66 @@ def test_generators_of_python_and_numpy_are_judged_each_alone(library):
     assert "the random numbers (RNG) start over at step 9" in verdict.cause
 
 
+OWN_OF_EACH_RANK = tuple(f"{step:016x} of four ranks" for step in range(STEPS))
+"""Ranks that seed with their own number draw on other degrees what the control never draws."""
+SEEDED_AT_EVERY_START = (OWN_OF_EACH_RANK[: RESUMED - 1] + OWN_OF_EACH_RANK)[:STEPS]
+FOUR = Parallelism(dp_shard=2, tp=2)
+
+
+def rounding(evidence, seed, since=1, size=3e-4):
+    """The run with other rounding, of which six repeats show that it may be as large."""
+    noise = np.random.default_rng(seed).standard_normal(STEPS)
+
+    def off(step, value):
+        return value * (1 + size * noise[step - 1] * (step >= since))
+
+    names = ("loss", "loss_recomputed", "grad_norm", "grad_norm_recomputed")
+    return with_signals(evidence, **dict.fromkeys(names, off))
+
+
+def with_states(evidence, library, states):
+    return drawn(evidence, states) if library == "torch" else shuffled(evidence, library, states)
+
+
+@pytest.mark.parametrize("library", ["torch", *LIBRARIES])
+@pytest.mark.parametrize(
+    ("states", "since"),
+    [(SEEDED_AT_EVERY_START, 1), (AGAIN, RESUMED)],
+    ids=["never the control's", "the control's before the resume"],
+)
+def test_draws_that_nothing_depends_on_may_start_over_on_other_degrees(library, states, since):
+    """A right set is off by what its control's repeats are."""
+    control = with_states(run("control"), library, OWN)
+    repeats_of_control = [
+        with_states(rounding(run(f"ulp.{seed}", repeat="ulp"), seed), library, OWN)
+        for seed in range(6)
+    ]
+    learnt = calibrate(control, repeats_of_control)
+
+    def judged_with(test):
+        test = replace(test, in_force=in_force(FOUR))
+        test = with_states(test, library, states)
+        return judge(test, control, learnt, spec=spec("test", FOUR), control_spec=spec())
+
+    right = judged_with(rounding(run("test"), 99, since=since))
+    assert right.judgement is Judgement.PASS, right.cause
+    assert "without an effect on loss or grad norm" in answer(right).detail
+    wrong = judged_with(later_loss(1.05))
+    assert (answer(wrong).outcome, answer(wrong).onset) == (Outcome.FAIL, RESUMED)
+
+
+def test_without_repeats_earlier_steps_show_what_rounding_does_beside_numbers_of_python():
+    """Torch's may be masks, which are off as far before."""
+    four = replace(rounding(run("test"), 99), in_force=in_force(FOUR))
+    for library, outcome in {"python": Outcome.PASS, "torch": Outcome.FAIL}.items():
+        test = with_states(four, library, SEEDED_AT_EVERY_START)
+        control = with_states(run("control"), library, OWN)
+        verdict = judge(test, control, spec=spec("test", FOUR), control_spec=spec())
+        assert answer(verdict).outcome is outcome
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_runs_of_older_versions_are_judged_by_torch_alone(library):
+def test_older_controls_are_judged_by_torch_alone_and_older_test_sets_are_invalid(library):
     """They have no digests of Python's and NumPy's generators."""
     older, newer = run("test"), shuffled(run("control"), library, NOTHING)
     assert judge(older, newer, spec=spec(), control_spec=spec()).judgement is Judgement.PASS
@@ -218,7 +306,9 @@ def test_other_samples_by_a_shuffle_that_starts_over_are_named():
         control_spec=spec(),
     )
     assert verdict.cause.startswith("data order is lost at the resume")
-    assert "of Python's random start over there, as they were before step 1" in verdict.cause
+    assert "of Python's random start over there, as they were before step 1: if samples follow" in (
+        verdict.cause
+    )
 
 
 def test_ranks_that_drop_the_same_units_fail_where_those_of_the_control_do_not():

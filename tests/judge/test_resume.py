@@ -709,6 +709,16 @@ def test_a_program_that_was_killed_before_it_stopped_goes_on_from_an_older_check
         "1 fault; pass 1 saved no step after SIGTERM at step 8, or not before it was killed: "
         "training goes on from step 4"
     )
+    struck = (Struck(0, "kill", 6, 1005.5, number=1, rank=1), Struck(1, "preempt", 7, 2003.9, 2))
+    later = judged(  # the second start saved nothing, and the third goes on from the first one's
+        resumed(
+            a_pass(1, 0, 5, saves=[4]), a_pass(2, 4, 7), a_pass(3, 4, STEPS, **rest), struck=struck
+        ),
+        fault_spec(
+            faults=(Fault(FaultKind.KILL, 6, rank=1), Fault(FaultKind.PREEMPT, 7)), within_s=2000.0
+        ),
+    )
+    assert answer(later, "faults-struck").detail.endswith(": training goes on from step 4")
     stopped = preempted(a_pass(1, 0, 9, saves=[4, 8, 9]), a_pass(2, 9, STEPS, **rest))
     assert answer(stopped, "faults-struck").detail == "1 fault"
 

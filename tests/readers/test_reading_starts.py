@@ -2,12 +2,13 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 from reader_files import file
 
 from converge_harness.judge import calibrate, judge
-from converge_harness.model import Judgement, Outcome
+from converge_harness.model import Judgement, Outcome, RankError, RunStatus
 from converge_harness.readers import read_run, read_spec
 
 ONE = dict.fromkeys(("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep"), 1)
@@ -174,6 +175,84 @@ def test_a_start_that_died_has_the_steps_of_its_curve(tmp_path, curve):
     assert not run.complete
     assert [each.loaded_step for each in run.passes] == [0, None if curve is None else 4]
     assert run.steps.size == (4 if curve is None else 6)
+
+
+def crashed(folder):
+    """The evidence of a run that broke down in its second start."""
+    error = RankError(0, "segment 2 (steps 5 to 8): ValueError: boom")
+    return replace(read_run(folder), status=RunStatus.CRASHED, error=error)
+
+
+@pytest.mark.parametrize(
+    ("second", "steps"),
+    [
+        ("step,loss\n", 4),
+        ("", 4),
+        ("step,loss\n5,0.66", 4),
+        ("step,loss\n5,0.6666666666666666\n6", 5),
+        ("nonsense\n", 4),
+    ],
+    ids=["header alone", "empty", "half a value", "half a row", "no table"],
+)
+def test_what_a_start_that_died_has_written_is_read_and_no_more(tmp_path, second, steps):
+    """Half of a value is another value, and the starts before keep their evidence."""
+    folder = run_folder(tmp_path / "resized", FIRST, second, returncode=None)
+    well = tmp_path / "resized/passes/001/start.json"
+    well.write_text(json.dumps({**json.loads(well.read_text()), "returncode": 0}))
+    test = crashed(folder)
+    assert test.steps.tolist() == list(LOSSES)[:steps]
+    problems = [each for each in test.problems if "because it cannot be read" in each]
+    assert [each.startswith("pass 2: its curve counts as one without") for each in problems] == (
+        [True] if second == "nonsense\n" else []
+    )
+    control = read_run(run_folder(tmp_path / "ddp2", csv(LOSSES), segments=[]))
+    again = read_run(run_folder(tmp_path / "rerun", csv(LOSSES), segments=[], repeat="rerun"))
+    found = judge(test, control, calibrate(control, [again]), spec=read_spec(folder)).verdict
+    assert found.judgement is Judgement.ERROR, found.cause
+    assert steps > 4 or "crashed at the resume after step 4" in found.cause
+
+
+def test_of_a_run_that_crashed_in_one_piece_half_a_row_does_not_count(tmp_path):
+    half = csv(range(1, 5)) + "5,0.66"
+    assert list(read_run(run_folder(tmp_path / "ended", half, segments=[])).steps) == [*range(1, 6)]
+    folder = run_folder(tmp_path / "crashed", half, segments=[])
+    record = {"schema": 1, "name": "ddp2", "identity": "def", "folder": "x", "wall_s": 1.0}
+    file(
+        folder,
+        "record.json",
+        json.dumps({**record, "status": "crashed", "argv": [], "error": None}),
+    )
+    assert list(read_run(folder).steps) == [*range(1, 5)]
+    file(folder, "loss.csv", "step,loss\n1,0.6")
+    assert "loss.csv: has no row of values" in read_run(folder).problems[0]
+
+
+def test_a_row_that_a_logger_writes_twice_is_no_replay(tmp_path):
+    found, _ = verdict(tmp_path / "alike", FIRST, csv([5, 5, 6, 7, 8]))
+    assert found.judgement is Judgement.PASS, found.cause
+    found, _ = verdict(tmp_path / "otherwise", FIRST, "step,loss\n5,0.7\n" + csv(range(5, 9))[10:])
+    assert found.judgement is Judgement.INVALID
+    assert "step 5 twice in pass 2: loss 0.7, then 0.66" in found.cause
+
+
+@pytest.mark.parametrize(("second", "judgement"), [((5, 6, 7, 8), "PASS"), ((5, 7, 8), "INVALID")])
+def test_means_since_the_last_row_are_losses_where_every_step_has_a_row(
+    tmp_path, second, judgement
+):
+    """As ``trainer_state.json`` has them."""
+    folder = run_folder(tmp_path / "resized", FIRST, SECOND)
+    for number, steps in enumerate(((1, 2, 3, 4), second), start=1):
+        path = folder / f"passes/{number:03d}/start.json"
+        curve = f"output/start-{number:02d}/trainer_state.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "curve": curve}))
+        rows = [{"step": step, "loss": LOSSES[step]} for step in steps]
+        file(folder, curve, json.dumps({"log_history": rows}))
+    control = read_run(run_folder(tmp_path / "ddp2", csv(LOSSES), segments=[]))
+    again = read_run(run_folder(tmp_path / "rerun", csv(LOSSES), segments=[], repeat="rerun"))
+    learnt = calibrate(control, [again])
+    found = judge(read_run(folder), control, learnt, spec=read_spec(folder)).verdict
+    assert found.judgement == judgement, found.cause
+    assert found.judgement is Judgement.PASS or "means over several steps" in found.cause
 
 
 @pytest.mark.parametrize(

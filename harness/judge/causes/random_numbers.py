@@ -11,10 +11,14 @@ from typing import NamedTuple
 from converge_harness.judge.causes.context import Context
 from converge_harness.judge.causes.resume import STATES_OF, of_pass
 from converge_harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
-from converge_harness.judge.compare.random_states import Generators, generators, parted, repeated
+from converge_harness.judge.compare.random_states import (
+    Generators,
+    parted_with_effect,
+    repeated,
+)
 from converge_harness.judge.degrees import owner
 from converge_harness.judge.resume.passes import loads
-from converge_harness.model import CauseClass, Evidence, Outcome
+from converge_harness.model import CauseClass, Outcome
 
 _ASKED_OF = (ComparisonKind.ORDINARY, ComparisonKind.DRAWING)
 _ALONE = ("recovers-in-time", "random-numbers-go-on", "ranks-draw-apart")
@@ -29,25 +33,24 @@ _ALONE = ("recovers-in-time", "random-numbers-go-on", "ranks-draw-apart")
 )
 def random_numbers_lost(context: Context) -> Cause | None:
     """C6: the generators start over, or are in other states from a step on, before all else."""
-    found = [_lost(context, each) for each in generators(*_runs(context))]
+    found = [_lost(context, each) for each in context.compared.generators]
     causes = [each for each in found if each is not None]
-    return min(causes, key=lambda each: each.step).cause if causes else None
+    # Numbers that are drawn again have an effect that is known, others may have none.
+    first = min(causes, key=lambda each: (not each.again, each.step), default=None)
+    return first.cause if first else None
 
 
 class _Lost(NamedTuple):
     step: int
+    again: bool
+    """Whether the generators start over, and are not in other states alone."""
     cause: Cause
-
-
-def _runs(context: Context) -> tuple[Evidence, Evidence]:
-    return context.compared.test, context.compared.control
 
 
 def _lost(context: Context, kind: Generators) -> _Lost | None:
     """What one kind of generators lost, and where."""
-    test, control = kind.test, kind.control
-    again = repeated(test, control) if context.failed("random-numbers-go-on") else None
-    step = again.step if again else parted(test, control)
+    again = repeated(kind) if context.failed("random-numbers-go-on") else None
+    step = again.step if again else parted_with_effect(kind)
     before = context.first_failure(*_ALONE)
     if step is None or (before is not None and before < step) or (before is None and not again):
         return None
@@ -70,7 +73,7 @@ def _lost(context: Context, kind: Generators) -> _Lost | None:
         sentence += ", and ranks that train on other samples now draw the same"
     place = of_pass(context, step) + (_not_restored(context, step) if torch else "")
     look_at = _SAVED if torch else _saved_of(kind.whose)
-    return _Lost(step, Cause(sentence + place, CauseClass.STATE, look_at))
+    return _Lost(step, again is not None, Cause(sentence + place, CauseClass.STATE, look_at))
 
 
 def _saved_of(whose: str) -> str:

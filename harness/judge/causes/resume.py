@@ -13,7 +13,7 @@ from converge_harness.judge.causes.context import Context
 from converge_harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
 from converge_harness.judge.causes.updates import initial_difference
 from converge_harness.judge.checks.resume import Lost, not_restored
-from converge_harness.judge.compare.random_states import generators, repeated
+from converge_harness.judge.compare.random_states import repeated
 from converge_harness.judge.degrees import owner
 from converge_harness.judge.resume.passes import (
     SCHEDULE,
@@ -55,12 +55,13 @@ def data_lost(context: Context) -> Cause | None:
 def _shuffled_again(context: Context) -> str:
     """A clause if numbers of Python or NumPy start over where the samples differ."""
     step = context.checks["data-resumed"].onset
-    for each in generators(context.compared.test, context.compared.control):
-        again = repeated(each.test, each.control)
+    for each in context.compared.generators:
+        again = repeated(each)
         if each.whose in STATES_OF and again is not None and again.step == step:
             return (
                 f"; the random numbers (RNG) of {each.whose} start over there, as they were before "
-                f"step {again.of}: checkpoints have to hold them ({STATES_OF[each.whose]})"
+                f"step {again.of}: if samples follow from them, checkpoints have to hold them "
+                f"({STATES_OF[each.whose]})"
             )
     return ""
 

@@ -16,9 +16,9 @@ from converge_harness.judge.checks.question import (
 )
 from converge_harness.judge.compare.random_states import (
     DrawnAgain,
+    Generators,
     drawing,
     effect,
-    generators,
     is_recorded,
     repeats,
     shared,
@@ -33,7 +33,7 @@ _IDLE = (_NOTHING, _NOT_THE_CONTROL)
 
 
 @check(Tier.ENVELOPE)
-def random_numbers_go_on(test: Evidence, control: Evidence) -> CheckResult:
+def random_numbers_go_on(generators: tuple[Generators, ...]) -> CheckResult:
     """No step uses the random numbers of an earlier one, where the control draws others.
 
     The generators were seeded anew, most likely at a resume that does not restore their states, and
@@ -44,7 +44,7 @@ def random_numbers_go_on(test: Evidence, control: Evidence) -> CheckResult:
     of the one that fails first, else of one that cannot be judged, else torch's, unless another
     one alone is drawn from.
     """
-    answers = [_go_on(each.whose, each.test, each.control) for each in generators(test, control)]
+    answers = [_go_on(each) for each in generators]
     failed = [each for each in answers if each.outcome is Outcome.FAIL]
     if failed:
         return min(failed, key=lambda each: each.onset or 0)
@@ -56,8 +56,9 @@ def random_numbers_go_on(test: Evidence, control: Evidence) -> CheckResult:
     return (drawn_from or answers)[0]
 
 
-def _go_on(whose: str, test: Evidence, control: Evidence) -> CheckResult:
+def _go_on(kind: Generators) -> CheckResult:
     """The answer of one kind of generators."""
+    whose, test, control = kind.whose, kind.test, kind.control
     if unknown := _unknown(test, control):
         return unknown
     drawn = drawing(test)
@@ -67,7 +68,7 @@ def _go_on(whose: str, test: Evidence, control: Evidence) -> CheckResult:
     if not again:
         by = "" if whose == "torch" else f" from {whose}"
         return passed(f"{counted(len(drawn), 'step')} that draw{by}, none as an earlier one")
-    effects = [effect(test, control, each) for each in again]
+    effects = [effect(kind, each) for each in again]
     if True not in effects:
         return _without_effect(again[0], known=None not in effects)
     found = again[effects.index(True)]

@@ -52,6 +52,7 @@ from converge_harness.judge.resume.passes import (
     gaps,
     loads,
     never_interrupted,
+    newest_whole,
 )
 from converge_harness.judge.resume.saved_state import (
     BUFFERS,
@@ -452,11 +453,11 @@ def _saved_nothing(test: Evidence) -> Iterator[str]:
         each = struck_pass(test, fault)
         if fault.kind != FaultKind.PREEMPT or each is None:
             continue
-        saved = max(each.whole, default=0)
-        if saved < fault.step:
+        if max(each.whole, default=0) < fault.step:
+            newest = newest_whole(test, each.number + 1)
             yield (
                 f"pass {each.number} saved no step after SIGTERM at step {fault.step}, or not "
-                f"before it was killed: training goes on from step {saved}"
+                f"before it was killed: training goes on from step {newest}"
             )
 
 
@@ -611,7 +612,7 @@ def _draws_again(evidence: Evidence, other: Evidence, how: str) -> Flaw | None:
     for each in generators(evidence, other):
         for found in repeats(each.test, each.control):
             at_a_resume = not begins.isdisjoint({found.step - 1, found.step - 2})
-            if at_a_resume and effect(each.test, each.control, found):
+            if at_a_resume and effect(each, found):
                 what = f"draws the random numbers of step {found.of} again, from {each.whose}"
                 return Flaw(f"{how} {what}", found.step)
     return None

@@ -300,8 +300,7 @@ def clipping_first_steps(tensors: Comparisons, test: Evidence, control: Evidence
 
     Clipping uses another norm, another largest norm, or leaves parameters out.
     """
-    early = [each for each in tensors if each.step <= FIRST_STEPS]
-    return _clipped(early, test, control)
+    return _clipped(tensors, _first(tensors), test, control)
 
 
 @check(Tier.ENVELOPE)
@@ -310,7 +309,7 @@ def clipping_envelope(tensors: Comparisons, test: Evidence, control: Evidence) -
 
     Clipping is switched off, or begins to use another norm.
     """
-    return _clipped([each for each in tensors if each.step > FIRST_STEPS], test, control)
+    return _clipped(tensors, _later(tensors), test, control)
 
 
 @check(Tier.FIRST_STEP)
@@ -382,15 +381,18 @@ POST_STEP_CHECKS: tuple[Question, ...] = (
 )
 
 
-def _clipped(tensors: Sequence[TensorComparison], test: Evidence, control: Evidence) -> CheckResult:
-    """FAIL at the first step that is clipped wrongly; else PASS with the one nearest its limits.
+def _clipped(
+    tensors: Comparisons, asked: Comparisons, test: Evidence, control: Evidence
+) -> CheckResult:
+    """FAIL at the first step asked that is clipped wrongly; else PASS with the nearest to a limit.
 
     INVALID for a run of torchtitan that recorded less than its control.
     """
-    found = list(clippings(tensors, test, control))
+    steps_asked = {each.step for each in asked}
+    found = [each for each in clippings(tensors, test, control) if each.step in steps_asked]
     # The framework of another program may not expose its clipped gradients.
     ours = test.in_force is not None and not test.in_force.probing.wrapping
-    gone = unseen(tensors) if ours else ""
+    gone = unseen(asked) if ours else ""
     if gone and not any(each.wrong for each in found):
         return invalid(gone)
     if not found:

@@ -35,6 +35,9 @@ from converge_harness.model import BufferRows, Evidence, Flags, Floats, Precisio
 
 _ONE_NORM = 1e-4
 """By how much norms after clipping may differ, relative, and still be clipped to one number."""
+_FEWEST_CLIPPED = 2
+"""In so many samples a control has to be clipped to one norm before that is known to be the
+largest."""
 UNCLIPPED = 1e-6
 """A factor nearer to one than this is none."""
 _FEWEST_SEEN = 2
@@ -99,7 +102,10 @@ class PostStepDifference(NamedTuple):
 def clippings(
     tensors: Sequence[TensorComparison], test: Evidence, control: Evidence
 ) -> Iterator[Clipping]:
-    """At every step at which both runs kept their clipped gradients."""
+    """At every step at which both runs kept their clipped gradients.
+
+    Takes all samples, also of steps that are not asked about: the largest norm is learnt from them.
+    """
     largest = max_norm(control.in_force, control.keys) or _learnt(tensors)
     # The factor of a run follows from its own norm, as far as the trainer's norm is correct; twice,
     # because it is compared with the control's.
@@ -147,11 +153,13 @@ def clippings(
 
 
 def _learnt(tensors: Sequence[TensorComparison]) -> float | None:
-    """The largest norm that the control's clipping leaves, by its clipped samples; None: unknown.
+    """The largest norm that the control's clipping leaves, by its samples; None: unknown.
 
-    A program of one's own does not say what it clips to.
+    A program of one's own does not say what it clips to. One clipped sample alone does not show
+    that the largest norm stays the same, and a larger norm that was left as it is shows that it
+    does not.
     """
-    found = []
+    clipped, kept = [], []
     for sample in tensors:
         gradients, after = sample.control.gradients, sample.control.post_step
         if gradients is None or after is None:
@@ -159,10 +167,18 @@ def _learnt(tensors: Sequence[TensorComparison]) -> float | None:
         with np.errstate(divide="ignore", invalid="ignore"):
             factors = after.clipped_norm / gradients.norm
         factors = factors[np.isfinite(factors) & (factors > 0)]
-        if factors.size and (usual := float(np.median(factors))) < 1 - UNCLIPPED:
-            found.append(usual * _total(gradients.norm))
-    one = found and np.allclose(found, found[0], rtol=_ONE_NORM, atol=0.0)
-    return found[0] if one else None
+        norm = _total(gradients.norm)
+        if not factors.size:
+            continue
+        if (usual := float(np.median(factors))) < 1 - UNCLIPPED:
+            clipped.append(usual * norm)
+        else:
+            kept.append(norm)
+    if len(clipped) < _FEWEST_CLIPPED:
+        return None
+    largest = clipped[0]
+    agree = np.allclose(clipped, largest, rtol=_ONE_NORM, atol=0.0)
+    return largest if agree and max(kept, default=0.0) <= (1 + _ONE_NORM) * largest else None
 
 
 def unseen(tensors: Sequence[TensorComparison]) -> str:

@@ -8,7 +8,7 @@ often or less often, so there any later step (before the numbers start over once
 anything that came later.
 
 All functions but ``generators`` look at the states of one kind of generators, which are those in
-``Evidence.random_states``.
+``Evidence.random_states`` of the two runs of its ``Generators``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,17 @@ from typing import NamedTuple
 import numpy as np
 
 from converge_harness.judge.compare.curves import difference_beyond_print, pair
+from converge_harness.judge.compare.envelopes import Envelope
 from converge_harness.judge.compare.floors import FLOORS, coarser
 from converge_harness.judge.degrees import in_force_over, parallelism_of
-from converge_harness.model import JUDGED_SIGNALS, Evidence, Integers, Parallelism, Precision
+from converge_harness.model import (
+    JUDGED_SIGNALS,
+    Evidence,
+    Floats,
+    Integers,
+    Parallelism,
+    Precision,
+)
 
 _JUMP = 3.0
 """How many times as far off as before a step has to be: rounding grows from step to step."""
@@ -44,24 +52,29 @@ class Generators(NamedTuple):
     """``torch``, ``Python's random`` or ``numpy.random``."""
     test: Evidence
     control: Evidence
+    envelopes: tuple[Envelope, ...] = ()
+    """How far signals may be from the control's, by its repeats, where that is known."""
 
 
+_TORCH = "torch"
 _GLOBAL = {"python": "Python's random", "numpy": "numpy.random"}
 
 
-def generators(test: Evidence, control: Evidence) -> Iterator[Generators]:
+def generators(
+    test: Evidence, control: Evidence, envelopes: tuple[Envelope, ...] = ()
+) -> Iterator[Generators]:
     """Every kind of generators: torch's, then the global ones of Python and NumPy.
 
     Of the global ones only the states are judged, and not which ranks share them: that ranks
     shuffle or augment alike is what many programs want.
     """
-    yield Generators("torch", test, control)
+    yield Generators(_TORCH, test, control, envelopes)
     for library, whose in _GLOBAL.items():
         one, other = (
             replace(run, random_states=run.global_random_states.get(library, ()), random_shared=())
             for run in (test, control)
         )
-        yield Generators(whose, one, other)
+        yield Generators(whose, one, other, envelopes)
 
 
 def is_recorded(run: Evidence) -> bool:
@@ -132,21 +145,21 @@ def _is_between(steps: Sequence[int], first: int, last: int) -> bool:
     return bisect_right(steps, first) < bisect_left(steps, last)
 
 
-def effect(test: Evidence, control: Evidence, found: DrawnAgain) -> bool | None:
+def effect(kind: Generators, found: DrawnAgain) -> bool | None:
     """Whether loss or grad norm show that a model used the numbers that are drawn again.
 
     A DataLoader draws seeds, too, which change nothing. Two runs of the same degrees and precision
-    compute alike, so float32's floor is their limit in any precision; other degrees round as the
-    coarser one does. Masks move both signals much further. What was off by more than a third of
-    it before, while both drew the same numbers, has another reason. None: neither run shows it.
+    compute alike, so float32's floor is their limit in any precision. Others round as the coarser
+    one does, and as far as repeats of the control allow. Masks move both signals much further.
+    What was off by more than a third of it before, while both drew the same numbers, has another
+    reason; with the generators of Python and NumPy whatever both drew, because ranks that seed
+    them with their own number never draw the same on other degrees, and the samples that they
+    change are compared by their digests. None: neither run shows it.
     """
-    degrees = {
-        each
-        for run in (test, control)
-        for each in _degrees(run, run.steps[run.steps <= found.step])
-    }
-    alike = len(degrees) == 1 and test.precision == control.precision
+    test, control = kind.test, kind.control
+    alike = _compute_alike(test, control, found.step)
     floors = FLOORS[Precision.FP32 if alike else coarser(test.precision, control.precision)]
+    allowed = {} if alike else {each.signal: each for each in kind.envelopes}
     ours, theirs = _drawn(test), _drawn(control)
     known: list[bool] = []
     for signal in JUDGED_SIGNALS:
@@ -155,11 +168,30 @@ def effect(test: Evidence, control: Evidence, found: DrawnAgain) -> bool | None:
         here = np.isin(curves.steps, (found.step, found.step + 1))
         if not here.any():
             continue
-        drew = [ours.get(step) == theirs.get(step) for step in curves.steps.tolist()]
-        before = off[np.array(drew, dtype=np.bool_) & (curves.steps < found.step)]
-        limit = np.maximum(floors[signal].at(curves.steps), _JUMP * before.max(initial=0.0))
+        earlier = curves.steps < found.step
+        if kind.whose == _TORCH:
+            drew = [ours.get(step) == theirs.get(step) for step in curves.steps.tolist()]
+            earlier &= np.array(drew, dtype=np.bool_)
+        limit = np.maximum(floors[signal].at(curves.steps), _JUMP * off[earlier].max(initial=0.0))
+        if signal in allowed:
+            limit = np.maximum(limit, _finite_limit(allowed[signal], curves.steps))
         known.append(bool((off > limit)[here].any()))
     return any(known) if known else None
+
+
+def _compute_alike(test: Evidence, control: Evidence, last: int) -> bool:
+    """Whether both runs have had the same degrees and precision up to a step."""
+    degrees = {
+        each for run in (test, control) for each in _degrees(run, run.steps[run.steps <= last])
+    }
+    return len(degrees) == 1 and test.precision == control.precision
+
+
+def _finite_limit(envelope: Envelope, steps: Integers) -> Floats:
+    """Shape (steps,): an envelope's limits; 0 where it has none."""
+    limits = dict(zip(envelope.steps.tolist(), envelope.limit.tolist(), strict=True))
+    found = np.array([limits.get(step, 0.0) for step in steps.tolist()])
+    return np.where(np.isfinite(found), found, 0.0)
 
 
 def _degrees(run: Evidence, steps: Integers) -> set[Parallelism | None]:
@@ -167,9 +199,10 @@ def _degrees(run: Evidence, steps: Integers) -> set[Parallelism | None]:
     return {parallelism_of(ran) for ran, _ in in_force_over(run, steps)}
 
 
-def repeated(test: Evidence, control: Evidence) -> DrawnAgain | None:
+def repeated(kind: Generators) -> DrawnAgain | None:
     """The first step that draws numbers again which its model uses."""
-    return next((each for each in repeats(test, control) if effect(test, control, each)), None)
+    again = repeats(kind.test, kind.control)
+    return next((each for each in again if effect(kind, each)), None)
 
 
 def parted(test: Evidence, control: Evidence) -> int | None:
@@ -185,6 +218,18 @@ def parted(test: Evidence, control: Evidence) -> int | None:
         elif alike:
             return step
     return None
+
+
+def parted_with_effect(kind: Generators) -> int | None:
+    """The same, unless loss and grad norm show that a model does not use these numbers.
+
+    Other masks of torch may move them by less than rounding does, if the runs compute differently.
+    """
+    step = parted(kind.test, kind.control)
+    if step is None:
+        return None
+    shows = kind.whose != _TORCH or _compute_alike(kind.test, kind.control, step)
+    return None if shows and effect(kind, DrawnAgain(step, step)) is False else step
 
 
 def shared(run: Evidence) -> dict[int, bool]:

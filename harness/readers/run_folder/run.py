@@ -33,7 +33,8 @@ from converge_harness.model import (
     Torn,
     TrainConfig,
 )
-from converge_harness.readers.foreign.registry import read_foreign
+from converge_harness.readers.foreign.registry import read_foreign, read_unfinished
+from converge_harness.readers.lines import fail
 from converge_harness.readers.run_folder.arrays import (
     read_activations,
     read_frozen,
@@ -162,13 +163,24 @@ def _of_program(folder: Path, job: JobDocument, known: dict[str, Any]) -> Eviden
         if starts is not None:
             of_starts = merge_starts(starts, job.get("steps"), **known)
             return replace(of_starts, precision=_precision(job, None))
-        evidence = read_foreign(_inside(curve.path, folder), dict(curve.columns))
+        whole = known["status"] is RunStatus.FINISHED
+        evidence = _read_curve(_inside(curve.path, folder), curve.columns, whole=whole)
         rarely = logged_every(evidence.steps, job.get("steps"))
         means = evidence.mean_over if curve.mean_over == 1 else curve.mean_over
         found = {"precision": _precision(job, None), "logged_every": rarely, **expected}
         return replace(evidence, mean_over=means, **found)
     except EvidenceError as error:
         return _unread(str(error), precision=_precision(job, None), **expected)
+
+
+def _read_curve(path: Path, columns: Mapping[str, str], *, whole: bool) -> Evidence:
+    """A curve; of a run that did not end by itself without half of a last row."""
+    if whole:
+        return read_foreign(path, dict(columns))
+    evidence = read_unfinished(path, dict(columns))
+    if not evidence.steps.size:
+        fail(str(path), "has no row of values" if path.exists() else "does not exist")
+    return evidence
 
 
 def _inside(curve: Path, folder: Path) -> Path:

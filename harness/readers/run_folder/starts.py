@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from converge_harness.errors import EvidenceError
 from converge_harness.model import Evidence, Pass
-from converge_harness.readers.foreign.registry import read_foreign
+from converge_harness.readers.foreign.registry import read_foreign, read_unfinished
 from converge_harness.readers.lines import fail
 from converge_harness.readers.points import LastValues
 from converge_harness.readers.run_folder.arrays import read_whole
@@ -36,14 +37,14 @@ class StartEvidence(NamedTuple):
 def read_starts(folder: Path, columns: Mapping[str, str]) -> tuple[StartEvidence, ...] | None:
     """The starts of a run, in their order; None for a run of any other kind.
 
-    A start that died before it wrote a curve has no step.
+    A start that died before it wrote a curve, or whose curve is damaged, has no step.
 
     Args:
         folder: the run folder. columns: as for ``read_foreign``.
 
-    Raises EvidenceError for a start whose file or curve cannot be understood, for one that ended
-    well without a curve, and for a curve whose losses are means over several steps; StoreError for
-    a damaged manifest of a checkpoint.
+    Raises EvidenceError for a start whose file cannot be understood, for one that ended well
+    without a curve or with one that cannot be understood, and for a curve whose losses are means
+    over several steps; StoreError for a damaged manifest of a checkpoint.
     """
     files = start_files(folder)
     if not files:
@@ -57,7 +58,7 @@ def _start(folder: Path, number: int, path: Path, columns: Mapping[str, str]) ->
     except (OSError, ValueError) as error:
         fail(str(path), f"{error}; run the job again")
     curve = _curve(folder, start, columns)
-    steps = curve.steps
+    steps, differences = curve.steps, {each.step: (each.values,) for each in curve.replay_conflicts}
     ended = start.get("returncode") == 0
     nothing = (None,) * steps.size
     itself = Pass(
@@ -78,8 +79,9 @@ def _start(folder: Path, number: int, path: Path, columns: Mapping[str, str]) ->
         values=LastValues(
             steps=steps,
             signals=dict(curve.signals),
-            replayed=curve.replayed,
-            differences={each.step: (each.values,) for each in curve.replay_conflicts},
+            # Rows that a logger writes twice alike are no replay.
+            replayed=tuple(differences),
+            differences=differences,
             problems=curve.problems,
         ),
         batch_digests=nothing,
@@ -97,12 +99,27 @@ def _curve(folder: Path, start: StartDocument, columns: Mapping[str, str]) -> Ev
     path = folder / start["curve"]
     if not is_inside(path, folder):
         raise curve_outside(path)
-    if not path.exists() and start.get("returncode") != 0:
-        return Evidence(name="", source=str(path), steps=np.zeros(0, dtype=np.int64), signals={})
-    curve = read_foreign(path, columns)
-    if curve.mean_over != 1:
+    if start.get("returncode") == 0:
+        curve = read_foreign(path, columns)
+    else:
+        curve = _of_a_start_that_died(path, columns)
+    # 0: each is a mean since the row before it, which is of one step where every step has a row.
+    if curve.mean_over > 1 or (curve.mean_over == 0 and (np.diff(curve.steps) > 1).any()):
         fail(str(path), "its losses are means over several steps: log the loss of every step")
     return curve
+
+
+def _of_a_start_that_died(path: Path, columns: Mapping[str, str]) -> Evidence:
+    """Its curve as far as it was written; what cannot be read has no step, as if it were missing.
+
+    Otherwise the other starts would lose their evidence by it.
+    """
+    try:
+        return read_unfinished(path, columns)
+    except EvidenceError as error:
+        problem = f"its curve counts as one without a step, because it cannot be read: {error}"
+        none = np.zeros(0, dtype=np.int64)
+        return Evidence(name="", source=str(path), steps=none, signals={}, problems=(problem,))
 
 
 def merge_starts(starts: Sequence[StartEvidence], last_step: int | None, **more: Any) -> Evidence:
