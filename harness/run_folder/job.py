@@ -111,6 +111,7 @@ class CommandDocument(TypedDict, total=False):
     argv: list[str]
     launcher: str
     probed: bool
+    """Only in older files; see ``JobDocument``."""
     curves: str | None
     columns: dict[str, str]
     mean_over: int
@@ -118,7 +119,7 @@ class CommandDocument(TypedDict, total=False):
     environment: dict[str, str]
     folder: str
     checkpoints: CheckpointsDocument
-    """Only in jobs of several passes."""
+    """Only in older files; see ``JobDocument``."""
 
 
 class JobDocument(TypedDict, total=False):
@@ -163,6 +164,10 @@ class JobDocument(TypedDict, total=False):
     """Only if a user's program trains."""
     trainer: str
     """The trainer's kind, unless it is torchtitan or a user's program."""
+    probed: bool
+    """Only if False: the job leaves nothing but a curve of its own."""
+    checkpoints: CheckpointsDocument
+    """What checkpoints look like, in jobs of several passes; only if not as those of our ranks."""
     weights: WeightMappingDocument
     """Only if the seed checkpoint is another trainer's: its names for the parameters."""
 
@@ -198,19 +203,31 @@ SHAPES: Mapping[str, Shape] = {
     "command.environment": OBJECT,
     "command.folder": TEXT,
     "command.checkpoints": OBJECT,
+    "probed": FLAG,
+    "checkpoints": OBJECT,
 }
 """Types of the values that the harness reads."""
 
 
 def is_probed(job: JobDocument) -> bool:
-    """False for a user's program that only writes a curve of its own."""
-    return (job.get("command") or {}).get("probed") is not False
+    """False for a job that leaves nothing but a curve of its own."""
+    return job.get("probed", _older(job).get("probed")) is not False
 
 
 def checkpoint_form_of(job: JobDocument) -> CheckpointForm:
-    """What the checkpoints of the job's program look like; those of our ranks if it names none."""
-    written = (job.get("command") or {}).get("checkpoints")
-    return OUR_FORM if written is None else CheckpointForm(**written)
+    """What the job's checkpoints look like; those of our ranks if it names none."""
+    return named_checkpoint_form(job) or OUR_FORM
+
+
+def named_checkpoint_form(job: JobDocument) -> CheckpointForm | None:
+    """What the job says of its checkpoints; None: nothing."""
+    written = job.get("checkpoints") or _older(job).get("checkpoints")
+    return CheckpointForm(**written) if written else None
+
+
+def _older(job: JobDocument) -> CommandDocument:
+    """Where older files have what now is a key of every job's."""
+    return job.get("command") or {}
 
 
 def recovery_of(job: JobDocument) -> RecoveryDocument | None:

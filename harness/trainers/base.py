@@ -620,6 +620,7 @@ def job_document(
         "without_fixes": list(spec.without_fixes),
         "device": device,
         **({"code": dict(job.toolchain.code)} if job.toolchain.code else {}),
+        **({} if spec.trainer.can.probed else {"probed": False}),
     }
 
 

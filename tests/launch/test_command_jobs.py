@@ -66,7 +66,7 @@ def test_a_program_runs_where_it_lies_and_is_reused(store, cold):
     told = json.loads((record.folder / "output" / "told.json").read_text())
     assert told["cwd"] == str(HERE)
     assert told["job"] is None  # a probe in it would leave what nobody asked for
-    assert json.loads((record.folder / "job.json").read_text())["command"]["probed"] is False
+    assert json.loads((record.folder / "job.json").read_text())["probed"] is False
     (again,) = run(plan_of(job), store, cold)
     assert again == replace(record, reused=True)
 

@@ -102,16 +102,12 @@ def payload(job: Job, folder: Path, data: Path | None) -> CommandDocument:
     document: CommandDocument = {
         "argv": list(arguments(job, folder, data)),
         "launcher": command.launcher.value,
-        "probed": command.probed,
         "curves": None if curves is None else str(curves),
         "columns": dict(command.columns),
         **of_means(command),
         "environment": variables_of_file(job, folder, data),
         "folder": str(command.folder),
     }
-    form = command.checkpoints
-    if form is not None and comes_in_passes(job):
-        return {**document, "checkpoints": {"name": form.name, "last_file": form.last_file}}
     return document
 
 

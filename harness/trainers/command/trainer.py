@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from converge_harness import DISTRIBUTION
 from converge_harness.errors import EvidenceError, Problem, ToolchainError
@@ -23,7 +23,12 @@ from converge_harness.model import (
     TrainerSpec,
 )
 from converge_harness.run_folder.checkpoints import OUR_FORM, CheckpointForm
-from converge_harness.run_folder.job import moved_with
+from converge_harness.run_folder.job import (
+    JobDocument,
+    is_probed,
+    moved_with,
+    named_checkpoint_form,
+)
 from converge_harness.run_folder.layout import AGENT_LOG, CHECKPOINTS, JOB, OUTPUT, PROGRAM_LOG
 from converge_harness.run_folder.starts import last_start_ended_well
 from converge_harness.toml import Where
@@ -268,7 +273,12 @@ class CommandTrainer(Trainer):
         document = job_document(
             job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device
         )
-        return {**document, "command": argv.payload(job, folder, data)}
+        form = command_of(job.spec).checkpoints if comes_in_passes(job) else None
+        return {
+            **document,
+            **({} if form is None else {"checkpoints": asdict(form)}),
+            "command": argv.payload(job, folder, data),
+        }
 
     def argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
         return argv.command_argv(
@@ -421,24 +431,24 @@ class CommandTrainer(Trainer):
 
     def spec_of(self, job: Mapping[str, Any]) -> TrainerSpec:
         command = job["command"]
-        checkpoints = command.get("checkpoints")
+        document = cast("JobDocument", job)
         return trained_by(
             Command(
                 argv=tuple(command["argv"]),
                 folder=Path(command["folder"]),
                 launcher=RankLauncher(command["launcher"]),
-                probed=command["probed"],
+                probed=is_probed(document),
                 curves=command["curves"],
                 columns=command["columns"],
                 mean_over=command.get("mean_over", 1),
                 environment=command["environment"],
-                checkpoints=None if checkpoints is None else CheckpointForm(**checkpoints),
+                checkpoints=named_checkpoint_form(document),
             )
         )
 
     def curve_of(self, folder: Path, job: Mapping[str, Any]) -> CurveFile | None:
         command = job["command"]
-        if command.get("probed") is not False:
+        if is_probed(cast("JobDocument", job)):
             return None
         curves = command.get("curves")
         if curves is None:
