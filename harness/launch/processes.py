@@ -62,6 +62,42 @@ def ask_for_stacks(
     time.sleep(_STACKS_S)
 
 
+def rank_of(agent: subprocess.Popen[bytes], rank: int) -> psutil.Process | None:
+    """The process that torchrun has started as a rank, by its variable ``RANK``; None: not now.
+
+    What that process starts inherits the variable.
+    """
+    found: dict[int, psutil.Process] = {}
+    above: dict[int, int] = {}
+    for process in _descendants(agent):
+        try:
+            if process.environ().get("RANK") == str(rank):
+                found[process.pid], above[process.pid] = process, process.ppid()
+        except psutil.Error:
+            continue
+    return next((found[pid] for pid in found if above[pid] not in found), None)
+
+
+def kill_tree(process: psutil.Process) -> None:
+    """Send SIGKILL to a process and to all that it has started; does not wait for their end."""
+    try:
+        doomed = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for each in doomed:
+        try:
+            each.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _descendants(agent: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    try:
+        return psutil.Process(agent.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
 def ask_to_end(agent: subprocess.Popen[bytes]) -> None:
     """Send SIGTERM to an agent, which passes it on to its ranks."""
     if agent.poll() is None:
@@ -111,14 +147,12 @@ def _ranks_of(jobs: Iterable[tuple[subprocess.Popen[bytes], Path]]) -> set[psuti
 
     Without the agents, for which we wait ourselves: psutil would take their exit codes.
     """
+    jobs = list(jobs)
     agents = {agent.pid for agent, _ in jobs}
     folders = {folder.resolve() for _, folder in jobs}
     found: set[psutil.Process] = set()
-    for pid in agents:
-        try:
-            found |= set(psutil.Process(pid).children(recursive=True))
-        except psutil.NoSuchProcess:
-            continue
+    for agent, _ in jobs:
+        found |= set(_descendants(agent))
     for process in psutil.Process().children(recursive=True):
         try:
             if process.pid not in agents and Path(process.cwd()) in folders:

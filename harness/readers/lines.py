@@ -26,18 +26,26 @@ def line_of(path: Path) -> Place:
     return lambda line: f"{path}:{line}"
 
 
+class NoRowError(EvidenceError):
+    """A curve without a row, as one is whose program has not ended a step."""
+
+
 def fail(where: str, message: str) -> NoReturn:
     """Raise EvidenceError for one place in a file."""
     raise EvidenceError(f"{where}: {message}")
 
 
-def read_text(path: Path, *, hint: str = "") -> str:
+def read_text(path: Path, *, hint: str = "", whole_lines: bool = False) -> str:
     """A UTF-8 file as text, with or without byte order mark.
 
-    Raises EvidenceError, with the hint if the file is not text.
+    ``whole_lines``: without a last line that does not end in a newline. Raises EvidenceError, with
+    the hint if the file is not text.
     """
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        content = path.read_bytes()
+        if whole_lines:
+            content = content[: content.rfind(b"\n") + 1]
+        return content.decode("utf-8-sig")
     except OSError as error:
         raise EvidenceError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

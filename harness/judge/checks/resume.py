@@ -364,7 +364,18 @@ def faults_struck(test: Evidence, spec: SetSpec | None) -> CheckResult:
     wrong = next(chain(*asked), None)
     if wrong:
         return invalid(*wrong)
-    return passed("; ".join((counted(len(test.struck), "fault"), *_saved_nothing(test))))
+    notes = (*_struck_by_curve(test), *_saved_nothing(test))
+    return passed("; ".join((counted(len(test.struck), "fault"), *notes)))
+
+
+def _struck_by_curve(test: Evidence) -> Iterator[str]:
+    """At which step a program without the probe really was: nothing holds it at the named one."""
+    for fault in test.struck:
+        if fault.curve_step is not None:
+            yield (
+                f"{fault.kind} at step {fault.step} struck pass {pass_of(test, fault)} once its "
+                f"curve had step {fault.curve_step}"
+            )
 
 
 def _not_by_script(test: Evidence) -> CheckResult:
@@ -385,7 +396,7 @@ def _unscripted(test: Evidence, script: tuple[Fault, ...]) -> Iterator[tuple[str
         text = f"fault {index + 1} ({fault.kind.value} at step {fault.step})"
         found = struck.get(index)
         if found is None:
-            yield f"{text} never struck", fault.step
+            yield f"{text} never struck{_TOO_FAST if test.by_curves else ''}", fault.step
             return
         if (found.kind, found.step) != (fault.kind.value, fault.step):
             yield f"{text} was {found.kind} at step {found.step}", fault.step
@@ -439,6 +450,10 @@ def _without_effect(test: Evidence) -> Iterator[tuple[str, int]]:
         yield text + (_TOO_SHORT if fault.kind == FaultKind.PREEMPT else ""), fault.step
 
 
+_TOO_FAST = (
+    ": the program ended before converge saw the step in its curve, so let it write every row at "
+    "once (flush=True), and name an earlier step or train longer"
+)
 _TOO_SHORT = (
     ": the steps after SIGTERM took less time than the program may take to stop, so name an "
     "earlier step for the fault, or train more steps"
@@ -700,7 +715,7 @@ def _without_values(test: Evidence) -> Iterator[tuple[str, int]]:
         each = passes.get(pass_of(test, fault) or 0)
         if each is None or each.loaded_step is None:
             continue
-        last = fault.step - (fault.kind in IN_A_STEP)
+        last = fault.step - (fault.kind in IN_A_STEP and not each.by_curve)
         missing = np.setdiff1d(np.arange(each.loaded_step + 1, last + 1), each.steps)
         if missing.size:
             text = f"pass {each.number}, which {fault.kind} struck at step {fault.step}"

@@ -36,6 +36,7 @@ from converge_harness.readers.foreign.printed_digits import (
     printed_with,
 )
 from converge_harness.readers.lines import (
+    NoRowError,
     fail,
     line_of,
     numbers,
@@ -77,7 +78,7 @@ class _Table:
 
 FORMAT = Format(
     "CSV",
-    read=lambda source: read_csv(source.path, source.columns),
+    read=lambda source: read_csv(source.path, source.columns, unfinished=source.unfinished),
     has_name=lambda path: path.suffix in (".csv", ".tsv"),
     has_content=lambda source: is_csv(source.text, source.columns),
 )
@@ -90,15 +91,16 @@ def is_csv(text: str, columns: Columns) -> bool:
     return len(cells) > 1 and bool(names & candidates(columns))
 
 
-def read_csv(path: Path, columns: Columns) -> Evidence:
+def read_csv(path: Path, columns: Columns, *, unfinished: bool = False) -> Evidence:
     """A table with a header line, separated by commas, semicolons or tabs.
 
-    Raises EvidenceError naming file and line.
+    ``unfinished`` as for ``Source``. Raises EvidenceError naming file and line.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
+        with _opened(path, unfinished=unfinished) as stream:
             header = _read_header(path, stream, columns)
-            table = _read_fast(path, header) if path.stat().st_size >= FAST_FROM else None
+            is_large = not unfinished and path.stat().st_size >= FAST_FROM
+            table = _read_fast(path, header) if is_large else None
             table = table or _read_precisely(path, stream, header)
     except OSError as error:
         raise EvidenceError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -106,9 +108,15 @@ def read_csv(path: Path, columns: Columns) -> Evidence:
         read_text(path)  # names the byte; a stream knows its position in a block only
         raise
     if not table.steps.size:
-        raise EvidenceError(f"{path}: has no row of values")
+        raise NoRowError(f"{path}: has no row of values")
     points = {name: Points(table.steps, column) for name, column in table.signals.items()}
     return printed_with(settle(points).evidence(path.stem, source=str(path)), table.digits)
+
+
+def _opened(path: Path, *, unfinished: bool) -> TextIO:
+    if unfinished:
+        return io.StringIO(read_text(path, whole_lines=True), newline="")
+    return path.open(encoding="utf-8-sig", newline="")
 
 
 def _read_header(path: Path, stream: TextIO, columns: Columns) -> _Header:
@@ -117,7 +125,7 @@ def _read_header(path: Path, stream: TextIO, columns: Columns) -> _Header:
         ((line, text) for line, text in enumerate(stream, 1) if text.strip()), (0, "")
     )
     if not text:
-        raise EvidenceError(f"{path}: is empty")
+        raise NoRowError(f"{path}: is empty")
     separator = max(SEPARATORS, key=text.count)
     try:
         cells = next(csv.reader([text], delimiter=separator, strict=True), [])

@@ -11,7 +11,7 @@ from typing import Any
 from converge_harness.errors import EvidenceError
 from converge_harness.model import Evidence
 from converge_harness.readers.foreign.names import Columns
-from converge_harness.readers.lines import decode_json, read_text
+from converge_harness.readers.lines import NoRowError, decode_json, read_text
 
 _JSON_LINES = (".jsonl", ".ndjson")
 
@@ -19,21 +19,25 @@ _JSON_LINES = (".jsonl", ".ndjson")
 class Source:
     """A file or folder that may contain a curve; its text is read on first use."""
 
-    def __init__(self, path: Path, columns: Columns, readable: str) -> None:
+    def __init__(
+        self, path: Path, columns: Columns, readable: str, *, unfinished: bool = False
+    ) -> None:
         """Set the path and the user's column names.
 
-        ``readable`` lists all formats, for error messages.
+        ``readable`` lists all formats, for error messages. ``unfinished``: somebody still writes
+        the file, so a last line without its end is left out.
         """
         self.path = path
         self.columns = columns
         self.readable = readable
+        self.unfinished = unfinished
 
     @cached_property
     def text(self) -> str:
         """The file's text; raises EvidenceError when it is empty, or not UTF-8."""
-        text = read_text(self.path, hint=self.readable)
+        text = read_text(self.path, hint=self.readable, whole_lines=self.unfinished)
         if not text.strip():
-            raise EvidenceError(f"{self.path}: is empty; {self.readable}")
+            raise NoRowError(f"{self.path}: is empty; {self.readable}")
         return text
 
     @cached_property

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from converge_harness.errors import EvidenceError
 from converge_harness.model import Evidence
 from converge_harness.readers.foreign import (
@@ -22,6 +24,7 @@ from converge_harness.readers.foreign import (
     wandb,
 )
 from converge_harness.readers.foreign.format import Format, Source
+from converge_harness.readers.lines import NoRowError
 from converge_harness.readers.foreign.names import Columns, check_columns
 
 FORMATS: tuple[Format, ...] = (
@@ -67,9 +70,27 @@ def read_foreign(path: Path, columns: Columns) -> Evidence:
     raise EvidenceError(f"{path}: has no run; {READABLE}")
 
 
-def _read_file(path: Path, columns: Columns) -> Evidence:
+def read_unfinished(path: Path, columns: Columns) -> Evidence:
+    """The same of a curve whose program still writes it, or was killed while it did.
+
+    The last line of a text counts only if it has its end: half of a number would be another one. A
+    curve that does not exist yet, or has no row, has no step.
+
+    Raises EvidenceError as ``read_foreign`` does.
+    """
+    try:
+        if not path_exists(path):
+            raise NoRowError(f"{path}: does not exist")
+        if path.is_file():
+            return _read_file(path, columns, unfinished=True)
+        return read_foreign(path, columns)
+    except NoRowError:
+        return Evidence(name="", source=str(path), steps=np.zeros(0, dtype=np.int64), signals={})
+
+
+def _read_file(path: Path, columns: Columns, *, unfinished: bool = False) -> Evidence:
     """Read a file, recognised by its name if that is enough, else by its content."""
-    source = Source(path, columns, READABLE)
+    source = Source(path, columns, READABLE, unfinished=unfinished)
     named = next((each for each in FORMATS if each.has_name(path)), None)
     found = named or next((each for each in FORMATS if each.has_content(source)), None)
     if found is None:

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from converge_harness.errors import EvidenceError
 from converge_harness.model import JUDGED_SIGNALS, Evidence
 from converge_harness.readers.foreign.names import Columns, candidates, find_signals, find_step
 from converge_harness.readers.foreign.printed_digits import Digits, digits_of, printed_with
-from converge_harness.readers.lines import Place, numbers, step_numbers
+from converge_harness.readers.lines import NoRowError, Place, numbers, step_numbers
 from converge_harness.readers.points import Points, settle
 
 CURVES = JUDGED_SIGNALS
@@ -59,7 +58,7 @@ class RowCollector:
         a number.
         """
         if not self._numbers:
-            raise EvidenceError(f"{self._where}: has no row of values")
+            raise NoRowError(f"{self._where}: has no row of values")
         found = find_signals(self._where, self._names, self._columns)
         steps = self._cells[find_step(self._where, self._names, self._columns)]
         step_of: list[Any] = [None] * len(self._numbers)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from converge_harness.model import Evidence, Pass
-from converge_harness.readers.foreign.registry import read_foreign
+from converge_harness.readers.foreign.registry import read_foreign, read_unfinished
 from converge_harness.readers.lines import fail
 from converge_harness.readers.points import Settled
 from converge_harness.readers.run_folder.arrays import read_whole
@@ -73,6 +73,7 @@ def _start(folder: Path, number: int, path: Path, columns: Mapping[str, str]) ->
         ended=ended,
         whole=read_whole(path.parent),
         by_curve=True,
+        first_row_at=start.get("first_row_at"),
     )
     metrics = Metrics(
         identity=None,
@@ -94,13 +95,24 @@ def _start(folder: Path, number: int, path: Path, columns: Mapping[str, str]) ->
     return StartEvidence(curve, PassEvidence(itself, metrics, samples=()))
 
 
+def steps_so_far(curve: Path, columns: Mapping[str, str]) -> range:
+    """The steps of a start whose program still runs, from the first in its curve to the newest.
+
+    Empty while the curve has none. ``columns`` as for ``read_foreign``. Raises EvidenceError for a
+    curve that cannot be understood.
+    """
+    steps = read_unfinished(curve, columns).steps
+    return range(int(steps[0]), int(steps[-1]) + 1) if steps.size else range(0)
+
+
 def _curve(folder: Path, start: StartDocument, columns: Mapping[str, str]) -> Evidence:
     path = folder / start["curve"]
     if not is_inside(path, folder):
         raise curve_outside(path)
-    if not path.exists() and start.get("returncode") != 0:
-        return Evidence(name="", source=str(path), steps=np.zeros(0, dtype=np.int64), signals={})
-    curve = read_foreign(path, columns)
+    if start.get("returncode") == 0:
+        curve = read_foreign(path, columns)
+    else:
+        curve = read_unfinished(path, columns)
     if curve.mean_over != 1:
         fail(str(path), "its losses are means over several steps: log the loss of every step")
     return curve
