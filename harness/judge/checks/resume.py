@@ -72,6 +72,7 @@ from converge_harness.model import (
     Limit,
     Outcome,
     Pass,
+    Recovery,
     Segment,
     SetSpec,
     Struck,
@@ -83,7 +84,9 @@ MOST_DEVIATIONS = 20
 
 
 @check(Tier.RESUME)
-def passes_continuous(test: Evidence, spec: SetSpec | None) -> CheckResult:
+def passes_continuous(
+    test: Evidence, spec: SetSpec | None, recovery: Recovery | None
+) -> CheckResult:
     """Every pass goes on from the newest checkpoint, and the final state has every step once.
 
     Every checkpoint that the set promises was written. Right after every load the counts of steps,
@@ -92,7 +95,7 @@ def passes_continuous(test: Evidence, spec: SetSpec | None) -> CheckResult:
     """
     if not test.passes:
         return invalid(NO_PASSES)
-    found = sorted(gaps(test, spec), key=lambda gap: (not gap.shown, gap.step))
+    found = sorted(gaps(test, spec, recovery), key=lambda gap: (not gap.shown, gap.step))
     if not found:
         resumes = list(loads(test))
         text = f"{counted(len(test.passes), 'pass')}, {len(resumes)} from a checkpoint of the run"
@@ -346,18 +349,20 @@ def _unscheduled(test: Evidence, segments: tuple[Segment, ...]) -> Iterator[tupl
 
 
 @check(Tier.RESUME)
-def faults_struck(test: Evidence, spec: SetSpec | None) -> CheckResult:
+def faults_struck(
+    test: Evidence, spec: SetSpec | None, recovery: Recovery | None
+) -> CheckResult:
     """Every fault of the script happened, once, and ended the pass that it struck; no other did.
 
     A program may train on after a full disk, if it does not report that checkpoint as saved.
     A run that was not interrupted shows no recovery, nor does one that broke down by itself.
     """
-    if spec is None or spec.recovery is None:
+    if recovery is None:
         return skipped("no faults are named")
     if test.may_continue:
         return _not_by_script(test)
-    asked = [_unscripted(test, spec.recovery.faults), _without_effect(test), _without_fault(test)]
-    if spec.recovery.nodes[0] != spec.recovery.nodes[1]:
+    asked = [_unscripted(test, recovery.faults), _without_effect(test), _without_fault(test)]
+    if spec is not None and recovery.nodes[0] != recovery.nodes[1]:
         first, later = test.passes[:1], test.passes[1:]
         asked.insert(1, _other_world(test, spec, first))
         asked.append(_other_world(test, spec, later))
@@ -506,19 +511,19 @@ def _other_world(
 
 
 @check(Tier.RESUME)
-def recovers_in_time(test: Evidence, spec: SetSpec | None) -> CheckResult:
+def recovers_in_time(test: Evidence, recovery: Recovery | None) -> CheckResult:
     """After every fault that ended a pass, a step is finished within the stated time.
 
     Training never went on, or took longer to recover than was promised.
     """
-    if spec is None or spec.recovery is None or test.may_continue:
+    if recovery is None or test.may_continue:
         return skipped("no time to recover is named")
     if not test.passes:
         return invalid(NO_PASSES)
     broke = faults_that_ended(test)
     if not broke:
         return skipped("no fault ended a pass")
-    limit = Limit(spec.recovery.within_s, "time to recover")
+    limit = Limit(recovery.within_s, "time to recover")
     longest, details = 0.0, []
     late: Struck | None = None
     for fault in broke:
@@ -611,7 +616,8 @@ def badly_continued(
 
 
 def _findings(evidence: Evidence, spec: SetSpec | None) -> Iterator[CheckResult]:
-    yield passes_continuous.ask(test=evidence, spec=spec)
+    recovery = spec.recovery if spec else None
+    yield passes_continuous.ask(test=evidence, spec=spec, recovery=recovery)
     yield state_restored.ask(test=evidence, control=evidence, spec=spec)
     yield replays_agree.ask(test=evidence)
 
