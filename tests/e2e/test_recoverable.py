@@ -86,26 +86,23 @@ def test_ranks_are_traded_for_accumulation(judged):
 
 
 def test_without_the_probe_the_curves_of_its_starts_are_judged(judged):
-    names = ("resized", "checkpoint_ignored", "killed", "killed_checkpoint_ignored")
-    right, wrong, killed, killed_wrong = map(judged("recoverable_by_curves", *names).get, names)
+    names = ("resized", "checkpoint_ignored", "killed", "killed_optimizer_not_saved")
+    right, wrong, killed, lost = map(judged("recoverable_by_curves", *names).get, names)
     assert right["verdict"] == "PASS", right["cause"]
     assert [each["loaded_step"] for each in right["passes"]] == [0, 4, 8]
     found = outcomes(right)
     assert (found["passes-continuous"], found["segments-as-scheduled"]) == ("PASS", "PASS")
     assert (found["state-restored"], found["data-resumed"]) == ("SKIPPED", "SKIPPED")
+    assert wrong["verdict"] == "FAIL"
+    assert wrong["cause"].startswith(
+        "state is lost at the resume: the program does not go on from the checkpoint of step 4: "
+        "pass 2 starts from the initial weights although step 4"
+    )
     assert killed["verdict"] == "PASS", killed["cause"]
-    assert [each["kind"] for each in killed["faults"]] == ["kill", "kill"]
-    assert len(killed["passes"]) == 3
     found = outcomes(killed)
     for check in ("passes-continuous", "replays-agree", "faults-struck", "recovers-in-time"):
         assert found[check] == "PASS", check
-    # A loaded machine may strike late, so that the first kill leaves a checkpoint, too.
-    first, *later = [each["loaded_step"] for each in killed["passes"]]
-    assert first == 0
-    assert later[-1] in (4, 8)
-    for each in (wrong, killed_wrong):
-        assert each["verdict"] == "FAIL"
-        assert each["cause"].startswith(
-            "state is lost at the resume: the program does not go on from the checkpoint of step 4:"
-            " pass 2 starts from the initial weights although step 4"
-        )
+    # On a loaded machine it is killed later than at step 6.
+    assert [each["loaded_step"] for each in killed["passes"]] in ([0, 4], [0, 8])
+    assert lost["verdict"] == "FAIL"
+    assert lost["cause"].startswith("a replay differs from the first time: loss of step ")

@@ -84,7 +84,8 @@ def steps_after(evidence: Evidence, fault: Struck) -> list[tuple[float, int]] | 
         if each.by_curve:
             if each.first_row_at is None:
                 return None
-            found.append((each.first_row_at, each.number))
+            if each.first_row_at > fault.at:
+                found.append((each.first_row_at, each.number))
             continue
         times = each.signals.get("at")
         if times is None or not times.present.all():

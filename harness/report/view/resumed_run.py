@@ -282,6 +282,8 @@ class FaultView:
     """The rank that it hits; None when unknown, or not a single one."""
     node: int | None = None
     """The same."""
+    curve_step: int | None = None
+    """As in ``Struck``."""
 
     @property
     def text(self) -> str:
@@ -306,6 +308,8 @@ class FaultView:
         if not self.struck:
             return "did not strike"
         where = ABSENT if self.at_pass is None else f"pass {self.at_pass}"
+        if self.curve_step is not None:  # nothing holds a program at the step of the script
+            where += f", once its curve had step {self.curve_step}"
         return f"{where}, tore the checkpoint" if self.torn else where
 
 
@@ -331,6 +335,7 @@ def faults_view(
                 _aim(struck, named),
                 at_pass=pass_of(evidence, struck),
                 torn=struck.torn,
+                curve_step=struck.curve_step,
                 recovery_s=found[1] if found else None,
             )
         else:
