@@ -180,8 +180,10 @@ def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place)
             (
                 KILLED.replace("kill", kind.value),
                 {"trainer": BY_CURVE},
-                f"converge cannot make {kind.value} in runs of a command trainer without the probe "
-                "(only kill; the probe makes the others (docs/probe.md))",
+                (
+                    f"converge cannot make {kind.value} in runs of a command trainer without the "
+                    "probe (only kill; the probe makes the others (docs/probe.md))"
+                ),
             )
             for kind in FaultKind
             if kind is not FaultKind.KILL
@@ -189,8 +191,10 @@ def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place)
         (
             KILLED + 'restarts = "torchrun"\n',
             {"trainer": BY_CURVE},
-            "restarts of 'killed': torchrun starts the program again without converge, and without "
-            "the probe every start needs a curve of its own (restarts = 'harness', or set probe",
+            (
+                "restarts of 'killed': torchrun starts the program again without converge, and "
+                "without the probe every start needs a curve of its own (restarts = 'harness', or "
+            ),
         ),
         (
             KILLED + "nodes = [1, 2]\n",

@@ -34,7 +34,9 @@ STRUCK = {
 FIRST, SECOND = csv(range(1, 7)), csv(range(5, 9))
 
 
-def killed(folder, *curves, struck=STRUCK, saved=((2, 4), (6, 8)), codes=(1, 0), at=2000.0, seen=()):
+def killed(
+    folder, *curves, struck=STRUCK, saved=((2, 4), (6, 8)), codes=(1, 0), at=2000.0, seen=()
+):
     """A folder as the launcher leaves it; ``seen``: when each start's first row was seen."""
     run_folder(folder, *curves, saved=(None,) * len(curves))
     job = json.loads((folder / "job.json").read_text())
@@ -44,7 +46,12 @@ def killed(folder, *curves, struck=STRUCK, saved=((2, 4), (6, 8)), codes=(1, 0),
         path = f"passes/{number:03d}/start.json"
         start = json.loads((folder / path).read_text())
         row = seen[number - 1] if seen else 1000.0 * number if number == 1 else at
-        changed = {"segment": None, "ranks": 2, "returncode": codes[number - 1], "at": 900.0 * number}
+        changed = {
+            "segment": None,
+            "ranks": 2,
+            "returncode": codes[number - 1],
+            "at": 900.0 * number,
+        }
         file(folder, path, json.dumps({**start, **changed, "first_row_at": row}))
         for step in saved[number - 1]:
             manifest = f"passes/{number:03d}/state/saved-step-{step:08d}.json"
@@ -97,7 +104,11 @@ SAVED_NOTHING = ((), (2, 4, 6, 8))
         (csv(LOSSES), {"saved": SAVED_NOTHING}, "pass 1 has left no checkpoint of step 2"),
         (csv(range(5, 9), OFF), {}, "a replay differs from the first time: loss of step 5 is"),
         (SECOND, {"seen": (1000.0, 1600.0)}, "no recovery in time"),
-        (None, {"codes": (1, 1), "saved": ((2, 4), ())}, "no recovery in time: no step ended after"),
+        (
+            None,
+            {"codes": (1, 1), "saved": ((2, 4), ())},
+            "no recovery in time: no step ended after",
+        ),
         ("step,loss\n", {"codes": (1, 1), "saved": ((2, 4), ())}, "no recovery in time: no step"),
     ],
     ids=[

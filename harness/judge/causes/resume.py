@@ -102,9 +102,7 @@ def nothing_loaded(context: Context) -> Cause | None:
     if check is None or check.outcome is not Outcome.FAIL:
         return None
     test = context.compared.test
-    found = next(
-        (gap for gap in _gaps(context) if gap.unplaced is not None), None
-    )
+    found = next((gap for gap in _gaps(context) if gap.unplaced is not None), None)
     if found is None or found.unplaced is None or found.unplaced <= 1:
         return None
     before = context.first_failure("recovers-in-time")

@@ -349,9 +349,7 @@ def _unscheduled(test: Evidence, segments: tuple[Segment, ...]) -> Iterator[tupl
 
 
 @check(Tier.RESUME)
-def faults_struck(
-    test: Evidence, spec: SetSpec | None, recovery: Recovery | None
-) -> CheckResult:
+def faults_struck(test: Evidence, spec: SetSpec | None, recovery: Recovery | None) -> CheckResult:
     """Every fault of the script happened, once, and ended the pass that it struck; no other did.
 
     A program may train on after a full disk, if it does not report that checkpoint as saved.

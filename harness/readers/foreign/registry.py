@@ -24,8 +24,8 @@ from converge_harness.readers.foreign import (
     wandb,
 )
 from converge_harness.readers.foreign.format import Format, Source
-from converge_harness.readers.lines import NoRowError
 from converge_harness.readers.foreign.names import Columns, check_columns
+from converge_harness.readers.lines import NoRowError
 
 FORMATS: tuple[Format, ...] = (
     # An output folder of the Trainer may have event files too; prefer its own state.
@@ -79,13 +79,13 @@ def read_unfinished(path: Path, columns: Columns) -> Evidence:
     Raises EvidenceError as ``read_foreign`` does.
     """
     try:
-        if not path_exists(path):
-            raise NoRowError(f"{path}: does not exist")
-        if path.is_file():
-            return _read_file(path, columns, unfinished=True)
-        return read_foreign(path, columns)
+        if path_exists(path):
+            if path.is_file():
+                return _read_file(path, columns, unfinished=True)
+            return read_foreign(path, columns)
     except NoRowError:
-        return Evidence(name="", source=str(path), steps=np.zeros(0, dtype=np.int64), signals={})
+        pass
+    return Evidence(name="", source=str(path), steps=np.zeros(0, dtype=np.int64), signals={})
 
 
 def _read_file(path: Path, columns: Columns, *, unfinished: bool = False) -> Evidence:

@@ -12,8 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from converge_harness.model import Evidence, Pass
 from converge_harness.readers.foreign.registry import read_foreign, read_unfinished
 from converge_harness.readers.lines import fail
