@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from converge_harness.run_folder.layout import PARENT_VARIABLE
+from converge_harness.run_folder.layout import FAILURES, FAILURES_VARIABLE, PARENT_VARIABLE
 
 _REAP_TIMEOUT_S = 10.0
 _STACKS_S = 0.5
@@ -62,18 +62,20 @@ def ask_for_stacks(
     time.sleep(_STACKS_S)
 
 
-def rank_of(agent: subprocess.Popen[bytes], rank: int) -> psutil.Process | None:
-    """The process that torchrun has started as a rank, by its variable ``RANK``; None: not now.
+def rank_of(call: Path, rank: int) -> psutil.Process | None:
+    """The process that torchrun has started as a rank of a call, ``call`` being its log folder.
 
-    What that process starts inherits the variable.
+    It has torchrun's ``RANK``, and the variable by which every process of the call inherits the
+    path of its failures. What the rank has started has both, too. None: it is not there now.
     """
+    variables = {"RANK": str(rank), FAILURES_VARIABLE: str(call / FAILURES)}
     found: dict[int, psutil.Process] = {}
     above: dict[int, int] = {}
-    for process in _descendants(agent):
+    for process in psutil.process_iter():
         try:
-            if process.environ().get("RANK") == str(rank):
+            if variables.items() <= process.environ().items():
                 found[process.pid], above[process.pid] = process, process.ppid()
-        except psutil.Error:
+        except psutil.Error:  # it has ended, or is another user's
             continue
     return next((found[pid] for pid in found if above[pid] not in found), None)
 
@@ -89,13 +91,6 @@ def kill_tree(process: psutil.Process) -> None:
             each.kill()
         except psutil.NoSuchProcess:
             continue
-
-
-def _descendants(agent: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    try:
-        return psutil.Process(agent.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
 
 
 def ask_to_end(agent: subprocess.Popen[bytes]) -> None:
@@ -147,12 +142,14 @@ def _ranks_of(jobs: Iterable[tuple[subprocess.Popen[bytes], Path]]) -> set[psuti
 
     Without the agents, for which we wait ourselves: psutil would take their exit codes.
     """
-    jobs = list(jobs)
     agents = {agent.pid for agent, _ in jobs}
     folders = {folder.resolve() for _, folder in jobs}
     found: set[psutil.Process] = set()
-    for agent, _ in jobs:
-        found |= set(_descendants(agent))
+    for pid in agents:
+        try:
+            found |= set(psutil.Process(pid).children(recursive=True))
+        except psutil.NoSuchProcess:
+            continue
     for process in psutil.Process().children(recursive=True):
         try:
             if process.pid not in agents and Path(process.cwd()) in folders:

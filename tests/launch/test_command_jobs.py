@@ -259,17 +259,16 @@ def curve_job(name, *segments, mode="well"):
     return not_probed(job, BY_CURVE, "{resume_from}", "{stop_at}", mode)
 
 
-def not_probed(job, program, *arguments, **environment):
+def not_probed(job, program, *arguments, start=("{python}",)):
     """The job with a program that gets its output, its checkpoints, and these arguments."""
     command = replace(
         job.spec.trainer.settings,
         argv=(
-            *("{python}", "-c", program.replace("{", "{{").replace("}", "}}")),
+            *(*start, "-c", program.replace("{", "{{").replace("}", "}}")),
             *("{output}", "{checkpoint_dir}", *arguments),
         ),
         probed=False,
         curves="{output}/loss.csv",
-        environment=environment,
     )
     return replace(job, spec=replace(job.spec, trainer=trained_by(command)))
 
@@ -335,7 +334,8 @@ def killed_job(name, *steps, mode="well"):
     """A program without the probe that is killed once its curve has each of these steps."""
     job = broken(recoverable_job(name, steps=8), *(Fault(FaultKind.KILL, step) for step in steps))
     arguments = ("{resume_from}", "{steps}", "{checkpoint_every}", mode)
-    return not_probed(job, KILLED_BY_CURVE, *arguments, RANK="0")
+    as_rank = ("env", "RANK=0", "{python}")  # which torchrun would set
+    return not_probed(job, KILLED_BY_CURVE, *arguments, start=as_rank)
 
 
 def starts_of(record):

@@ -133,8 +133,8 @@ def fault(**changes):
             (csv(LOSSES),),
             {"struck": None, "codes": (0,), "saved": ((2, 4, 6, 8),)},
             (
-                "fault 1 (kill at step 5) never struck: the program ended before converge saw the "
-                "step in its curve, so let it write every row at once (flush=True)"
+                "fault 1 (kill at step 5) never struck: the program ended before converge could "
+                "kill it, so let it write every row of its curve at once (flush=True)"
             ),
         ),
         (

@@ -454,7 +454,7 @@ def _without_effect(test: Evidence) -> Iterator[tuple[str, int]]:
 
 
 _TOO_FAST = (
-    ": the program ended before converge saw the step in its curve, so let it write every row at "
+    ": the program ended before converge could kill it, so let it write every row of its curve at "
     "once (flush=True), and name an earlier step or train longer"
 )
 _TOO_SHORT = (
