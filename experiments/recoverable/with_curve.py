@@ -3,11 +3,13 @@
 MISTAKE=none torchrun --nproc-per-node 2 with_curve.py --checkpoints FOLDER
 
 $CURVE is the file of this start alone; each row has the step's number in the whole training.
+$PAUSE makes every step as many seconds longer.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -36,6 +38,7 @@ class Curve:
         training = self.training
         (rate,) = training.schedule.get_last_lr()
         self.write(f"{training.step},{loss.item()!r},{grad_norm.item()!r},{rate!r}")
+        time.sleep(float(os.environ["PAUSE"]))
 
     def batch(self, *_: object) -> None:
         """What only the probe looks at."""

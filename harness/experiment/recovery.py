@@ -100,9 +100,7 @@ def _node_problems(recovery: Recovery, spec: SetSpec, where: Where) -> Iterator[
     """Check that nodes have equally many ranks, and that a degree can shrink with the nodes."""
     fewest, most = recovery.nodes
     if most > 1 and not spec.trainer.can.faults >= OF_A_NODE:
-        yield Problem(
-            where("nodes"), f"a {spec.trainer.kind} trainer runs on one node", "leave it out"
-        )
+        yield Problem(where("nodes"), f"{_who(spec)} runs on one node", "leave it out")
     degrees = spec.parallelism
     replicas = spec.trainer.can.replicas_leave and degrees.dp_shard == 1
     name = "dp_replicate" if replicas else "dp_shard"
@@ -167,8 +165,9 @@ def _fault_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wro
     can = spec.trainer.can.faults
     if at.kind not in can:
         makes = ", ".join(kind.value for kind in FaultKind if kind in can)
-        who = f"in runs of a {spec.trainer.kind} trainer"
-        yield _Wrong("kind", f"converge cannot make {at.kind.value} {who}", f"one of {makes}")
+        what = f"converge cannot make {at.kind.value} in runs of {_who(spec)}"
+        other = "" if spec.trainer.can.probed else "; the probe makes the others (docs/probe.md)"
+        yield _Wrong("kind", what, f"{'one of' if len(can) > 1 else 'only'} {makes}{other}")
         return
     for key, kinds in KEYS.items():
         if getattr(at.fault, key) is not None and at.kind not in kinds:
@@ -179,13 +178,20 @@ def _fault_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wro
     yield from _restart_problems(at, recovery, spec)
 
 
+def _who(spec: SetSpec) -> str:
+    """Whose runs cannot have a fault."""
+    return f"a {spec.trainer.kind} trainer{'' if spec.trainer.can.probed else ' without the probe'}"
+
+
 def _step_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wrong]:
     step, steps, every = at.fault.step, spec.setting("training.steps"), recovery.checkpoint_every
     if not isinstance(steps, int):  # refused with the sizes of the set (harness/plan)
         return
     if step > steps:
         yield _Wrong("step", f"{step} comes after the last step: training.steps is {steps}")
-    elif step == steps and at.kind in AFTER_THE_STEP | OF_A_CHECKPOINT:
+    elif step == steps and (
+        at.kind in AFTER_THE_STEP | OF_A_CHECKPOINT or not spec.trainer.can.probed
+    ):
         yield _Wrong(
             "step",
             f"{at.kind.value} happens when step {step} has ended, and that is the last: "

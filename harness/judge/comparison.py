@@ -36,6 +36,7 @@ from converge_harness.model import (
     Calibration,
     Evidence,
     Floats,
+    Recovery,
     SeedRuns,
     Segment,
     SetSpec,
@@ -57,6 +58,8 @@ class RunComparison:
     control_spec: SetSpec | None = None
     segments: tuple[Segment, ...] = ()
     """The schedule of an elastic set, also of a program that is not probed."""
+    recovery: Recovery | None = None
+    """How a fault set is broken and has to recover, also of a program that is not probed."""
     margin: float | None = None
     """Largest relative difference of the mean loss that is equivalent; None: the default."""
     tolerances: Mapping[str, float] = field(default_factory=dict)
@@ -152,7 +155,7 @@ def compare_runs(
     A run whose steps are out of order has no envelope: it is not known which value is whose.
     Raises ValueError for an unusable tolerance.
     """
-    segments = spec.segments if spec else ()
+    segments, recovery = (spec.segments, spec.recovery) if spec else ((), None)
     if is_curve(spec) or is_curve(control_spec):
         spec = control_spec = None
         own_start = False
@@ -173,6 +176,7 @@ def compare_runs(
         spec=spec,
         control_spec=control_spec,
         segments=segments,
+        recovery=recovery,
         margin=margin,
         tolerances=tolerances,
         own_start=own_start,

@@ -10,7 +10,7 @@ from converge_harness.trainers import Call, comes_in_passes
 from converge_harness.wording import counted
 
 HARNESS_FAULTS = frozenset({FaultKind.PREEMPT, FaultKind.AGENT_LOSS, FaultKind.JOIN})
-"""Faults that the ranks cannot cause themselves."""
+"""Faults that the ranks cannot cause themselves. Ranks without the probe cause none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +101,37 @@ def _after_fault(job: Job, recovery: Recovery, call: Call, outcome: CallOutcome)
     )
 
 
+def struck_by_curve(job: Job) -> bool:
+    """Whether converge causes all faults of a job, once the curve of its program has their step."""
+    return bool(_faults(job)) and not job.spec.trainer.can.probed
+
+
+def next_by_curve(job: Job, steps: range, done: Collection[int]) -> tuple[int, Fault] | None:
+    """The fault that strikes a start whose curve has those steps, with its index; None: none yet.
+
+    ``done`` are those that have struck. One strikes at or after its step: nothing holds a program
+    at the end of a step.
+    """
+    left = (each for each in enumerate(_faults(job)) if each[0] not in done)
+    index, fault = next(left, (0, None))
+    return None if fault is None or not steps or fault.step > steps[-1] else (index, fault)
+
+
 def faults_due(job: Job, steps: Collection[int], done: Collection[int]) -> dict[int, Fault]:
-    """Faults for converge to cause, by index, once those steps have ended.
+    """Faults for converge to cause, by index, once the ranks have reported those steps.
 
     ``done`` are those already caused.
     """
-    recovery = job.spec.recovery if comes_in_passes(job) else None
-    faults = recovery.faults if recovery else ()
     return {
         index: fault
-        for index, fault in enumerate(faults)
+        for index, fault in enumerate(_faults(job))
         if fault.kind in HARNESS_FAULTS and fault.step in steps and index not in done
     }
+
+
+def _faults(job: Job) -> tuple[Fault, ...]:
+    recovery = job.spec.recovery if comes_in_passes(job) else None
+    return recovery.faults if recovery else ()
 
 
 def hang_limit_s(

@@ -31,6 +31,12 @@ that train, itself among them, both by identity: why it need not train on, in a 
 must; None while a run that it is judged by has not come as far. Raises LookError."""
 
 
+StepsSoFar: TypeAlias = "Callable[[Path, Mapping[str, str]], range]"
+"""Asked of the curve of a program that still runs, with the names of its columns: its steps, from
+the first to the newest; empty while it has none. Raises EvidenceError for one that cannot be read.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class RunOptions:
     """Options that are not in the experiment file."""
@@ -66,6 +72,8 @@ class RunOptions:
     """Called with every run that was stopped, by this process or earlier, while its lock is held:
     once that is free, another process may let the run train on. So it reads what will be judged.
     """
+    steps_so_far: StepsSoFar | None = None
+    """Reads the curves of programs that are killed once these have a step; None: there are none."""
     rank_module: str = RANK_MODULE
     """The module that torchrun runs in every rank."""
 

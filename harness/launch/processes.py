@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from converge_harness.run_folder.layout import PARENT_VARIABLE
+from converge_harness.run_folder.layout import FAILURES, FAILURES_VARIABLE, PARENT_VARIABLE
 
 _REAP_TIMEOUT_S = 10.0
 _STACKS_S = 0.5
@@ -60,6 +60,37 @@ def ask_for_stacks(
         except psutil.NoSuchProcess:
             continue
     time.sleep(_STACKS_S)
+
+
+def rank_of(call: Path, rank: int) -> psutil.Process | None:
+    """The process that torchrun has started as a rank of a call, ``call`` being its log folder.
+
+    It has torchrun's ``RANK``, and the variable by which every process of the call inherits the
+    path of its failures. What the rank has started has both, too. None: it is not there now.
+    """
+    variables = {"RANK": str(rank), FAILURES_VARIABLE: str(call / FAILURES)}
+    found: dict[int, psutil.Process] = {}
+    above: dict[int, int] = {}
+    for process in psutil.process_iter():
+        try:
+            if variables.items() <= process.environ().items():
+                found[process.pid], above[process.pid] = process, process.ppid()
+        except psutil.Error:  # it has ended, or is another user's
+            continue
+    return next((found[pid] for pid in found if above[pid] not in found), None)
+
+
+def kill_tree(process: psutil.Process) -> None:
+    """Send SIGKILL to a process and to all that it has started; does not wait for their end."""
+    try:
+        doomed = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for each in doomed:
+        try:
+            each.kill()
+        except psutil.NoSuchProcess:
+            continue
 
 
 def ask_to_end(agent: subprocess.Popen[bytes]) -> None:

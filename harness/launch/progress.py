@@ -194,7 +194,7 @@ class Growth:
         if now - self._looked_at < _LOOK_EVERY_S:
             return
         self._looked_at = now
-        curve, printed = _sizes(self.curves), _sizes(self.logs)
+        curve, printed = sizes(self.curves), sizes(self.logs)
         self.begun = bool(curve)
         if curve + printed != self._seen:
             self._seen, self.grew_at = curve + printed, now
@@ -213,7 +213,7 @@ class Growth:
         return f"its ranks printed nothing for {limit:g} s, and there is no {self.curves} ({key})"
 
 
-def _sizes(path: Path) -> tuple[tuple[str, int], ...]:
+def sizes(path: Path) -> tuple[tuple[str, int], ...]:
     """Every file at or below a path with its size; empty if there is none."""
     if path.is_dir():
         files = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]

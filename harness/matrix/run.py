@@ -24,6 +24,7 @@ from converge_harness.launch.stopping import looks, read_by
 from converge_harness.matrix.judge import evidence_of
 from converge_harness.matrix.stop import look_at_running
 from converge_harness.model import Evidence, Job, Launcher, Plan, RunRecord, SyntheticData
+from converge_harness.readers import steps_so_far
 from converge_harness.store import Store, read_record
 from converge_harness.surroundings import gpus
 from converge_harness.trainers.environment import SHARE_GPUS
@@ -121,6 +122,7 @@ def options_of(
         cluster_device=cluster.device if cluster else None,
         fresh=fresh,
         warm=warm,
+        steps_so_far=steps_so_far,
     )
 
 

@@ -294,6 +294,9 @@ class Pass:
     by_curve: bool = False
     """Whether it is known by the program's own curve alone: then ``loaded_step`` is the step before
     the first of it, and nothing shows what was saved and loaded."""
+    first_row_at: float | None = None
+    """Of a pass that is known by its curve: when converge saw the first step of it, soon after that
+    had ended; seconds since 1970, None if unknown."""
 
     def up_to(self, step: int) -> Pass:
         """This pass as if the run had ended with ``step``."""
@@ -328,6 +331,9 @@ class Struck:
     """Rank that it hit; None if unknown, or if not a single one."""
     node: int | None = None
     """The same."""
+    curve_step: int | None = None
+    """The newest step in the program's curve when converge struck it by that curve: ``step``, or a
+    later one. None: it struck in its step."""
 
 
 class ReplayConflict(NamedTuple):

@@ -14,6 +14,7 @@ from converge_harness.readers.foreign.in_memory import read_table
 from converge_harness.readers.foreign.mllog import read_convergence
 from converge_harness.readers.foreign.rcp_tables import read_rcps
 from converge_harness.readers.run_folder.run import read_run, read_spec
+from converge_harness.readers.run_folder.starts import steps_so_far
 
 __all__ = [
     "read_convergence",
@@ -23,4 +24,5 @@ __all__ = [
     "read_spec",
     "read_table",
     "same_path",
+    "steps_so_far",
 ]

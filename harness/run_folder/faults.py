@@ -19,7 +19,7 @@ from converge_harness.run_folder.layout import FAULTS
 from converge_harness.run_folder.shapes import COUNT, FLAG, TEXT, TIME, Shape
 
 HELD = ("preempt", "agent_loss", "join")
-"""Faults that the harness causes."""
+"""Faults that the harness causes, and for which the ranks wait."""
 
 
 SHAPES: Mapping[str, Shape] = {
@@ -31,9 +31,12 @@ SHAPES: Mapping[str, Shape] = {
     "torn": FLAG,
     "rank": COUNT,
     "node": COUNT,
+    "curve_step": COUNT,
 }
 """Types of the keys of ``faults/<index>.json``: ``index`` is the position in the job's script,
-``at`` is in seconds since 1970, ``torn`` is whether the fault leaves a torn checkpoint."""
+``at`` is in seconds since 1970, ``torn`` is whether the fault leaves a torn checkpoint,
+``curve_step`` is the newest step in the curve of a program without the probe when converge killed
+it."""
 REQUIRED = ("index", "kind", "step", "at")
 
 

@@ -2,7 +2,8 @@
 
 Such a program leaves a curve of each of its starts and nothing else of ours, so converge itself
 writes down what only it knows: with how many ranks it started the program, which curve is that of
-this start, and how the program ended. The curve shows after which step it went on.
+this start, when training went on, and how the program ended. The curve shows after which step it
+went on.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ class StartDocument(TypedDict, total=False):
     """When it was started; seconds since 1970."""
     returncode: int | None
     """Of its launcher; None while it runs, and for one that converge had to end."""
+    first_row_at: float | None
+    """Of a fault set: when converge first saw a step in its curve, soon after it had ended; seconds
+    since 1970. None: it saw none."""
 
 
 SHAPES: Mapping[str, Shape] = {
@@ -38,6 +42,7 @@ SHAPES: Mapping[str, Shape] = {
     "curve": TEXT,
     "at": TIME,
     "returncode": (is_integer, "a whole number"),
+    "first_row_at": TIME,
 }
 REQUIRED = ("ranks", "curve", "at")
 

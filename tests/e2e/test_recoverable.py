@@ -86,10 +86,8 @@ def test_ranks_are_traded_for_accumulation(judged):
 
 
 def test_without_the_probe_the_curves_of_its_starts_are_judged(judged):
-    right, wrong = map(
-        judged("recoverable_by_curves", "resized", "checkpoint_ignored").get,
-        ("resized", "checkpoint_ignored"),
-    )
+    names = ("resized", "checkpoint_ignored", "killed", "killed_optimizer_not_saved")
+    right, wrong, killed, lost = map(judged("recoverable_by_curves", *names).get, names)
     assert right["verdict"] == "PASS", right["cause"]
     assert [each["loaded_step"] for each in right["passes"]] == [0, 4, 8]
     found = outcomes(right)
@@ -100,3 +98,11 @@ def test_without_the_probe_the_curves_of_its_starts_are_judged(judged):
         "state is lost at the resume: the program does not go on from the checkpoint of step 4: "
         "pass 2 starts from the initial weights although step 4"
     )
+    assert killed["verdict"] == "PASS", killed["cause"]
+    found = outcomes(killed)
+    for check in ("passes-continuous", "replays-agree", "faults-struck", "recovers-in-time"):
+        assert found[check] == "PASS", check
+    # On a loaded machine it is killed later than at step 6.
+    assert [each["loaded_step"] for each in killed["passes"]] in ([0, 4], [0, 8])
+    assert lost["verdict"] == "FAIL"
+    assert lost["cause"].startswith("a replay differs from the first time: loss of step ")

@@ -115,6 +115,22 @@ def test_a_run_of_any_kind_continues_from_the_checkpoints_of_its_program(load, l
     assert all(each.recovery is None for each in resized)  # its segments say when it saves
 
 
+KILLED = """
+[[test]]
+kind = "fault"
+name = "killed"
+parallelism = { dp_replicate = 2 }
+checkpoint_every = 5
+faults = [{ kind = "kill", step = 12 }]
+"""
+
+
+def test_such_a_program_can_be_killed_and_in_no_other_way_be_broken(load):
+    (test,) = load(text(KILLED, trainer=BY_CURVE)).tests
+    assert (test.kind, test.trainer.can.faults) == (Kind.FAULT, {FaultKind.KILL})
+    assert (test.recovery.faults[0].step, test.recovery.faults[0].rank) == (12, 0)
+
+
 NODES = """
 [[test]]
 kind = "fault"
@@ -173,10 +189,50 @@ def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place)
             {"trainer": 'launcher = "composer"'},
             "'elastic' needs launcher = 'torchrun': converge resumes no program with launcher =",
         ),
+        *(
+            (
+                KILLED.replace("kill", kind.value),
+                {"trainer": BY_CURVE},
+                (
+                    f"converge cannot make {kind.value} in runs of a command trainer without the "
+                    "probe (only kill; the probe makes the others (docs/probe.md))"
+                ),
+            )
+            for kind in FaultKind
+            if kind is not FaultKind.KILL
+        ),
         (
-            FAULT,
-            {"trainer": 'probe = false\ncurves = "{output}/x"'},
-            "'fault' needs the probe, which makes the faults in the program's ranks (set probe",
+            KILLED + 'restarts = "torchrun"\n',
+            {"trainer": BY_CURVE},
+            (
+                "restarts of 'killed': torchrun starts the program again without converge, and "
+                "without the probe every start needs a curve of its own (restarts = 'harness', or "
+            ),
+        ),
+        (
+            KILLED + "nodes = [1, 2]\n",
+            {"trainer": BY_CURVE},
+            "nodes of 'killed': a command trainer without the probe runs on one node",
+        ),
+        (
+            KILLED.replace("12", "20"),
+            {"trainer": BY_CURVE},
+            "kill happens when step 20 has ended, and that is the last: nothing is left",
+        ),
+        (
+            KILLED,
+            {"trainer": BY_CURVE, "options": '"--dir", "{checkpoint_dir}"'},
+            "'fault' needs a program that writes checkpoints while it trains",
+        ),
+        (
+            KILLED,
+            {"trainer": f"{BY_CURVE}mean_over = 10"},
+            "'fault' needs the loss of every step, and mean_over says that a row is a mean over",
+        ),
+        (
+            KILLED,
+            {"trainer": f'{BY_CURVE}launcher = "composer"'},
+            "'fault' needs launcher = 'torchrun': converge resumes no program with launcher =",
         ),
         (
             ELASTIC,

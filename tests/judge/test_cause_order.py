@@ -28,16 +28,16 @@ BEFORE_THE_RULE = {
         rounded some_parted forward_on_new_data updated later contradiction rounded_tables
     """,
     ComparisonKind.CURVES: """
-        not_finite not_continued other_input no_gradient metric_only loss_scaled_alone norm_scaled
-        logged_twice one_step rounding_growth curves_part
+        not_continued replayed_otherwise recovered_late not_finite other_input no_gradient
+        metric_only loss_scaled_alone norm_scaled logged_twice one_step rounding_growth curves_part
     """,
     ComparisonKind.DRAWING: """
         not_finite random_numbers_lost other_input ranks_draw_alike no_gradient replicas initial
         metric_only drawn_otherwise scaled_at_frozen_weights beyond_rounding
     """,
 }
-"""The lists that stood in the code, by position, before there was a rule; and of curves
-``not_continued``, since programs without the probe can be resumed."""
+"""The lists that stood in the code, by position, before there was a rule; and of curves the first
+three, as of ordinary runs, since programs without the probe can be resumed and killed."""
 
 
 @pytest.mark.parametrize("pair", ComparisonKind)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -23,7 +24,7 @@ from converge_harness.model import (
     RunStatus,
     Toolchain,
 )
-from converge_harness.readers import read_run
+from converge_harness.readers import read_run, steps_so_far
 from converge_harness.run_folder.checkpoints import CheckpointForm
 from converge_harness.trainers.command import trained_by
 from converge_harness.trainers.command.failure import program_error
@@ -266,10 +267,17 @@ sys.exit(3 if mode == "exit" and first else 0)
 def curve_job(name, *segments, mode="well"):
     """A program without the probe that is resized; nothing but its curves says what it did."""
     job = elastic(recoverable_job(name, mode=mode), *segments)
-    arguments = ("{output}", "{checkpoint_dir}", "{resume_from}", "{stop_at}", mode)
+    return not_probed(job, BY_CURVE, "{resume_from}", "{stop_at}", mode)
+
+
+def not_probed(job, program, *arguments, start=("{python}",)):
+    """The job with a program that gets its output, its checkpoints, and these arguments."""
     command = replace(
         job.spec.trainer.settings,
-        argv=("{python}", "-c", BY_CURVE.replace("{", "{{").replace("}", "}}"), *arguments),
+        argv=(
+            *(*start, "-c", program.replace("{", "{{").replace("}", "}}")),
+            *("{output}", "{checkpoint_dir}", *arguments),
+        ),
         probed=False,
         curves="{output}/loss.csv",
     )
@@ -280,8 +288,7 @@ def test_a_program_without_the_probe_leaves_a_curve_of_every_start(store, cold):
     job = curve_job("by_curve", (2, 1), (5, 1), (6, 1))
     (record,) = run(plan_of(job), store, cold)
     assert record.status is RunStatus.FINISHED, record.error
-    starts = [json.loads(path.read_text()) for path in record.folder.glob("passes/*/start.json")]
-    starts.sort(key=lambda start: start["at"])
+    starts = starts_of(record)
     assert [(start["segment"], start["ranks"]) for start in starts] == [(0, 1), (1, 1), (2, 1)]
     evidence = read_run(record.folder)
     assert [each.steps.tolist() for each in evidence.passes] == [[1, 2], [3, 4, 5], [6]]
@@ -321,6 +328,85 @@ def test_a_start_without_the_probe_that_ends_badly_says_how(store, cold, mode, w
     assert record.status is RunStatus.CRASHED
     assert record.error.message.startswith(words.replace("{folder}", str(record.folder)))
     assert not any(isinstance(each, Retrying) for each in events)
+
+
+KILLED_BY_CURVE = """
+import pathlib, subprocess, sys, time
+output, checkpoints, resume_from, steps, every, mode = sys.argv[1:]
+first = int(pathlib.Path(resume_from).read_text()) if resume_from else 0
+helper = subprocess.Popen(["sleep", "600"])  # as a worker that loads data
+print(helper.pid, file=open(pathlib.Path(output, "helper"), "w"))
+curve = open(pathlib.Path(output, "loss.csv"), "w")
+print("step,loss", file=curve)
+for step in range(first + 1, int(steps) + 1):
+    print(f"{step},{1 / step}", file=curve, flush=mode != "buffered")
+    if step % int(every) == 0:
+        pathlib.Path(checkpoints, f"{step}.txt").write_text(str(step))
+    while mode == "slow" and not first and step == 4:
+        curve.write("5,0.")
+        curve.flush()
+        time.sleep(0.1)
+    time.sleep(0.0 if mode == "buffered" else 0.15)
+helper.kill()
+"""
+
+
+def killed_job(name, *steps, mode="well"):
+    """A program without the probe that is killed once its curve has each of these steps."""
+    job = broken(recoverable_job(name, steps=8), *(Fault(FaultKind.KILL, step) for step in steps))
+    arguments = ("{resume_from}", "{steps}", "{checkpoint_every}", mode)
+    as_rank = ("env", "RANK=0", "{python}")  # which torchrun would set
+    return not_probed(job, KILLED_BY_CURVE, *arguments, start=as_rank)
+
+
+def starts_of(record):
+    return [
+        json.loads(path.read_text()) for path in sorted(record.folder.glob("passes/*/start.json"))
+    ]
+
+
+def test_a_program_without_the_probe_is_killed_once_its_curve_has_the_step(store, cold):
+    cold = replace(cold, steps_so_far=steps_so_far)
+    (record,) = run(plan_of(killed_job("killed", 1, 5)), store, cold)
+    assert record.status is RunStatus.FINISHED, record.error
+    run_ = read_run(record.folder)
+    first, second = run_.struck
+    assert [(each.kind, each.step, each.number, each.rank) for each in run_.struck] == [
+        ("kill", 1, 1, 0),
+        ("kill", 5, 2, 0),
+    ]
+    # A loaded machine may strike later; what was saved before is loaded.
+    assert (first.curve_step >= 1, second.curve_step >= 5) == (True, True)
+    for before, after in pairwise(run_.passes):
+        whole = max(before.whole, default=0)
+        assert after.loaded_step == whole
+        assert whole in (before.steps[-1] - 1, before.steps[-1] - 2)
+        assert 0 < after.first_row_at - run_.struck[before.number - 1].at < 60
+    starts = starts_of(record)
+    assert [start["returncode"] for start in starts] == [137, 137, 0]
+    assert run_.complete
+    for path in record.folder.glob("output/*/helper"):
+        assert not psutil.pid_exists(int(path.read_text()))
+    (again,) = run(plan_of(killed_job("killed", 1, 5)), store, cold)
+    assert again == replace(record, reused=True)
+
+
+def test_what_a_killed_program_may_not_have_saved_is_set_aside(store, cold):
+    """It was killed after the row of step 4: its checkpoint may be half of one. So is row 5."""
+    cold = replace(cold, steps_so_far=steps_so_far)
+    (record,) = run(plan_of(killed_job("slow", 4, mode="slow")), store, cold)
+    assert record.status is RunStatus.FINISHED, record.error
+    run_ = read_run(record.folder)
+    assert [each.steps.tolist() for each in run_.passes] == [[1, 2, 3, 4], [3, 4, 5, 6, 7, 8]]
+    assert [each.loaded_step for each in run_.passes] == [0, 2]
+
+
+def test_a_program_that_ends_before_its_curve_has_the_step_was_not_killed(store, cold):
+    cold = replace(cold, steps_so_far=steps_so_far)
+    (record,) = run(plan_of(killed_job("buffered", 5, mode="buffered")), store, cold)
+    assert record.status is RunStatus.FINISHED, record.error
+    assert not read_run(record.folder).struck
+    assert [start["returncode"] for start in starts_of(record)] == [0]
 
 
 def test_a_program_is_restarted_from_its_newest_whole_checkpoint(store, cold):

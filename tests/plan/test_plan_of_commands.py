@@ -253,6 +253,26 @@ def test_only_a_probed_program_is_resized_on_a_cluster(planned, refused, probed)
     assert "[starts-recorded] (trainer.probe = true (docs/probe.md), or run it here" in found
 
 
+KILLED = """[[test]]
+kind = "fault"
+name = "t"
+parallelism = { dp_replicate = 2 }
+checkpoint_every = 4
+faults = [{ kind = "kill", step = 6 }]
+"""
+
+
+def test_a_program_without_the_probe_is_killed_on_this_machine_only(planned, refused):
+    command = '["train.py", "{config.zero.stage}", "{checkpoint_dir}", "{checkpoint_every}"]'
+    form = '[trainer.checkpoints]\nname = "{step}.pt"\n'
+    sets = {"trainer": f"{CURVES}{form}", "command": command}
+    planned(KILLED, **sets)
+    (found,) = refused(
+        f"{KILLED}[cluster]\nranks_per_node = 2\n", **sets, top=f'{TOP}launcher = "slurm"\n'
+    )
+    assert "so without the probe nothing kills the program, or records how it was" in found
+
+
 def test_a_set_that_differs_in_nothing_from_its_control_may_be_run(planned):
     planned("[[test]]\nname = 'a'\nparallelism = { dp_replicate = 2 }\n", command='["train.py"]')
 

@@ -7,6 +7,7 @@ runs differed before the resume.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from converge_harness.judge.causes.context import Context
@@ -18,6 +19,7 @@ from converge_harness.judge.degrees import owner
 from converge_harness.judge.resume.passes import (
     SCHEDULE,
     TOKENS_SEEN,
+    Gap,
     gaps,
     loads,
     newest_whole,
@@ -50,6 +52,11 @@ def data_lost(context: Context) -> Cause | None:
     spec = context.compared.spec
     streaming = spec is not None and spec.train_config.loader is Loader.STREAMING
     return Cause(sentence, CauseClass.DATA, _STREAMING if streaming else _look_at(context).data)
+
+
+def _gaps(context: Context) -> Iterator[Gap]:
+    compared = context.compared
+    return gaps(compared.test, compared.spec, compared.recovery)
 
 
 def _shuffled_again(context: Context) -> str:
@@ -96,9 +103,7 @@ def nothing_loaded(context: Context) -> Cause | None:
     if check is None or check.outcome is not Outcome.FAIL:
         return None
     test = context.compared.test
-    found = next(
-        (gap for gap in gaps(test, context.compared.spec) if gap.unplaced is not None), None
-    )
+    found = next((gap for gap in _gaps(context) if gap.unplaced is not None), None)
     if found is None or found.unplaced is None or found.unplaced <= 1:
         return None
     before = context.first_failure("recovers-in-time")
@@ -168,15 +173,15 @@ def state_lost(context: Context) -> Cause | None:
 @signature(
     Basis.RECORDED,
     Stage.RESUME,
-    # A pass that goes on from another step draws other numbers.
-    overrides=("random_numbers_lost",),
+    # A pass that goes on from another step draws other numbers, and has other values.
+    overrides=("random_numbers_lost", "replayed_otherwise"),
     asked_of=(ComparisonKind.ORDINARY, ComparisonKind.CURVES),
 )
 def not_continued(context: Context) -> Cause | None:
     """A pass went on from another place, or with other counters."""
     if not _first(context, "passes-continuous"):
         return None
-    found = [gap for gap in gaps(context.compared.test, context.compared.spec) if gap.shown]
+    found = [gap for gap in _gaps(context) if gap.shown]
     if all(gap.unsaved for gap in found):
         return Cause(
             f"a checkpoint is missing: {context.detail('passes-continuous')}",
@@ -221,6 +226,7 @@ _NOTHING_WHOLE = (
     Stage.RESUME,
     # Wrong numbers are worse than late ones.
     overrides=("recovered_late",),
+    asked_of=(ComparisonKind.ORDINARY, ComparisonKind.CURVES),
 )
 def replayed_otherwise(context: Context) -> Cause | None:
     """A replay differs although all known state was restored."""
@@ -239,6 +245,7 @@ def replayed_otherwise(context: Context) -> Cause | None:
     Stage.RESUME,
     # NaN after a resume that lost something is its consequence.
     overrides=("not_finite",),
+    asked_of=(ComparisonKind.ORDINARY, ComparisonKind.CURVES),
 )
 def recovered_late(context: Context) -> Cause | None:
     """Training is right, and went on too late or not at all."""

@@ -73,6 +73,7 @@ from converge_harness.model import (
     Limit,
     Outcome,
     Pass,
+    Recovery,
     Segment,
     SetSpec,
     Struck,
@@ -85,7 +86,9 @@ MOST_DEVIATIONS = 20
 
 
 @check(Tier.RESUME)
-def passes_continuous(test: Evidence, spec: SetSpec | None) -> CheckResult:
+def passes_continuous(
+    test: Evidence, spec: SetSpec | None, recovery: Recovery | None
+) -> CheckResult:
     """Every pass goes on from the newest checkpoint, and the final state has every step once.
 
     Every checkpoint that the set promises was written. Right after every load the counts of steps,
@@ -94,7 +97,7 @@ def passes_continuous(test: Evidence, spec: SetSpec | None) -> CheckResult:
     """
     if not test.passes:
         return invalid(NO_PASSES)
-    found = sorted(gaps(test, spec), key=lambda gap: (not gap.shown, gap.step))
+    found = sorted(gaps(test, spec, recovery), key=lambda gap: (not gap.shown, gap.step))
     if not found:
         resumes = list(loads(test))
         text = f"{counted(len(test.passes), 'pass')}, {len(resumes)} from a checkpoint of the run"
@@ -348,25 +351,36 @@ def _unscheduled(test: Evidence, segments: tuple[Segment, ...]) -> Iterator[tupl
 
 
 @check(Tier.RESUME)
-def faults_struck(test: Evidence, spec: SetSpec | None) -> CheckResult:
+def faults_struck(test: Evidence, spec: SetSpec | None, recovery: Recovery | None) -> CheckResult:
     """Every fault of the script happened, once, and ended the pass that it struck; no other did.
 
     A program may train on after a full disk, if it does not report that checkpoint as saved.
     A run that was not interrupted shows no recovery, nor does one that broke down by itself.
     """
-    if spec is None or spec.recovery is None:
+    if recovery is None:
         return skipped("no faults are named")
     if test.may_continue:
         return _not_by_script(test)
-    asked = [_unscripted(test, spec.recovery.faults), _without_effect(test), _without_fault(test)]
-    if spec.recovery.nodes[0] != spec.recovery.nodes[1]:
+    asked = [_unscripted(test, recovery.faults), _without_effect(test), _without_fault(test)]
+    if spec is not None and recovery.nodes[0] != recovery.nodes[1]:
         first, later = test.passes[:1], test.passes[1:]
         asked.insert(1, _other_world(test, spec, first))
         asked.append(_other_world(test, spec, later))
     wrong = next(chain(*asked), None)
     if wrong:
         return invalid(*wrong)
-    return passed("; ".join((counted(len(test.struck), "fault"), *_saved_nothing(test))))
+    notes = (*_struck_by_curve(test), *_saved_nothing(test))
+    return passed("; ".join((counted(len(test.struck), "fault"), *notes)))
+
+
+def _struck_by_curve(test: Evidence) -> Iterator[str]:
+    """At which step a program without the probe really was: nothing holds it at the named one."""
+    for fault in test.struck:
+        if fault.curve_step is not None:
+            yield (
+                f"{fault.kind} at step {fault.step} struck pass {pass_of(test, fault)} once its "
+                f"curve had step {fault.curve_step}"
+            )
 
 
 def _not_by_script(test: Evidence) -> CheckResult:
@@ -387,7 +401,7 @@ def _unscripted(test: Evidence, script: tuple[Fault, ...]) -> Iterator[tuple[str
         text = f"fault {index + 1} ({fault.kind.value} at step {fault.step})"
         found = struck.get(index)
         if found is None:
-            yield f"{text} never struck", fault.step
+            yield f"{text} never struck{_TOO_FAST if test.by_curves else ''}", fault.step
             return
         if (found.kind, found.step) != (fault.kind.value, fault.step):
             yield f"{text} was {found.kind} at step {found.step}", fault.step
@@ -441,6 +455,10 @@ def _without_effect(test: Evidence) -> Iterator[tuple[str, int]]:
         yield text + (_TOO_SHORT if fault.kind == FaultKind.PREEMPT else ""), fault.step
 
 
+_TOO_FAST = (
+    ": the program ended before converge could kill it, so let it write every row of its curve at "
+    "once (flush=True), and name an earlier step or train longer"
+)
 _TOO_SHORT = (
     ": the steps after SIGTERM took less time than the program may take to stop, so name an "
     "earlier step for the fault, or train more steps"
@@ -493,19 +511,19 @@ def _other_world(
 
 
 @check(Tier.RESUME)
-def recovers_in_time(test: Evidence, spec: SetSpec | None) -> CheckResult:
+def recovers_in_time(test: Evidence, recovery: Recovery | None) -> CheckResult:
     """After every fault that ended a pass, a step is finished within the stated time.
 
     Training never went on, or took longer to recover than was promised.
     """
-    if spec is None or spec.recovery is None or test.may_continue:
+    if recovery is None or test.may_continue:
         return skipped("no time to recover is named")
     if not test.passes:
         return invalid(NO_PASSES)
     broke = faults_that_ended(test)
     if not broke:
         return skipped("no fault ended a pass")
-    limit = Limit(spec.recovery.within_s, "time to recover")
+    limit = Limit(recovery.within_s, "time to recover")
     longest, details = 0.0, []
     late: Struck | None = None
     for fault in broke:
@@ -598,7 +616,8 @@ def badly_continued(
 
 
 def _findings(evidence: Evidence, spec: SetSpec | None) -> Iterator[CheckResult]:
-    yield passes_continuous.ask(test=evidence, spec=spec)
+    recovery = spec.recovery if spec else None
+    yield passes_continuous.ask(test=evidence, spec=spec, recovery=recovery)
     yield state_restored.ask(test=evidence, control=evidence, spec=spec)
     yield replays_agree.ask(test=evidence)
 
@@ -702,7 +721,7 @@ def _without_values(test: Evidence) -> Iterator[tuple[str, int]]:
         each = passes.get(pass_of(test, fault) or 0)
         if each is None or each.loaded_step is None:
             continue
-        last = fault.step - (fault.kind in IN_A_STEP)
+        last = fault.step - (fault.kind in IN_A_STEP and not each.by_curve)
         missing = np.setdiff1d(np.arange(each.loaded_step + 1, last + 1), each.steps)
         if missing.size:
             text = f"pass {each.number}, which {fault.kind} struck at step {fault.step}"

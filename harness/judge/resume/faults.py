@@ -7,7 +7,8 @@ import numpy as np
 from converge_harness.model import Evidence, FaultKind, Pass, Recovery, Struck
 
 IN_A_STEP = frozenset({FaultKind.KILL, FaultKind.HANG, FaultKind.NAN_BATCH})
-"""Faults that strike before their step has ended; all others strike once its evidence is there."""
+"""Faults that strike before their step has ended, unless converge kills a program by its curve; all
+others strike once its evidence is there."""
 
 
 def pass_of(evidence: Evidence, fault: Struck) -> int | None:
@@ -72,13 +73,19 @@ def steps_after(evidence: Evidence, fault: Struck) -> list[tuple[float, int]] | 
     """End and pass of every step that was trained by later passes than a fault struck, as trained.
 
     Steps may still end in the pass that it struck, as of a program that got SIGTERM and goes on to
-    its next checkpoint: that is no recovery yet. None: for some step it is not recorded when it
-    ended.
+    its next checkpoint: that is no recovery yet. Of a pass that is known by its curve only the
+    first step counts. None: for some step it is not recorded when it ended.
     """
     number = pass_of(evidence, fault)
     found: list[tuple[float, int]] = []
     for each in evidence.passes:
         if not each.steps.size or (number is not None and each.number <= number):
+            continue
+        if each.by_curve:
+            if each.first_row_at is None:
+                return None
+            if each.first_row_at > fault.at:
+                found.append((each.first_row_at, each.number))
             continue
         times = each.signals.get("at")
         if times is None or not times.present.all():

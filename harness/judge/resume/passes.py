@@ -10,7 +10,7 @@ import numpy as np
 from converge_harness.judge.compare.curves import SignalSeries
 from converge_harness.judge.degrees import degrees_of, parallelism_of
 from converge_harness.judge.resume.faults import is_torn, last_whole_step
-from converge_harness.model import Evidence, Pass, SetSpec, StateSample
+from converge_harness.model import Evidence, Pass, Recovery, SetSpec, StateSample
 
 NO_PASSES = "the run left no passes, so nothing shows what its resumes kept"
 INTERRUPTED = "interrupted and continued"
@@ -131,11 +131,14 @@ def newest_whole(evidence: Evidence, number: int) -> int:
     return max(whole, default=0)
 
 
-def gaps(evidence: Evidence, spec: SetSpec | None = None) -> Iterator[Gap]:
+def gaps(
+    evidence: Evidence, spec: SetSpec | None = None, recovery: Recovery | None = None
+) -> Iterator[Gap]:
     """Where passes do not join: steps that are lost or trained again, and counters that differ.
 
     A set's checkpoints and a loader that counts samples are required only where the set names them.
-    Of a program's own loader nothing is known.
+    Of a program's own loader nothing is known. ``recovery`` is that of the set, also of one that is
+    not audited (``spec`` is None).
     """
     counts = spec is not None and spec.train_config.own_loader and spec.trainer.can.counts_tokens
     for each in evidence.passes:
@@ -149,8 +152,8 @@ def gaps(evidence: Evidence, spec: SetSpec | None = None) -> Iterator[Gap]:
                 yield Gap(f"pass {each.number} has no record of what it loaded", first, shown=False)
             else:
                 yield Gap(f"pass {each.number} {FROM_ELSEWHERE}", first, unplaced=each.number)
-        if spec is not None and not never_interrupted(evidence):
-            yield from _not_saved(evidence, spec, each)
+        if not never_interrupted(evidence):
+            yield from _not_saved(evidence, spec, recovery, each)
     for load in loads(evidence) if not evidence.by_curves else ():
         yield from _counters(load, counts=counts)
     steps = evidence.steps
@@ -161,9 +164,11 @@ def gaps(evidence: Evidence, spec: SetSpec | None = None) -> Iterator[Gap]:
         yield Gap(text, int(lost[0]), shown=not evidence.by_curves)
 
 
-def _not_saved(evidence: Evidence, spec: SetSpec, each: Pass) -> Iterator[Gap]:
+def _not_saved(
+    evidence: Evidence, spec: SetSpec | None, recovery: Recovery | None, each: Pass
+) -> Iterator[Gap]:
     """Checkpoints that a pass should have written, and did not."""
-    for step in _promised(evidence, spec, each):
+    for step in _promised(evidence, spec, recovery, each):
         if step in each.whole or is_torn(evidence, each.number, step):
             continue
         if any(sample.step == step for sample in each.saved):
@@ -174,21 +179,24 @@ def _not_saved(evidence: Evidence, spec: SetSpec, each: Pass) -> Iterator[Gap]:
             yield Gap(text, step, unsaved=True)
 
 
-def _promised(evidence: Evidence, spec: SetSpec, each: Pass) -> list[int]:
+def _promised(
+    evidence: Evidence, spec: SetSpec | None, recovery: Recovery | None, each: Pass
+) -> list[int]:
     """Steps whose checkpoints a pass should have written: the run's last needs none."""
     last = evidence.expected_steps or int(evidence.steps.max(initial=0))
-    if spec.recovery is not None:
+    if recovery is not None:
         reached = min(last_whole_step(evidence, each), last - 1)
-        due = each.steps[
-            (each.steps <= reached) & (each.steps % spec.recovery.checkpoint_every == 0)
-        ]
+        due = each.steps[(each.steps <= reached) & (each.steps % recovery.checkpoint_every == 0)]
         # What was still written in the background when the pass died was not promised.
-        background = _saves_in_background(each, spec.trainer.keys.async_checkpoints)
+        background = spec is not None and _saves_in_background(
+            each, spec.trainer.keys.async_checkpoints
+        )
         finished = due if each.ended or not background else due[:-1]
         return [int(step) for step in finished]
-    if each.segment is None or each.segment >= len(spec.segments) or not each.ended:
+    segments = spec.segments if spec else ()
+    if each.segment is None or each.segment >= len(segments) or not each.ended:
         return []
-    until = spec.segments[each.segment].until
+    until = segments[each.segment].until
     return [until] if until < last else []
 
 

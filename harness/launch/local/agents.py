@@ -1,7 +1,8 @@
 """Starts the agents of a job's calls, and causes the faults that ranks cannot cause.
 
 After the step of such a fault the ranks wait until it is over (``faults/<index>.over.json``), so it
-happens where the script says, however fast the machine is.
+happens where the script says, however fast the machine is. Those of a program without the probe do
+not wait: it is killed once its curve has the step, so at that step or a later one.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from converge_harness.errors import StoreError
 from converge_harness.launch import processes
 from converge_harness.launch.continuing import continues_from, saves_where_it_waits
+from converge_harness.launch.local.curve_steps import CurveSteps
 from converge_harness.launch.local.run import Agent, Run, RunningCall, struck_faults
+from converge_harness.launch.next_call import struck_by_curve
 from converge_harness.launch.options import RunOptions
 from converge_harness.launch.progress import Growth, MetricsTail
 from converge_harness.launch.warm import WarmServers
@@ -146,6 +150,7 @@ def start_run(
         payload=payload,
         tail=tail,
         growth=_growth(job, folder, first),
+        curve=_curve(place, job, folder, first, payload),
         waits=waits,
         saves=saves,
         in_passes=in_passes,
@@ -175,6 +180,19 @@ def _growth(job: Job, folder: Path, call: Call) -> Growth | None:
     """Growing output that shows progress of a call without step reports; None for other jobs."""
     curves = curves_of(job, folder, call)
     return None if curves is None else Growth(curves, folder / LOGS)
+
+
+def _curve(
+    place: Machine, job: Job, folder: Path, call: Call, payload: Mapping[str, Any]
+) -> CurveSteps | None:
+    """The curve of a call whose program converge strikes by it; None for other jobs."""
+    path, read = curves_of(job, folder, call), place.options.steps_so_far
+    if path is None or not struck_by_curve(job):
+        return None
+    if read is None:
+        raise ValueError(f"nothing reads the curve of {job.name}: RunOptions.steps_so_far")
+    named = trainer_of(job.spec).curve_of(folder, payload)
+    return CurveSteps(path, named.columns if named else {}, read)
 
 
 def _begin_start(job: Job, folder: Path, call: Call) -> None:
@@ -208,7 +226,9 @@ def end_start(run: Run, *, by_itself: bool) -> None:
     """Write down how a start of a program without the probe ended; nothing for other runs.
 
     A program that ended with 0 says that what it wrote is whole, so the checkpoints that are new
-    get their manifests. ``by_itself``: converge did not have to end it.
+    get their manifests. Of one that was killed, those of steps after which its curve has another
+    one do: it had saved the one before it trained the other. ``by_itself``: converge did not have
+    to end it.
 
     Raises StoreError if that cannot be written.
     """
@@ -218,10 +238,16 @@ def end_start(run: Run, *, by_itself: bool) -> None:
         return
     code = run.call.returncode if by_itself else None
     form = trainer_of(run.job.spec).checkpoint_form(run.job)
+    saved: range = range(0)
+    document: dict[str, Any] = {"returncode": code}
+    if run.curve is not None:
+        run.curve.look(is_over=True)
+        saved = run.curve.steps[: None if code == 0 else -1]
+        document["first_row_at"] = run.curve.first_row_at
     try:
-        write_json(path, {**read_start(path), "returncode": code})
-        for step, checkpoint in form.found(run.folder) if code == 0 else ():
-            if not is_whole(run.folder, step, form):
+        write_json(path, {**read_start(path), **document})
+        for step, checkpoint in form.found(run.folder):
+            if step in saved or (code == 0 and not is_whole(run.folder, step, form)):
                 write_manifest(checkpoint, step, path.parent, form)
     except (OSError, ValueError) as error:
         raise StoreError(f"{path.parent}: cannot record how the start ended: {error}") from error
@@ -240,6 +266,7 @@ def start_next_call(place: Machine, run: Run, call: Call) -> None:
     following.faults_before = struck_faults(run.folder)
     run.earlier.append(run.call)
     run.call, run.growth = following, _growth(run.job, run.folder, call)
+    run.curve = _curve(place, run.job, run.folder, call, run.payload)
 
 
 def _set_torn_aside(job: Job, folder: Path) -> None:
@@ -404,8 +431,24 @@ def _free_port() -> int:
     return port
 
 
+def strike_by_curve(run: Run, index: int, fault: Fault) -> None:
+    """Kill a rank of a program without the probe, whose curve has the step of the fault.
+
+    If the process of the rank is not there (any more), nothing happens. Raises StoreError if the
+    fault's file cannot be written.
+    """
+    found = (processes.rank_of(agent.logs, fault.rank) for agent in run.call.left)
+    process = next((each for each in found if each is not None), None)
+    if run.curve is None or process is None:
+        return
+    run.struck[index] = run.tail.number
+    more = {"rank": fault.rank, "curve_step": run.curve.steps[-1]}
+    _write_struck(run, index, fault, more)
+    processes.kill_tree(process)
+
+
 def strike(place: Machine, run: Run, index: int, fault: Fault) -> None:
-    """Cause a fault of the run's script.
+    """Cause a fault of the run's script that its ranks cannot cause.
 
     ``agent_loss`` of a missing node and ``join`` of one too many do not happen. Raises StoreError
     if the fault's file cannot be written or a node cannot be started.
@@ -414,18 +457,8 @@ def strike(place: Machine, run: Run, index: int, fault: Fault) -> None:
     if not _can_strike(run, fault):
         _mark_over(run, index)
         return
-    write_json(
-        struck_file(run.folder, index),
-        {
-            "index": index,
-            "kind": fault.kind.value,
-            "step": fault.step,
-            "at": time.time(),
-            "pass": run.tail.number,
-            "torn": False,
-            **({"node": fault.node} if fault.kind is FaultKind.AGENT_LOSS else {}),
-        },
-    )
+    where = {"node": fault.node} if fault.kind is FaultKind.AGENT_LOSS else {}
+    _write_struck(run, index, fault, where)
     if fault.kind is FaultKind.PREEMPT:
         for agent in run.call.left:
             processes.ask_to_end(agent.process)
@@ -438,11 +471,29 @@ def strike(place: Machine, run: Run, index: int, fault: Fault) -> None:
         start_node(place, run)
 
 
+def _write_struck(run: Run, index: int, fault: Fault, more: Mapping[str, int]) -> None:
+    """Write down that a fault strikes now; ``more`` is what only faults of its kind have."""
+    write_json(
+        struck_file(run.folder, index),
+        {
+            "index": index,
+            "kind": fault.kind.value,
+            "step": fault.step,
+            "at": time.time(),
+            "pass": run.tail.number,
+            "torn": False,
+            **more,
+        },
+    )
+
+
 def end_faults(run: Run, *, call_is_over: bool) -> None:
     """Mark faults as over once they had their effect: another pass has begun, or the call ended.
 
     Raises StoreError if that cannot be written.
     """
+    if run.curve is not None:  # no rank waits
+        return
     for index, number in run.struck.items():
         if call_is_over or run.tail.number > number:
             _mark_over(run, index)

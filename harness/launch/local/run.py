@@ -11,16 +11,26 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from converge_harness.launch.local.curve_steps import CurveSteps
 from converge_harness.launch.next_call import (
     CallOutcome,
     Decision,
     after,
     calls_again,
     hang_limit_s,
+    next_by_curve,
 )
 from converge_harness.launch.progress import Growth, MetricsTail, Pace, remaining_s
 from converge_harness.launch.warm import SERVER_GONE
-from converge_harness.model import Experiment, FaultKind, Job, RankError, RunRecord, RunStatus
+from converge_harness.model import (
+    Experiment,
+    Fault,
+    FaultKind,
+    Job,
+    RankError,
+    RunRecord,
+    RunStatus,
+)
 from converge_harness.run_folder.checkpoints import is_whole
 from converge_harness.run_folder.faults import struck_files
 from converge_harness.run_folder.metrics import StepLine
@@ -54,6 +64,8 @@ class Run:
     tail: MetricsTail
     growth: Growth | None = None
     """For a program without step reports."""
+    curve: CurveSteps | None = None
+    """Of the running call, if faults strike once its curve has their steps."""
     waits: tuple[int, ...] = ()
     """The steps after which its ranks still wait until they are let train on, in order."""
     saves: tuple[int, ...] = ()
@@ -137,6 +149,9 @@ class Run:
         steps = self.tail.new_steps()
         if self.growth is not None:
             self.growth.look()
+        if self.curve is not None:
+            self.curve.look()
+            self.call.steps = len(self.curve.steps)
         if steps:
             self.last_step_at = time.monotonic()
             if not self.made:
@@ -145,6 +160,15 @@ class Run:
             self.made += len(steps)
             self.call.steps += len(steps)
         return steps
+
+    def fault_of_curve(self) -> tuple[int, Fault] | None:
+        """The fault that strikes now by the curve of the running call, with its index, if one does.
+
+        One ends a start, so the next one strikes a later start.
+        """
+        if self.curve is None or self.tail.number in self.struck.values():
+            return None
+        return next_by_curve(self.job, self.curve.steps, self.struck)
 
     def is_over(self) -> bool:
         """Whether the running call is over; ask before ``new_steps``, so as to miss none."""

@@ -41,6 +41,7 @@ from converge_harness.launch.local.agents import (
     start_next_call,
     start_run,
     strike,
+    strike_by_curve,
 )
 from converge_harness.launch.local.memory import GIB, available_bytes, ranks_that_fit
 from converge_harness.launch.local.run import Run
@@ -540,6 +541,8 @@ class Supervisor:
             faults = faults_due(run.job, self._new_steps(run), run.struck)
             for index, fault in faults.items():
                 strike(self._place, run, index, fault)
+            if not over and (due := run.fault_of_curve()):
+                strike_by_curve(run, *due)
             end_faults(run, call_is_over=over)
             if over:
                 self._leave(run)

@@ -248,6 +248,8 @@ def faults_on_a_cluster(planned: PlannedJob) -> Iterator[Breach]:
         or recovery is None
     ):
         return
+    if not planned.job.spec.trainer.can.probed:
+        return  # refused with all sets that are resumed without the probe
     if recovery.restarts is RestartOwner.HARNESS:
         yield Breach(
             "restarts",
@@ -277,7 +279,7 @@ def starts_recorded(planned: PlannedJob) -> Iterator[Breach]:
         return
     yield Breach(
         "kind",
-        "converge does not run next to the ranks of a cluster, so without the probe nothing "
-        "records how the program was started again",
+        "converge does not run next to the ranks of a cluster, so without the probe nothing kills "
+        "the program, or records how it was started again",
         f"trainer.probe = true (docs/probe.md), or {HERE}",
     )

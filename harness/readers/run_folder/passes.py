@@ -139,6 +139,7 @@ def _struck(index: int, path: Path) -> Struck:
         torn=bool(value.get("torn")),
         rank=value.get("rank"),
         node=value.get("node"),
+        curve_step=value.get("curve_step"),
     )
 
 

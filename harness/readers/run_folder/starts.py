@@ -73,6 +73,7 @@ def _start(folder: Path, number: int, path: Path, columns: Mapping[str, str]) ->
         ended=ended,
         whole=read_whole(path.parent),
         by_curve=True,
+        first_row_at=start.get("first_row_at"),
     )
     metrics = Metrics(
         identity=None,
@@ -93,6 +94,16 @@ def _start(folder: Path, number: int, path: Path, columns: Mapping[str, str]) ->
         expected_steps=None,
     )
     return StartEvidence(curve, PassEvidence(itself, metrics, samples=()))
+
+
+def steps_so_far(curve: Path, columns: Mapping[str, str]) -> range:
+    """The steps of a start whose program still runs, from the first in its curve to the newest.
+
+    Empty while the curve has none. ``columns`` as for ``read_foreign``. Raises EvidenceError for a
+    curve that cannot be understood.
+    """
+    steps = read_unfinished(curve, columns).steps
+    return range(int(steps[0]), int(steps[-1]) + 1) if steps.size else range(0)
 
 
 def _curve(folder: Path, start: StartDocument, columns: Mapping[str, str]) -> Evidence:

@@ -290,6 +290,8 @@ class FaultView:
     """The rank that it hits; None when unknown, or not a single one."""
     node: int | None = None
     """The same."""
+    curve_step: int | None = None
+    """As in ``Struck``."""
 
     @property
     def text(self) -> str:
@@ -314,6 +316,8 @@ class FaultView:
         if not self.struck:
             return "did not strike"
         where = ABSENT if self.at_pass is None else f"pass {self.at_pass}"
+        if self.curve_step is not None:  # nothing holds a program at the step of the script
+            where += f", once its curve had step {self.curve_step}"
         return f"{where}, tore the checkpoint" if self.torn else where
 
 
@@ -339,6 +343,7 @@ def faults_view(
                 _aim(struck, named),
                 at_pass=pass_of(evidence, struck),
                 torn=struck.torn,
+                curve_step=struck.curve_step,
                 recovery_s=found[1] if found else None,
             )
         else:

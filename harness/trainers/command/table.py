@@ -321,11 +321,6 @@ def lacks(kind: Kind, command: Command) -> tuple[str, str]:
         Kind.ELASTIC: (STOP_AT, "a program that stops where a segment ends"),
         Kind.FAULT: (CHECKPOINT_EVERY, WRITES_CHECKPOINTS),
     }[kind]
-    if kind is Kind.FAULT and not command.probed:
-        return (
-            "needs the probe, which makes the faults in the program's ranks",
-            PROBE,
-        )
     if command.launcher is not RankLauncher.TORCHRUN:
         other = f"launcher = {command.launcher.value!r}"
         return f"needs launcher = 'torchrun': converge resumes no program with {other} yet", ""
@@ -418,10 +413,17 @@ def _of_degrees(
 
 
 def restart_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
-    """Restarts in place, which repeat one command, of a program that its command resumes."""
+    """Restarts in place, which repeat one command, of a program that needs another each time."""
     recovery, command = spec.recovery, spec.trainer.settings
     in_place = recovery is not None and recovery.restarts is RestartOwner.TORCHRUN
-    if in_place and RESUME_FROM in passed(command):
+    if in_place and not command.probed:
+        yield Problem(
+            where("restarts"),
+            "torchrun starts the program again without converge, and without the probe every start "
+            "needs a curve of its own",
+            f"restarts = {RestartOwner.HARNESS.value!r}, or {PROBE}",
+        )
+    elif in_place and RESUME_FROM in passed(command):
         yield Problem(
             where("restarts"),
             f"torchrun starts the same command again, in which {{{RESUME_FROM}}} is still empty: "

@@ -88,6 +88,8 @@ RESUMED = (Kind.ELASTIC, Kind.FAULT)
 """Kinds of sets that a program can be trained as if it can be stopped and resumed."""
 FAULTS = frozenset(FaultKind)
 """All: the probe can make them, or wait for them."""
+FAULTS_BY_CURVE = frozenset({FaultKind.KILL})
+"""Without the probe: converge kills a rank once the curve has the step."""
 
 
 def trained_by(command: Command) -> TrainerSpec:
@@ -98,12 +100,16 @@ def trained_by(command: Command) -> TrainerSpec:
         probed=probed,
         rounds_otherwise=probed,
         kinds=frozenset({Kind.PARALLEL, Kind.SPACE_TIME, *resumed}),
-        faults=FAULTS if Kind.FAULT in resumed else frozenset(),
+        faults=_faults(probed=probed) if Kind.FAULT in resumed else frozenset(),
         replicas_leave=True,
         continues=not lacks_to_continue(command)[0],
         under_scheduler=command.launcher is not RankLauncher.MPIRUN,
     )
     return TrainerSpec("command", can, command)
+
+
+def _faults(*, probed: bool) -> frozenset[FaultKind]:
+    return FAULTS if probed else FAULTS_BY_CURVE
 
 
 class CommandTrainer(Trainer):
