@@ -252,8 +252,14 @@ def test_a_repeat_that_was_resumed_on_purpose_teaches_nothing():
     ],
 )
 def test_what_a_scheduler_says_is_not_put_into_a_ranks_mouth(status, words):
-    test = replace(REQUEUED, status=status, error=RankError(None, "TIMEOUT after 60 s"))
+    test = replace(
+        REQUEUED,
+        status=status,
+        error=RankError(None, "TIMEOUT after 60 s"),
+        says_why="slurm.log",
+    )
     verdict = judged(test)
     assert verdict.judgement is Judgement.ERROR
     assert verdict.cause == f"the run {words}"
     assert verdict.next_command.startswith("cat ")
+    assert verdict.next_command.endswith("slurm.log")
