@@ -55,7 +55,7 @@ def _command(arguments: argparse.Namespace) -> int:
             errors.print(f"  {problem}", markup=False)
         return _cut_off(errors) if launched else ExitCode.USAGE
     except (KeyboardInterrupt, Interrupted):
-        errors.print("interrupted; finished runs are kept: the same command continues from here")
+        errors.print("interrupted; finished runs are kept: run the same command again to continue")
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # `converge plan … | head` closed our output: no error, and nobody would read a message.
@@ -79,7 +79,7 @@ def _launched(arguments: argparse.Namespace) -> bool:
 
 def _cut_off(errors: Console) -> ExitCode:
     """Report an error, such as a full disk, that came after jobs had been launched."""
-    errors.print("no verdict; finished runs are kept: the same command continues from here")
+    errors.print("no verdict; finished runs are kept: run the same command again to continue")
     return ExitCode.UNDECIDED
 
 

@@ -204,7 +204,9 @@ def _plain_table(made: Plan, described: Sequence[PlanRow]) -> Iterator[str]:
 def _numbers(made: Plan) -> tuple[str, ...]:
     """Titles of the right-aligned columns."""
     nodes = ("nodes",) if made.experiment.cluster else ()
-    return ("ranks", *nodes, "steps", "batch", "tokens/step")
+    # A program that names no sequence length is counted in samples.
+    in_tokens = any(job.seq_len > 1 for job in made.jobs)
+    return ("ranks", *nodes, "steps", "batch", "tokens/step" if in_tokens else "samples/step")
 
 
 def _cells(made: Plan, row: PlanRow) -> tuple[str, ...]:

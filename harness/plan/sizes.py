@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, cast
 
 from converge_harness.errors import Problem, suggest
@@ -17,6 +18,8 @@ from converge_harness.model import (
 )
 
 DTYPE_KEYS = ("training.dtype", "training.mixed_precision_param")
+SIZES = ("steps", "local_batch_size", "seq_len")
+"""Keys of ``training`` that have to be set, or have a default."""
 FLOAT8_RECIPES = frozenset({Technique.FLOAT8, Technique.FLOAT8_ROWWISE})
 
 
@@ -56,14 +59,15 @@ def numerics_of(spec: SetSpec) -> Numerics:
 
 def size_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
     """Missing or wrong sizes, without which no plan can be made."""
-    for name in ("steps", "local_batch_size", "seq_len"):
+    for name in SIZES:
         value = _setting(spec, f"training.{name}")
         if positive(value) is None:
             stated = "is not set" if value is None else f"must be a positive integer, not {value!r}"
+            written = _written_as(spec, name) if value is None else ""
             yield Problem(
                 f"{experiment.path}: {spec.name!r}: training.{name}",
                 stated,
-                f"in {spec.train_config.path}, or by set",
+                f"in {spec.train_config.path}, or by set{written}",
             )
     written = spec.setting(GLOBAL_BATCH, -1)
     if written != -1 and positive(written) is None:
@@ -112,6 +116,14 @@ def positive(value: Setting) -> int | None:
 def size(spec: SetSpec, name: str) -> int:
     """A size that ``size_problems`` has passed."""
     return cast("int", _setting(spec, f"training.{name}"))
+
+
+def _written_as(spec: SetSpec, name: str) -> str:
+    """A clause on a key of the train config that looks like a misspelt one; or empty."""
+    table = spec.train_config.settings.get("training")
+    keys = [key for key in table if key not in SIZES] if isinstance(table, Mapping) else []
+    near = difflib.get_close_matches(name, keys, n=1, cutoff=0.8)
+    return f"; training.{near[0]} is there: is it meant?" if near else ""
 
 
 def _setting(spec: SetSpec, key: str) -> Setting:

@@ -43,5 +43,5 @@ def test_an_interruption_while_modules_are_imported(module, tmp_path):
     assert found.returncode == 130
     assert found.stderr.splitlines() in (
         [],
-        ["interrupted; finished runs are kept: the same command continues from here"],
+        ["interrupted; finished runs are kept: run the same command again to continue"],
     )

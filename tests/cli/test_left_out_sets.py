@@ -48,3 +48,14 @@ def test_sets_that_are_left_out_are_named_with_what_is_missing(tmp_path, monkeyp
     said = f"eft out: {', '.join(names)}: {why}"
     assert f"l{said}" in " ".join((printed.out + printed.err).split())
     assert f"L{said}." in notes
+
+
+def test_a_program_without_a_sequence_length_is_counted_in_samples(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    text = EXPERIMENT.replace("PYTHON", sys.executable)
+    for length, unit in (("", "samples/step"), (", seq_len = 32", "tokens/step")):
+        (tmp_path / "e.toml").write_text(text.replace("= 8 }", f"= 8{length} }}"))
+        main(["plan", "e.toml"])
+        assert unit in capsys.readouterr().out

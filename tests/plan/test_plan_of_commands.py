@@ -129,6 +129,10 @@ def test_arithmetic_is_float32_unless_the_config_says_otherwise(planned, written
     ("config", "expected"),
     [
         ("training = { local_batch_size = 2 }", "training.steps: is not set (in [trainer.config]"),
+        (
+            "training = { steps = 2, local_batchsize = 2 }",
+            "or by set; training.local_batchsize is there: is it meant?)",
+        ),
         ("training = { steps = 2, local_batch_size = 0 }", "must be a positive integer, not 0"),
         (
             "training = { steps = 2, local_batch_size = 2, dtype = 'fp32' }",

@@ -639,7 +639,7 @@ class Supervisor:
             self._finish(run, RunStatus.HUNG, run.hung(sentence))
 
     def _why_to_stop(self, run: Run) -> str:
-        """Why a run may end now; empty if it trains on, or is not looked at now."""
+        """Why a run may end now; empty: it trains on, or no look is due."""
         if run.last is None:
             return ""
         if reason := self._why_to_end(run, run.last.step):
