@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from converge_harness.judge.degrees import ranks
 from converge_harness.judge.probed_runs import not_as_called
@@ -115,20 +115,39 @@ def not_named(spec: SetSpec, ran: InForce) -> Iterator[str]:
         yield f"schedule {ran.pipeline_schedule} is in force but pp is 1"
 
 
+class ConfigDifference(NamedTuple):
+    """A key that only one of two configs has, or that has another value in each."""
+
+    key: str
+    expected: bool
+    """Whether a run declares it, or only one of two toolchains has it."""
+
+
+def config_differences(
+    ours: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+    declared: Collection[str],
+    *,
+    same_toolchain: bool = True,
+) -> tuple[ConfigDifference, ...]:
+    """How two configs with dotted keys differ, by key.
+
+    ``declared``: keys that either run declares. Between toolchains the keys themselves differ.
+    """
+    both = ours.keys() & theirs.keys()
+    return tuple(
+        ConfigDifference(key, is_declared(key, declared) or not (same_toolchain or key in both))
+        for key in differing_keys(ours, theirs)
+    )
+
+
 def undeclared_differences(
     ours: InForce, theirs: InForce, *, same_toolchain: bool = True
 ) -> tuple[str, ...]:
-    """Keys of the trainer's config that differ though neither run declares them.
-
-    Between toolchains the keys themselves differ, so only those that both have are compared.
-    """
+    """Keys of the trainer's config that differ though neither run declares them."""
     declared = {*ours.declared, *theirs.declared}
-    both = ours.config.keys() & theirs.config.keys()
-    return tuple(
-        key
-        for key in differing_keys(ours.config, theirs.config)
-        if (same_toolchain or key in both) and not is_declared(key, declared)
-    )
+    found = config_differences(ours.config, theirs.config, declared, same_toolchain=same_toolchain)
+    return tuple(each.key for each in found if not each.expected)
 
 
 def differing_keys(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str, ...]:

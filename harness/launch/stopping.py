@@ -51,12 +51,14 @@ def may_stop(job: Job, experiment: Experiment) -> bool:
 
 
 def settling_looks(job: Job, experiment: Experiment) -> tuple[int, ...]:
-    """The steps after which it may be settled that a job's loss is equivalent."""
-    after = experiment.stop_after
+    """The steps after which it may be settled that a job's loss is equivalent.
+
+    None if it is unknown how long the learning rate rises (the rule warm-up-is-known refuses that).
+    """
+    after, warmup = experiment.stop_after, job.spec.warmup_steps
     if after is None or job.spec.stop is not Stop.SETTLED or not may_stop(job, experiment):
         return ()
-    warmup = job.spec.setting("lr_scheduler.warmup_steps", 0)
-    planned = settling_steps(job.steps, warmup if isinstance(warmup, int) else 0)
+    planned = () if warmup is None else settling_steps(job.steps, warmup)
     return tuple(step for step in planned if step >= after)
 
 

@@ -457,6 +457,13 @@ class SetSpec:
         """``inject: file.py:function``, without the folder; empty if nothing is injected."""
         return f"inject: {self.inject.rpartition('/')[2]}" if self.inject else ""
 
+    @property
+    def warmup_steps(self) -> int | None:
+        """Steps over which the learning rate rises at the start; None if nobody says."""
+        key = self.trainer.keys.warmup_steps
+        value = self.setting(key, self.trainer.defaults.get(key)) if key else None
+        return value if isinstance(value, int) and value >= 0 else None
+
     def setting(self, key: str, default: Setting = None) -> Setting:
         """The value of a dotted train-config key: from ``set``, else from the train config."""
         if key in self.overrides:

@@ -85,7 +85,8 @@ class ImpliedSetting:
 class ConfigKeys:
     """Keys of a trainer's own config that say what was named, or what was in force.
 
-    The judge needs them for its audit of ``in_force.json``. An empty one: it has no such key.
+    The judge needs them for its audit of ``in_force.json``, the launcher for when to look at a run.
+    An empty one: it has no such key.
     """
 
     techniques: Mapping[Technique, tuple[tuple[str, object], ...]] = field(
@@ -108,6 +109,8 @@ class ConfigKeys:
     """Keys that may differ between a run and its repeat."""
     max_norm: str = ""
     """The norm to which gradients are clipped."""
+    warmup_steps: str = ""
+    """Steps over which the learning rate rises at the start."""
     not_loaded: str = ""
     """A list of the parts of a checkpoint that a resume leaves out."""
 

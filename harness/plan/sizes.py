@@ -63,11 +63,11 @@ def size_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
         value = _setting(spec, f"training.{name}")
         if positive(value) is None:
             stated = "is not set" if value is None else f"must be a positive integer, not {value!r}"
-            written = _written_as(spec, name) if value is None else ""
+            misspelt = _written_as(spec, name) if value is None else ""
             yield Problem(
                 f"{experiment.path}: {spec.name!r}: training.{name}",
                 stated,
-                f"in {spec.train_config.path}, or by set{written}",
+                f"in {spec.train_config.path}, or by set{misspelt}",
             )
     written = spec.setting(GLOBAL_BATCH, -1)
     if written != -1 and positive(written) is None:

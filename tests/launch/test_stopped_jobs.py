@@ -38,6 +38,7 @@ from converge_harness.model import (
 )
 from converge_harness.run_folder.metrics import StepLine
 from converge_harness.trainers import Call, Rendezvous
+from converge_harness.trainers.megatron.trainer import MEGATRON
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -46,8 +47,12 @@ def looks_of(job, **limits):
     return looks(job, plan_of(job, **limits).experiment)
 
 
-def stopping(job, stop):
-    return replace(job, spec=replace(job.spec, stop=stop))
+WARM_UP = "lr_scheduler.warmup_steps"
+
+
+def stopping(job, stop, *, warm_up=0):
+    overrides = {**job.spec.overrides, WARM_UP: warm_up}
+    return replace(job, spec=replace(job.spec, stop=stop, overrides=overrides))
 
 
 def test_a_test_set_is_looked_at_after_16_steps_and_then_after_twice_as_many():
@@ -59,7 +64,6 @@ def test_a_test_set_is_looked_at_after_16_steps_and_then_after_twice_as_many():
 
 def test_whether_it_is_settled_is_looked_at_after_planned_shares_of_the_run():
     job = stopping(tiny_job("long", steps=3000), Stop.SETTLED)
-    warm = {"lr_scheduler.warmup_steps": 600}
     experiment = plan_of(job).experiment
     assert settling_looks(job, experiment) == (375, 750, 1500)
     assert looks(job, experiment) == (16, 32, 64, 128, 256, 375, 512, 750, 1024, 1500)
@@ -69,8 +73,14 @@ def test_whether_it_is_settled_is_looked_at_after_planned_shares_of_the_run():
     assert looks_of(stopping(tiny_job("a", steps=200), Stop.SETTLED)) == (16, 32, 64, 100)
     assert settling_looks(tiny_job("fails", steps=3000), experiment) == ()
     # The second half of what was trained has to lie past the warm-up.
-    warming = replace(job, spec=replace(job.spec, overrides=warm))
+    warming = stopping(job, Stop.SETTLED, warm_up=600)
     assert settling_looks(warming, experiment) == (1200, 1500)
+    of_megatron = replace(warming.spec, trainer=MEGATRON)  # which has another key for it
+    assert of_megatron.warmup_steps == 0
+    named = replace(of_megatron, overrides={"lr_scheduler.lr_warmup_steps": 600})
+    assert settling_looks(replace(job, spec=named), experiment) == (1200, 1500)
+    unknown = replace(job, spec=replace(job.spec, overrides={}))
+    assert settling_looks(unknown, experiment) == ()
 
 
 @pytest.mark.parametrize(
@@ -248,7 +258,8 @@ def family(make=tiny_job, stop=Stop.SETTLED, steps=130, sets=("first", "second")
     spec = replace(repeat.spec, name="control")
     repeat = replace(repeat, spec=spec, repeat=Repeat(RepeatKind.ULP))
     tests = [make(name, ranks=1, steps=steps, **more) for name in sets]
-    tests = [replace(job, spec=replace(job.spec, control="control", stop=stop)) for job in tests]
+    tests = [replace(job, spec=replace(job.spec, control="control")) for job in tests]
+    tests = [stopping(job, stop) for job in tests]
     return control, repeat, *tests
 
 

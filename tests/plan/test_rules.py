@@ -18,6 +18,7 @@ RESIZED = (
     "kind = 'elastic'\n"
     "segments = [{ until = 4, dp_shard = 2 }, { until = 20, dp_shard = 2, pp = 3 }]"
 )
+SETTLED = FSDP_2 + '\nstop = "settled"\n'
 MICROBATCH = '"parallelism.pipeline_parallel_microbatch_size"'
 
 
@@ -41,6 +42,7 @@ KEPT = {
     "pp-microbatches": INTERLEAVED,
     "pp-microbatches-fit": PP_2 + f"set = {{ {MICROBATCH} = 2 }}",
     "batch-divisible": FSDP_2 + '\nset = { "training.local_batch_size" = 1 }',
+    "warm-up-is-known": SETTLED + 'set = { "lr_scheduler.warmup_steps" = 0 }',
     "sequence-divisible": "parallelism = { dp_shard = 2, cp = 2, tp = 2 }",
     "technique-needs": "parallelism = { dp_shard = 2, tp = 2 }\n"
     'techniques = ["compile", "async_tp", "float8", "float8_tp"]',
@@ -66,6 +68,7 @@ BROKEN = [
         "pp-microbatches-fit",
         INTERLEAVED + "set.training = { local_batch_size = 5, global_batch_size = 10 }",
     ),
+    ("warm-up-is-known", SETTLED),
     ("batch-divisible", FSDP_2 + '\nset = { "training.local_batch_size" = 3 }'),
     (
         "sequence-divisible",

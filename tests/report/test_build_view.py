@@ -192,6 +192,21 @@ def test_a_declared_table_covers_its_keys_as_it_does_for_the_judge(declared, is_
     assert (change.key, change.declared) == ("optimizer.lr", is_declared)
 
 
+def test_a_key_that_only_one_toolchain_has_is_as_declared_as_for_the_judge():
+    older = replace(job(spec("t"), Role.TEST, 2).toolchain, name="torchtitan-0.2.2")
+    runs = [
+        replace(evidence("r", 2), in_force=InForce(config=config))
+        for config in ({"training.lr": 1.0, "new": 1}, {"training.lr": 2.0, "old": 1})
+    ]
+    test, control = job(spec("t"), Role.TEST, 2), job(spec("c"), Role.CONTROL, 2)
+
+    def undeclared(control):
+        return [each.key for each in config_changes(*runs, test, control) if not each.declared]
+
+    assert undeclared(control) == ["new", "old", "training.lr"]
+    assert undeclared(replace(control, toolchain=older)) == ["training.lr"]
+
+
 def test_undeclared_configuration_differences_come_first():
     view = sample_view()
     changes = {test.run.name: test.config for test in view.tests}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from converge_harness.model import FaultKind, Kind, Launcher, RestartOwner, Technique
+from converge_harness.model import FaultKind, Kind, Launcher, RestartOwner, Stop, Technique
 from converge_harness.plan.rules.rule import (
     Breach,
     PlannedJob,
@@ -48,6 +48,20 @@ def pp_microbatches_fit(planned: PlannedJob) -> Iterator[Breach]:
         yield Breach(
             "pipeline_schedule",
             f"{schedule} needs its {microbatches} microbatches to divide into {rounds} rounds",
+        )
+
+
+@necessity
+def warm_up_is_known(planned: PlannedJob) -> Iterator[Breach]:
+    """A set that may end once it is settled says over how many steps its learning rate rises."""
+    spec = planned.job.spec
+    asked = spec.control and spec.stop is Stop.SETTLED and spec.trainer.can.probed
+    if asked and spec.warmup_steps is None:
+        key = spec.trainer.keys.warmup_steps
+        yield Breach(
+            f"set.{key}" if key else "stop",
+            'is not set, but with stop = "settled" no look may come before twice the warm-up of '
+            "the learning rate: set it (0: there is none), or stop differently",
         )
 
 

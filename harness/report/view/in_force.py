@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from converge_harness.judge import differing_keys, is_declared
+from converge_harness.judge import config_differences, differing_keys
 from converge_harness.model import (
     CompileInForce,
     Evidence,
@@ -106,14 +106,18 @@ def config_changes(
         declared |= set(job.spec.overrides)
     for evidence in (test, control):
         declared |= set(_ran(evidence).declared)
+    same_toolchain = (
+        test_job is None or control_job is None or test_job.toolchain == control_job.toolchain
+    )
+    found = config_differences(ours, theirs, declared, same_toolchain=same_toolchain)
     changes = [
         ConfigChange(
-            plain(key),
-            _setting(theirs, key, here),
-            _setting(ours, key, here),
-            is_declared(key, declared),
+            plain(each.key),
+            _setting(theirs, each.key, here),
+            _setting(ours, each.key, here),
+            each.expected,
         )
-        for key in (differing_keys(ours, theirs) if ours and theirs else ())
+        for each in (found if ours and theirs else ())
     ]
     if test_job and control_job:
         ours, theirs = test_job.toolchain.versions, control_job.toolchain.versions

@@ -11,6 +11,7 @@ from converge_harness import DISTRIBUTION
 from converge_harness.errors import EvidenceError, Problem, ToolchainError
 from converge_harness.model import (
     Capabilities,
+    ConfigKeys,
     FaultKind,
     InForce,
     Job,
@@ -86,6 +87,7 @@ ON_ONE_NODE = frozenset({RankLauncher.COMPOSER, RankLauncher.DEEPSPEED, RankLaun
 """Launchers that srun starts on one node only."""
 RESUMED = (Kind.ELASTIC, Kind.FAULT)
 """Kinds of sets that a program can be trained as if it can be stopped and resumed."""
+KEYS = ConfigKeys(warmup_steps="lr_scheduler.warmup_steps")
 FAULTS = frozenset(FaultKind)
 """All: the probe can make them, or wait for them."""
 FAULTS_BY_CURVE = frozenset({FaultKind.KILL})
@@ -105,7 +107,7 @@ def trained_by(command: Command) -> TrainerSpec:
         continues=not lacks_to_continue(command)[0],
         under_scheduler=command.launcher is not RankLauncher.MPIRUN,
     )
-    return TrainerSpec("command", can, command)
+    return TrainerSpec("command", can, command, keys=KEYS)
 
 
 def _faults(*, probed: bool) -> frozenset[FaultKind]:

@@ -45,6 +45,7 @@ DISTRIBUTION = "megatron-core"
 SERIES = "0.16."
 """The releases that the dialect drives."""
 DIALECT = "megatron_0_16"
+WARMUP_STEPS = "lr_scheduler.lr_warmup_steps"
 MEGATRON = TrainerSpec(
     "megatron",
     Capabilities(
@@ -61,9 +62,13 @@ MEGATRON = TrainerSpec(
         repeatable_argv=True,
     ),
     defaults=MappingProxyType(
-        {"training.dtype": "float32", "training.mixed_precision_param": "float32"}
+        {
+            "training.dtype": "float32",
+            "training.mixed_precision_param": "float32",
+            WARMUP_STEPS: 0,
+        }
     ),
-    keys=ConfigKeys({Technique.BF16: (("training.dtype", "bfloat16"),)}),
+    keys=ConfigKeys({Technique.BF16: (("training.dtype", "bfloat16"),)}, warmup_steps=WARMUP_STEPS),
 )
 
 

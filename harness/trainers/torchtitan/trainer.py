@@ -92,6 +92,7 @@ KEYS = ConfigKeys(
         }
     ),
     max_norm="training.max_norm",
+    warmup_steps="lr_scheduler.warmup_steps",
     not_loaded="checkpoint.exclude_from_loading",
 )
 TORCHTITAN = TrainerSpec(
