@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.nn
+from documents import IGNORED
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -118,7 +119,7 @@ def train(options: argparse.Namespace) -> None:
     )
     for _ in range(options.steps):
         step = next(batches)
-        mine = sum(int((batch.labels != -100).sum()) for batch in step)
+        mine = sum(int((batch.labels != IGNORED).sum()) for batch in step)
         all_tokens = torch.tensor(mine)
         dist.all_reduce(all_tokens)
         total = 0.0
