@@ -64,17 +64,6 @@ def put_rows_back(model: LlamaForCausalLM) -> None:
             each.weight.copy_(heads.transpose(1, 2).flatten(0, 2))
 
 
-def within_documents(positions: torch.Tensor) -> torch.Tensor:
-    """Which tokens attend to which: to those before them in their document.
-
-    Shape (batch, 1, length, length), bool. ``positions``, of shape (batch, length), begin again at
-    0 with every document.
-    """
-    document = (positions == 0).cumsum(1)
-    same = document[:, None, :, None] == document[:, None, None, :]
-    return same & torch.ones(same.shape[-2:], dtype=torch.bool).tril()
-
-
 def optimizer_of(model: torch.nn.Module, *, decay_norms: bool) -> torch.optim.AdamW:
     """Torchtitan decays all parameters; transformers.Trainer all but biases and norms."""
     groups = [
@@ -125,8 +114,9 @@ def train(options: argparse.Namespace) -> None:
         total = 0.0
         for batch in step:
             probe.batch(batch.inputs, batch.labels)
-            mask = within_documents(batch.positions) if options.documents else None
-            logits = model(batch.inputs, attention_mask=mask, position_ids=batch.positions).logits
+            # transformers attends within documents, which it sees by positions that begin anew.
+            positions = batch.positions if options.documents else None
+            logits = model(batch.inputs, position_ids=positions).logits
             probe.logits(logits, batch.labels)
             loss = cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), reduction="sum")
             # DDP and FSDP average gradients over ranks.

@@ -122,7 +122,7 @@ rotary_interleaved = true
 """
 
 
-def test_rows_of_a_head_that_a_program_rotates_half_split_are_neighbours_in_the_checkpoint(tmp_path):
+def test_rows_that_a_program_rotates_half_split_are_neighbours_in_the_checkpoint(tmp_path):
     found, problems = read(tmp_path, OF_PROGRAM, of_trainer=of_program)
     assert problems == []
     assert found.parameter("model.layers.2.q.weight") == "layers.2.wq.weight"
