@@ -6,7 +6,7 @@ names. Rows of queries and keys have the order of the checkpoint there, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,9 +36,9 @@ class EvidenceNames:
     """As ``Wrapped.parameters``."""
     copies: Sequence[tuple[str, Any]]
     """As ``Wrapped.copies``."""
-    fused: dict[str, Fused] = field(default_factory=dict)
+    fused: Mapping[str, Fused] = field(default_factory=dict)
     """Parameters whose rows have another order in the evidence."""
-    modules: dict[str, str] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)
     """As ``TrainerView.module_names``."""
 
 
@@ -57,8 +57,9 @@ def load_seed_weights(model: torch.nn.Module, path: str) -> None:
             f"load_seed_checkpoint: {job.name} has no checkpoint to start from: put its set under "
             "[trainers.NAME] with weights (docs/across_frameworks.md), or leave the call out"
         )
-    pieces = []
-    for name, parameter in model.named_parameters():
+    pieces, lengths = [], {}
+    for full, parameter in model.named_parameters():
+        name = canonical(full)
         if type(parameter) is not torch.nn.Parameter or parameter.is_meta:
             raise ProbeError(
                 f"load_seed_checkpoint: {name} is sharded or has no values yet: call it once the "
@@ -66,11 +67,10 @@ def load_seed_weights(model: torch.nn.Module, path: str) -> None:
             )
         whole = tuple(parameter.shape)
         held = Held(whole, tuple((range(size),) for size in whole))
-        pieces.append(Piece(_named(job.weights, canonical(name)), parameter, held))
-    names = [canonical(name) for name, _ in model.named_parameters()]
-    sizes = {canonical(name): len(each) for name, each in model.named_parameters() if each.ndim}
+        pieces.append(Piece(_named(job.weights, name), parameter, held))
+        lengths[name] = _length(parameter)
     try:
-        load_weights(job.seed_checkpoint, pieces, dict(_fused(job, names, sizes)), job.weights)
+        load_weights(job.seed_checkpoint, pieces, _reordered(job.weights, lengths), job.weights)
     except SettingError as error:
         raise ProbeError(f"load_seed_checkpoint: {error}") from error
     _loaded.add(path)
@@ -90,14 +90,14 @@ def evidence_names(wrapped: Wrapped, job: RankJob, path: str) -> EvidenceNames:
             f"{job.name} starts from the checkpoint of its control, which was not loaded: call "
             "converge_harness.probe.load_seed_checkpoint(model) before anything wraps the model"
         )
-    sizes = {}
-    for name, each in (*wrapped.parameters, *wrapped.copies):
+    lengths = {}
+    for name, each in wrapped.parameters:
         if isinstance(each, FlatShard) and mapping.order_of_rows(name):
             raise ProbeError(
                 f"{name}: rows of a model wrapped as {wrapped.wrapping} cannot be put in the order "
                 "of the checkpoint: use DDP or FSDP 2, or no wrapper"
             )
-        sizes[name] = each.shape[0] if len(each.shape) else 1
+        lengths[name] = _length(each)
     modules = {
         canonical(name): other
         for part in wrapped.modules
@@ -107,7 +107,7 @@ def evidence_names(wrapped: Wrapped, job: RankJob, path: str) -> EvidenceNames:
     return EvidenceNames(
         tuple((_named(mapping, name), each) for name, each in wrapped.parameters),
         tuple((_named(mapping, name), each) for name, each in wrapped.copies),
-        dict(_fused(job, [name for name, _ in wrapped.parameters], sizes)),
+        _reordered(mapping, lengths),
         modules,
     )
 
@@ -122,19 +122,26 @@ def _named(mapping: WeightMapping, name: str) -> str:
     return other
 
 
-def _fused(
-    job: RankJob, names: Sequence[str], sizes: dict[str, int]
-) -> Iterator[tuple[str, Fused]]:
-    """Parameters whose rows have another order in the checkpoint, by their names there."""
-    mapping = job.weights
-    if mapping is None:
-        return
-    for name in names:
-        if order := mapping.order_of_rows(name):
-            if sizes[name] % len(order):
-                raise ProbeError(
-                    f"{name} has {sizes[name]} rows, no multiple of the {len(order)} that "
-                    f"half_split says in {_FILE}"
-                )
-            other = _named(mapping, name)
-            yield other, Fused((other,), len(order), (0,), {0: order})
+def _length(tensor: Any) -> int:
+    """Size of the first dimension of a whole tensor; 1 for a scalar."""
+    return int(tensor.shape[0]) if len(tensor.shape) else 1
+
+
+def _reordered(mapping: WeightMapping, lengths: Mapping[str, int]) -> dict[str, Fused]:
+    """Parameters whose rows have another order in the checkpoint, by their names there.
+
+    ``lengths`` are the rows of the whole parameters, by their names in the model.
+    """
+    found = {}
+    for name, length in lengths.items():
+        order = mapping.order_of_rows(name)
+        if not order:
+            continue
+        if length % len(order):
+            raise ProbeError(
+                f"{name} has {length} rows, no multiple of the {len(order)} that half_split says "
+                f"in {_FILE}"
+            )
+        other = _named(mapping, name)
+        found[other] = Fused((other,), len(order), (0,), {0: order})
+    return found

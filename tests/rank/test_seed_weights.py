@@ -8,6 +8,10 @@ from probed_loop import sample_of, write_job
 from torch import nn
 
 from converge_harness.probe import Probe, ProbeError, load_seed_checkpoint
+from converge_harness.probe.seed_weights import evidence_names
+from converge_harness.probe.starting_weights import job_of
+from converge_harness.probe.wrapping import Wrapped
+from converge_harness.rank.recorder.flat_shard import FlatShard
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # one process
 ROWS = 4
@@ -138,6 +142,18 @@ def test_a_program_that_loads_nothing_is_refused(tmp_path, monkeypatch):
     model = Model(ours=True)
     with pytest.raises(ProbeError, match="which was not loaded: call"):
         Probe.from_env(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_rows_of_a_flattened_parameter_cannot_be_put_in_another_order(tmp_path, monkeypatch):
+    save(tmp_path)
+    path = started(tmp_path, monkeypatch) / "job.json"
+    model = Model(ours=True)
+    load_seed_checkpoint(model)
+    half = FlatShard((8, 3), 0, 12, lambda: torch.zeros(12))
+    held = (("model.layers.0.q.weight", half),)
+    wrapped = Wrapped("FSDP1", (model,), held, held, (), ())
+    with pytest.raises(ProbeError, match="wrapped as FSDP1 cannot be put in the order"):
+        evidence_names(wrapped, job_of(str(path)), str(path))
 
 
 def test_a_run_without_another_trainers_checkpoint_has_nothing_to_load(tmp_path, monkeypatch):
