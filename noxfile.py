@@ -36,6 +36,7 @@ FRAMEWORKS = {
     "deepspeed-0.19.8": ("tests/e2e/test_zero.py", "tests/rank/test_probe_deepspeed.py"),
     "composer-0.32.1": ("tests/e2e/test_composer.py", "tests/e2e/test_composer_resumes.py"),
     "transformers-5.23.0": (
+        "tests/e2e/test_across_frameworks_hf.py",
         "tests/e2e/test_hugging_face.py",
         "tests/e2e/test_hugging_face_resumes.py",
         "tests/rank/test_upstream_scripts.py",

@@ -18,6 +18,7 @@ rank code nor torch.
     interface.py     what programs call; imports the rest only if the harness runs the program
     loop.py          turns the calls into evidence, with ``converge_harness.rank.recorder``
     starting_weights.py  moves the initial weights of an ulp repeat
+    seed_weights.py  loads the checkpoint of another trainer's model, and has its names
     wrapping.py      what the probe needs to know about a wrapped model
     recognising.py   finds out how a model is wrapped: plain, DDP, FSDP 2;
     fsdp1.py         FSDP 1; deepspeed.py: ZeRO
@@ -31,6 +32,6 @@ rank code nor torch.
 """
 
 from converge_harness.probe.errors import ProbeError
-from converge_harness.probe.interface import Probe, initial_weights
+from converge_harness.probe.interface import Probe, initial_weights, load_seed_checkpoint
 
-__all__ = ["Probe", "ProbeError", "initial_weights"]
+__all__ = ["Probe", "ProbeError", "initial_weights", "load_seed_checkpoint"]

@@ -29,6 +29,23 @@ def initial_weights(model: torch.nn.Module) -> None:
         move_initial_weights(model, path)
 
 
+def load_seed_checkpoint(model: torch.nn.Module) -> None:
+    """Load the checkpoint of another trainer's model, from which this run has to start.
+
+    For sets of a ``[trainers.NAME]`` with ``weights``, a file with the names that the checkpoint
+    has for the parameters (docs/across_frameworks.md). Call it on every rank before anything wraps
+    the model; collective over the world. Without ``$CONVERGE_JOB`` it does nothing.
+
+    Raises ProbeError unless every parameter of the model has a tensor of its shape in the
+    checkpoint, and every weight there a parameter.
+    """
+    path = os.environ.get(JOB_VARIABLE)
+    if path:
+        from converge_harness.probe.seed_weights import load_seed_weights
+
+        load_seed_weights(model, path)
+
+
 class Probe:
     """Records the evidence of a training loop; does nothing unless the harness runs the program."""
 

@@ -20,6 +20,7 @@ from converge_harness.probe.errors import ProbeError
 from converge_harness.probe.faults import ScriptedFaults
 from converge_harness.probe.leaving import wait_at_exit
 from converge_harness.probe.recognising import recognised
+from converge_harness.probe.seed_weights import evidence_names
 from converge_harness.probe.starting_weights import job_of, move_wrapped_weights
 from converge_harness.probe.watches import ClippingWatch, ForwardWatch
 from converge_harness.probe.wrapping import Wrapped
@@ -64,6 +65,7 @@ class ProbedLoop:
                 "the first would be lost: a run has one probe, for the one model that it trains"
             )
         self._wrapped = recognised(model, optimizer)
+        self._names = evidence_names(self._wrapped, self._job, job_path)
         move_wrapped_weights(self._wrapped, self._job, job_path)
         place = coordinates(self._wrapped.modules, self._wrapped.degrees, dp_rank, dp_degree)
         self._place = place
@@ -358,8 +360,10 @@ class ProbedLoop:
             optimizers=wrapped.kept_by,
             learning_rate=lambda: rate_of(wrapped.optimizers),
             versions={"torch": torch.__version__, **wrapped.versions},
-            parameters=wrapped.parameters,
-            copies=wrapped.copies,
+            parameters=self._names.parameters,
+            copies=self._names.copies,
+            fused=self._names.fused,
+            module_names=self._names.modules,
             shows_modules=shows_modules,
             loss_is_local=True,
             frames_steps=False,
@@ -369,7 +373,7 @@ class ProbedLoop:
     def _write_in_force(self) -> None:
         """Collective over the world."""
         sizes = counted(self._first, first_of_dp=self._place.first_of_dp)
-        dtype, by_type = in_force.param_dtypes(dtypes(self._wrapped.parameters, local_shard))
+        dtype, by_type = in_force.param_dtypes(dtypes(self._names.parameters, local_shard))
         if not self._recorder.is_writer:
             return
         settings = flattened(self._job.train_config.settings)

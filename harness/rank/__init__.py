@@ -10,6 +10,7 @@ Of the rest of ``harness`` it imports only the file formats (``converge_harness.
     titan/        torchtitan: common/, v0_2/, v0_3/
     megatron/     Megatron-Core
     data_order.py  which sample is where: the data order, free of the dp degree
+    seed_checkpoint.py  initial weights: whole tensors by name, taken apart for every layout
     dry_run/      builds and steps a job without its GPUs, on a fake process group
     faults.py     the faults of a job's script
     waiting.py    waits between two steps until the harness lets a run train on

@@ -9,6 +9,7 @@
     environment.py   variables that are pinned in every job's environment
     calls.py         the torchrun calls of a run
     failure.py       why a run under torchrun failed
+    mapping.py       names of parameters in the checkpoint of another trainer's model
     torchrun.py      trainers that converge's rank code drives, under torchrun
     torchtitan/      torchtitan
     megatron/        Megatron-Core

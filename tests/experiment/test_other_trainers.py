@@ -108,6 +108,7 @@ def test_ranks_get_the_names_which_count_to_the_identity(load, folder):
         "modules": {},
         "beside": [],
         "rotary_interleaved": True,
+        "half_split": {},
     }
     (folder / "names.toml").write_text(NAMES.replace("true", "false"))
     again, _ = plan_of(load(TEXT))
@@ -194,3 +195,68 @@ def test_controls_start_from_their_own_weights(problems):
 def test_a_control_names_no_trainer(problems):
     text = TEXT.replace('name = "titan"', 'name = "titan"\ntrainer = "megatron"')
     assert any("control.trainer of 'titan': unknown key" in each for each in problems(text))
+
+
+PROGRAM = """
+rotary_interleaved = true
+[half_split]
+"q.weight" = 4
+[parameters]
+"q.weight" = "wq.weight"
+"""
+OF_PROGRAM = """
+schema = 1
+[trainer]
+train_config = "base.toml"
+[trainers.mine]
+kind = "command"
+command = ["mine.py", "--steps", "{steps}"]
+toolchain = "transformers-5.23.0"
+weights = "mine_names.toml"
+[trainers.mine.config]
+training = { steps = 10, local_batch_size = 4, global_batch_size = 8, seq_len = 64 }
+[control]
+name = "titan"
+parallelism = { dp_shard = 2 }
+[[test]]
+name = "ddp2"
+trainer = "mine"
+parallelism = { dp_replicate = 2 }
+"""
+
+
+@pytest.fixture
+def program(folder):
+    (folder / "mine.py").touch()
+    (folder / "mine_names.toml").write_text(PROGRAM)
+    return folder
+
+
+@pytest.mark.usefixtures("program")
+def test_a_program_starts_from_the_seed_checkpoint_of_its_control(load):
+    experiment = load(OF_PROGRAM)
+    (ddp2,) = experiment.tests
+    assert ddp2.trainer.can.shares_initial_weights
+    assert ddp2.starts_from_control
+    assert ddp2.trainer.settings.weights.order_of_rows("q.weight") == (0, 2, 1, 3)
+
+
+@pytest.mark.usefixtures("program")
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            'weights = "mine_names.toml"\n',
+            "",
+            ": trainers.mine.weights: is missing: its sets start from torchtitan's checkpoint",
+        ),
+        (
+            'weights = "mine_names.toml"\n',
+            'weights = "mine_names.toml"\nprobe = false\ncurves = "{output}/c.csv"\n',
+            ": trainers.mine.weights: has no effect without the probe",
+        ),
+    ],
+)
+def test_a_program_needs_the_names_and_the_probe(problems, old, new, says):
+    assert old in OF_PROGRAM
+    assert any(says in each for each in problems(OF_PROGRAM.replace(old, new, 1)))

@@ -23,7 +23,7 @@ from converge_harness.rank.megatron.parameters import (
     trained_by,
     weights_of,
 )
-from converge_harness.rank.megatron.seed_checkpoint import load_weights, save_weights
+from converge_harness.rank.seed_checkpoint import load_weights, save_weights
 from converge_harness.rank.settings import SettingError
 
 # What Megatron-Core and torch warn of while it builds models and optimizers is theirs.

@@ -28,7 +28,6 @@ from converge_harness.rank.megatron.parameters import (
     pieces_of,
     weights_of,
 )
-from converge_harness.rank.megatron.seed_checkpoint import load_weights
 from converge_harness.rank.megatron.trainer import mask_across_documents
 from converge_harness.rank.recorder.activations import _outermost
 from converge_harness.rank.recorder.buffers import BufferSampler
@@ -36,6 +35,7 @@ from converge_harness.rank.recorder.grad_norm import assign_shards, trainable
 from converge_harness.rank.recorder.post_step_state import PostStepSampler
 from converge_harness.rank.recorder.rows import assign_rows
 from converge_harness.rank.recorder.tensor_samples import TensorSampler, sum_over_ranks
+from converge_harness.rank.seed_checkpoint import load_weights
 from converge_harness.rank.settings import SettingError
 from converge_harness.rank.start.entry import config_problems
 from converge_harness.run_folder.weight_mapping import WeightMapping

@@ -1,8 +1,9 @@
-"""The file that maps Megatron-Core's parameters to the tensors of another trainer's checkpoint."""
+"""The file that maps a trainer's parameters to the tensors of another trainer's checkpoint."""
 
 import pytest
 
-from converge_harness.trainers.megatron.mapping import read_mapping
+from converge_harness.trainers.mapping import of_program, read_mapping
+from converge_harness.trainers.megatron.mapping import name_problems
 
 RIGHT = """
 rotary_interleaved = true
@@ -15,11 +16,13 @@ beside = ["optimizer.*"]
 """
 
 
-def read(folder, text, name="names.toml"):
+def read(folder, text, name="names.toml", of_trainer=name_problems):
     """The mapping, and the problems without the folder."""
     (folder / "names.toml").write_text(text)
     problems = []
-    found = read_mapping(name, (folder,), lambda key: f"x.toml: trainers.m.{key}", problems)
+    found = read_mapping(
+        name, (folder,), lambda key: f"x.toml: trainers.m.{key}", problems, of_trainer
+    )
     return found, [str(each).replace(f"{folder}/", "") for each in problems]
 
 
@@ -107,3 +110,53 @@ def test_a_file_that_is_not_there_is_named_where_it_was_asked_for(tmp_path):
     found, (problem,) = read(tmp_path, RIGHT, "other.toml")
     assert found is None
     assert problem.startswith("x.toml: trainers.m.weights: there is no file 'other.toml'")
+
+
+OF_PROGRAM = """
+rotary_interleaved = true
+[half_split]
+"model.layers.*.q.weight" = 6
+[parameters]
+"model.layers.*.q.weight" = "layers.*.wq.weight"
+"model.layers.*.v.weight" = "layers.*.wv.weight"
+"""
+
+
+def test_rows_that_a_program_rotates_half_split_are_neighbours_in_the_checkpoint(tmp_path):
+    found, problems = read(tmp_path, OF_PROGRAM, of_trainer=of_program)
+    assert problems == []
+    assert found.parameter("model.layers.2.q.weight") == "layers.2.wq.weight"
+    assert found.order_of_rows("model.layers.2.q.weight") == (0, 2, 4, 1, 3, 5)
+    assert found.order_of_rows("model.layers.2.v.weight") == ()
+    halves, _ = read(tmp_path, OF_PROGRAM.replace("true", "false"), of_trainer=of_program)
+    assert halves.order_of_rows("model.layers.2.q.weight") == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            '"model.layers.*.q.weight" = 6',
+            '"model.layers.*.k.weight" = 6',
+            ":4: half_split.model.layers.*.k.weight: is no name in [parameters]",
+        ),
+        ("= 6", "= 5", ":4: half_split.model.layers.*.q.weight: must be a multiple of 2"),
+        (
+            '"layers.*.wv.weight"',
+            '"layers.*.wq.weight"',
+            ":7: parameters.model.layers.*.v.weight: is 'layers.*.wq.weight', and so is",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_programs_names_is_said_with_its_place(tmp_path, old, new, says):
+    assert old in OF_PROGRAM
+    found, problems = read(tmp_path, OF_PROGRAM.replace(old, new, 1), of_trainer=of_program)
+    assert found is None
+    assert says in problems[0]
+
+
+def test_megatron_core_says_itself_how_it_rotates(tmp_path):
+    text = f'{RIGHT}[half_split]\n"final_layernorm.weight" = 2\n'
+    found, (problem,) = read(tmp_path, text)
+    assert found is None
+    assert ":10: half_split.final_layernorm.weight: is for a user's program" in problem

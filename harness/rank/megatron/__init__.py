@@ -6,7 +6,6 @@
     config.py           a job as its dataclasses, and which keys the job declared
     model.py            process groups, model parts, DDP, optimizer and schedule
     parameters.py       canonical names, and which entries a rank holds
-    seed_checkpoint.py  whole tensors by canonical names, for every layout
     trainer.py          the training loop
     hooks.py            the recorder's places in it
     audit.py            what is really in force, read from the live objects

@@ -23,10 +23,11 @@ from megatron.core.transformer.moe.token_dispatcher import (
 )
 
 from converge_harness.rank.megatron.config import INTERLEAVED
-from converge_harness.rank.megatron.parameters import CanonicalPart, Piece
+from converge_harness.rank.megatron.parameters import CanonicalPart
 from converge_harness.rank.megatron.trainer import MegatronTrainer
 from converge_harness.rank.recorder import world
 from converge_harness.rank.recorder.names import names_by_type
+from converge_harness.rank.recorder.placement import Piece
 from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.run_folder import in_force
 

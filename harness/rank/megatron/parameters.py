@@ -36,7 +36,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.transformer.moe.moe_layer import MoELayer
 
 from converge_harness.rank.recorder.block_shard import BlockShard
-from converge_harness.rank.recorder.placement import Held, HeldRun, Runs
+from converge_harness.rank.recorder.placement import Held, HeldRun, Piece, Runs
 from converge_harness.rank.recorder.rows import Fused
 from converge_harness.rank.settings import KeyProblem, SettingError
 from converge_harness.run_folder.weight_mapping import WeightMapping
@@ -92,15 +92,6 @@ class CanonicalPart(torch.nn.Module):
     def named(self, name: str) -> str:
         """The name of a parameter, or of a matrix in one: the other trainer's, if it has one."""
         return (self.mapping and self.mapping.parameter(name)) or name
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Where a rank's part of a parameter belongs."""
-
-    name: str
-    parameter: torch.nn.Parameter
-    held: Held
 
 
 def pieces_of(parts: Sequence[CanonicalPart]) -> tuple[Piece, ...]:

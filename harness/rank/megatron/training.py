@@ -28,11 +28,11 @@ from converge_harness.rank.megatron.parameters import (
     trained_by,
     weights_of,
 )
-from converge_harness.rank.megatron.seed_checkpoint import load_weights, save_weights
 from converge_harness.rank.megatron.trainer import MegatronTrainer
 from converge_harness.rank.recorder.imported import leave_imported
 from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.repeats import move_tensors
+from converge_harness.rank.seed_checkpoint import load_weights, save_weights
 from converge_harness.rank.silenced import silenced
 from converge_harness.rank.waiting import wait_after
 from converge_harness.run_folder.job import RankJob

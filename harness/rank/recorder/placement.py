@@ -82,6 +82,15 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """Where a rank's part of a parameter belongs."""
+
+    name: str
+    parameter: torch.nn.Parameter
+    held: Held
+
+
+@dataclass(frozen=True, slots=True)
 class HeldRun:
     """The same for a shard that is a run of the flattened whole, as in FSDP 1 and ZeRO."""
 

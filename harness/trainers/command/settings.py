@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from converge_harness.run_folder.checkpoints import CheckpointForm
+from converge_harness.run_folder.weight_mapping import WeightMapping
 
 
 class RankLauncher(StrEnum):
@@ -55,6 +56,8 @@ class Command:
     """Further environment variables of its ranks; values are templates."""
     checkpoints: CheckpointForm | None = None
     """What its checkpoints look like; None: not configured, so it cannot be resumed."""
+    weights: WeightMapping | None = None
+    """Names in the checkpoint of another trainer's model, from which it starts."""
     sources: tuple[Path, ...] = ()
     """Absolute paths of files whose content is part of the identity: existing files in the
     template, and those listed in ``files``.

@@ -13,6 +13,7 @@ As TOML (docs/any-trainer.md)::
     mean_over = "since the last row"  # or 10: over how many steps a loss in it is the mean
     files = ["src/model.py"]        # further files whose content is part of the identity
     environment = { FLAG = "{config.flag}" }
+    weights = "to_mine.toml"        # under [trainers.NAME] only: names in the control's checkpoint
     [trainer.checkpoints]           # for elastic and fault sets, and checkpoint_every
     name = "step-{step}.pt"         # in {checkpoint_dir}
     last_file = ".metadata"         # if it is a folder: what is written last
@@ -46,6 +47,7 @@ from converge_harness.model import (
 )
 from converge_harness.run_folder.checkpoints import STEP, CheckpointForm
 from converge_harness.run_folder.launcher_variables import is_of_launcher
+from converge_harness.run_folder.weight_mapping import WeightMapping
 from converge_harness.toml import FilePath, Table, Where, flatten, one_of
 from converge_harness.trainers.command.program import files_of
 from converge_harness.trainers.command.settings import (
@@ -61,6 +63,7 @@ from converge_harness.trainers.command.settings import (
     passed,
     placeholders,
 )
+from converge_harness.trainers.mapping import of_program, read_mapping
 from converge_harness.trainers.table import InlineTable
 
 CURVE_COLUMNS = ("step", "loss", "grad_norm", "lr", "tokens")
@@ -130,6 +133,8 @@ class CommandTable(InlineTable):
     """Always refused: only the program itself can choose its kernels."""
     environment: dict[Annotated[str, AfterValidator(_is_variable)], Template] = Field(default={})
     checkpoints: CheckpointsTable | None = None
+    weights: FilePath | None = None
+    """The file with the names of another trainer's checkpoint (``trainers/mapping.py``)."""
 
 
 EXAMPLE = 'such as ["train.py", "--steps", "{steps}", "--output", "{output}"]'
@@ -194,8 +199,25 @@ def read_command(
         mean_over=table.mean_over if isinstance(table.mean_over, int) else 0,
         environment=dict(table.environment),
         checkpoints=checkpoints,
+        weights=_mapping(table, where, folders, problems),
         sources=found.sources,
     )
+
+
+def _mapping(
+    table: CommandTable, where: Where, folders: Sequence[Path], problems: list[Problem]
+) -> WeightMapping | None:
+    if table.weights is None:
+        return None
+    if not table.probe:
+        problems.append(
+            Problem(
+                where("weights"),
+                "has no effect without the probe, which loads the weights by it",
+                PROBE,
+            )
+        )
+    return read_mapping(table.weights, folders, where, problems, of_program)
 
 
 # ------------------------------------------------------------------ templates

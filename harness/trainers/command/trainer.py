@@ -32,6 +32,7 @@ from converge_harness.run_folder.job import (
 )
 from converge_harness.run_folder.layout import AGENT_LOG, CHECKPOINTS, JOB, OUTPUT, PROGRAM_LOG
 from converge_harness.run_folder.starts import last_start_ended_well
+from converge_harness.run_folder.weight_mapping import WeightMappingDocument, weight_mapping_of
 from converge_harness.toml import Where
 from converge_harness.toolchains.find import assume_environment, find_environment
 from converge_harness.toolchains.this_package import install_source
@@ -100,6 +101,7 @@ def trained_by(command: Command) -> TrainerSpec:
     resumed = [kind for kind in RESUMED if not lacks(kind, command)[0]]
     can = Capabilities(
         probed=probed,
+        shares_initial_weights=command.weights is not None,
         rounds_otherwise=probed,
         kinds=frozenset({Kind.PARALLEL, Kind.SPACE_TIME, *resumed}),
         faults=_faults(probed=probed) if Kind.FAULT in resumed else frozenset(),
@@ -120,6 +122,7 @@ class CommandTrainer(Trainer):
     kind = "command"
     table = CommandTable
     accumulated = ("dp_replicate", "dp_shard")
+    mapping_key = "weights"
     imports = ("torch", PACKAGE)
 
     def default_spec(self) -> TrainerSpec:
@@ -128,9 +131,11 @@ class CommandTrainer(Trainer):
     def of_file(
         self, table: CommandTable, where: Where, folders: Sequence[Path], problems: list[Problem]
     ) -> TrainerOfFile:
+        command = read_command(table, where, folders, problems)
         return TrainerOfFile(
-            trainer=trained_by(read_command(table, where, folders, problems)),
+            trainer=trained_by(command),
             toolchain=interpreter_of(table.toolchain, table.python, where, folders, problems),
+            maps_weights=command.weights is not None,
         )
 
     def file_problems(
@@ -218,7 +223,8 @@ class CommandTrainer(Trainer):
                 **argv.of_means(command),
                 "environment": dict(command.environment),
                 "sources": [surroundings.sources[path] for path in command.sources],
-            }
+            },
+            **_weights(command),
         }
 
     def describe(self, spec: SetSpec) -> str:
@@ -229,6 +235,8 @@ class CommandTrainer(Trainer):
         return (SourceFile(path, command.folder, "command") for path in command.sources)
 
     def differences_not_passed(self, job: Job, control: Job) -> Iterator[DifferenceNotPassed]:
+        if job.spec.starts_from_control:
+            return  # another trainer's: the two are not called alike
         named = [
             (each.spec.parallelism, each.spec.train_config.path, each.spec.overrides)
             for each in (job, control)
@@ -286,6 +294,7 @@ class CommandTrainer(Trainer):
             **document,
             **({} if form is None else {"checkpoints": asdict(form)}),
             "command": argv.payload(job, folder, data),
+            **_weights(command_of(job.spec)),
         }
 
     def argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
@@ -451,6 +460,7 @@ class CommandTrainer(Trainer):
                 mean_over=command.get("mean_over", 1),
                 environment=command["environment"],
                 checkpoints=named_checkpoint_form(document),
+                weights=weight_mapping_of(document.get("weights")),
             )
         )
 
@@ -477,6 +487,11 @@ class CommandTrainer(Trainer):
                 value = value.get(part) if isinstance(value, Mapping) else None
             found.add(str((job.get("overrides") or {}).get(key, value)))
         return found
+
+
+def _weights(command: Command) -> dict[str, WeightMappingDocument]:
+    """The names of another trainer's checkpoint, if the program starts from one."""
+    return {"weights": command.weights.document()} if command.weights else {}
 
 
 TRAINER = CommandTrainer()

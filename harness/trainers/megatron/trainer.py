@@ -27,7 +27,8 @@ from converge_harness.run_folder.weight_mapping import WeightMapping, WeightMapp
 from converge_harness.toml import Where
 from converge_harness.toolchains.find import assume_environment, build_hint, find_environment
 from converge_harness.toolchains.recipes import has_recipe, recipe_of
-from converge_harness.trainers.megatron.mapping import read_mapping
+from converge_harness.trainers.mapping import read_mapping
+from converge_harness.trainers.megatron.mapping import name_problems
 from converge_harness.trainers.megatron.table import (
     DEFAULT_TOOLCHAIN,
     MODEL_KEYS,
@@ -91,7 +92,7 @@ class Megatron(TorchrunTrainer):
         toolchain = environment_of(table.toolchain, where, folders, problems)
         if table.weights is None:
             return TrainerOfFile(MEGATRON, toolchain)
-        mapping = read_mapping(table.weights, folders, where, problems)
+        mapping = read_mapping(table.weights, folders, where, problems, name_problems)
         return TrainerOfFile(replace(MEGATRON, settings=mapping), toolchain, maps_weights=True)
 
     def train_config(self, tables: Mapping[str, Any], path: str, place: str) -> TrainConfig:

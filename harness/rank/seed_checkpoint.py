@@ -16,9 +16,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from converge_harness.rank.megatron.parameters import Piece
 from converge_harness.rank.recorder import world
-from converge_harness.rank.recorder.placement import Held
+from converge_harness.rank.recorder.placement import Held, Piece
 from converge_harness.rank.recorder.rows import Fused, matrices
 from converge_harness.rank.settings import KeyProblem, SettingError
 from converge_harness.run_folder.weight_mapping import WeightMapping
