@@ -208,10 +208,15 @@ def not_continued(context: Context) -> Cause | None:
     return Cause(
         f"state is lost at the resume: {ignored}{context.detail('passes-continuous')}",
         CauseClass.STATE,
-        f"{_look_at(context).chosen}, {_look_at(context).counted}",
+        f"{_look_at(context).chosen}, {_look_at(context).counted}"
+        + (_REPLACED if any(gap.torn_since for gap in found) else ""),
     )
 
 
+_REPLACED = (
+    "; whether the older checkpoint is removed or overwritten before the new one is complete: "
+    "write the new one to another file, and rename that"
+)
 _IGNORED = "the program does not go on from the checkpoint of step {}"
 
 _NOTHING_WHOLE = (
