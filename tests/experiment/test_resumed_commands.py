@@ -67,6 +67,11 @@ ONE_FILE = '[trainer.checkpoints]\nname = "last.pt"\n'
 TRUNCATED = '"ckpt_torn", torn = "truncated"'
 
 
+def test_a_name_may_be_the_step_alone(load):
+    (test,) = load(text(FAULT, checkpoints=CHECKPOINTS.replace("step-{step}.pt", "{step}"))).tests
+    assert test.trainer.settings.checkpoints == CheckpointForm("{step}", None)
+
+
 def test_a_program_may_overwrite_one_file(load):
     resized, broken = load(text(ELASTIC + FAULT, checkpoints=ONE_FILE)).tests
     for each in (resized, broken):

@@ -86,7 +86,7 @@ def _is_argument(text: str) -> str:
 
 def _is_name_of_step(name: str) -> str:
     rest = name.replace(STEP, "", 1)
-    if rest in ("", ".", "..") or set(rest) & {"{", "}", "/", "\0"}:
+    if name in ("", ".", "..") or set(rest) & {"{", "}", "/", "\0"}:
         raise PydanticCustomError(
             "checkpoint",
             "must be the name of a file or folder with {example} for the step, once, such as "
