@@ -761,7 +761,9 @@ def test_a_restart_that_finds_its_port_taken_says_where_to_look(message, words):
     assert words in verdict.look_at
 
 
-@pytest.mark.parametrize(("torn", "words"), [(True, "which may be half of one"), (False, "time")])
+@pytest.mark.parametrize(
+    ("torn", "words"), [(True, "which may be half of one"), (False, "where the time goes")]
+)
 def test_a_program_that_never_goes_on_after_a_torn_save_is_told_to_rename(torn, words):
     struck = Struck(0, "disk_full", 8, 1950.0, 1, torn=torn)
     test = resumed(a_pass(1, 0, 8, saves=[4]), a_pass(2, 4, 4), struck=(struck,))
@@ -769,8 +771,8 @@ def test_a_program_that_never_goes_on_after_a_torn_save_is_told_to_rename(torn, 
     test = replace(test, status=RunStatus.CRASHED, error=error, complete=False)
     script = fault_spec(faults=(Fault(FaultKind.DISK_FULL, 8),))
     verdict = judged(test, replace(script, trainer=PROGRAM))
-    assert verdict.cause.startswith("no recovery in time: ") is torn, verdict.cause
-    assert (words in (verdict.look_at or "")) is torn
+    assert verdict.cause.startswith("no recovery in time: ")
+    assert words in verdict.look_at
 
 
 def test_a_fault_that_broke_nothing_is_no_failure_to_recover():
