@@ -57,9 +57,9 @@ class Training:
     def train(self) -> None:
         """From the newest checkpoint, if there is one."""
         signal.signal(signal.SIGTERM, self.on_sigterm)
-        found = {int(path.stem[5:]): path for path in self.args.checkpoints.glob("step-*.pt")}
-        if found:
-            self.load(found[max(found)])
+        newest = self.newest()
+        if newest is not None:
+            self.load(newest)
         self.probe.loaded(self.step)
         while self.step < self.args.stop_at and not self.told_to_stop:
             self.train_step()
@@ -111,9 +111,17 @@ class Training:
         dist.all_gather_object(random, torch.get_rng_state())
         if self.rank == 0:
             states = {name: part.state_dict() for name, part in self.parts().items()}
-            path = self.args.checkpoints / f"step-{self.step}.pt"
-            self.write({"step": self.step, "random": random, **states}, path)
+            self.write({"step": self.step, "random": random, **states}, self.path())
         self.probe.saved(self.step)
+
+    def path(self) -> Path:
+        """The file of this step's checkpoint."""
+        return self.args.checkpoints / f"step-{self.step}.pt"
+
+    def newest(self) -> Path | None:
+        """The file of the newest checkpoint."""
+        found = {int(path.stem[5:]): path for path in self.args.checkpoints.glob("step-*.pt")}
+        return found[max(found)] if found else None
 
     def write(self, states: dict[str, Any], path: Path) -> None:
         """Write the file of a checkpoint so that whoever finds it finds all of it."""

@@ -2,7 +2,8 @@
 
 torchtitan assumes that the newest checkpoint with ``.metadata`` is complete. A node that dies may
 leave one whose save had not returned, or whose shards never reached the disk. So ranks write a
-manifest once a save has returned: the sizes of the checkpoint's files at that time.
+manifest once a save has returned: the sizes of the checkpoint's files at that time. Of a program
+that overwrites one file, the newest manifest says of which step it is.
 """
 
 from __future__ import annotations
@@ -38,18 +39,33 @@ class CheckpointForm:
     """What a program's checkpoints look like; the defaults are those of our own ranks."""
 
     name: str = f"step-{STEP}"
-    """Name of the file or folder of a step's checkpoint, in the run folder's ``checkpoint``."""
+    """Name of the file or folder of a step's checkpoint, in the run folder's ``checkpoint``.
+    Without ``{step}`` it is one file, which every save overwrites.
+    """
     last_file: str | None = CHECKPOINT_METADATA
     """The file of such a folder that is written last; None: nothing but the sizes of its files
     tells a complete checkpoint from half of one.
     """
+
+    @property
+    def is_overwritten(self) -> bool:
+        """Whether all checkpoints are written to one file, so that only the last one is there."""
+        return STEP not in self.name
 
     def path(self, run_folder: Path, step: int) -> Path:
         """The path of a step's checkpoint, which need not exist."""
         return run_folder / CHECKPOINTS / self.name.replace(STEP, str(step))
 
     def found(self, run_folder: Path) -> Iterator[tuple[int, Path]]:
-        """Step and path of every checkpoint that is there, complete or not, sorted by path."""
+        """Step and path of every checkpoint that is there, complete or not, sorted by path.
+
+        One file that is overwritten has the step of the last save that returned; 0 if none has.
+        """
+        if self.is_overwritten:
+            step = _last_saved(run_folder)
+            if (path := self.path(run_folder, step)).exists():
+                yield step, path
+            return
         before, _, after = self.name.partition(STEP)
         named = re.compile(rf"{re.escape(before)}(\d+){re.escape(after)}")
         for path in sorted((run_folder / CHECKPOINTS).glob("*")):
@@ -59,6 +75,8 @@ class CheckpointForm:
 
     def is_finished(self, checkpoint: Path) -> bool:
         """Whether a checkpoint exists, with the file that is written last."""
+        if self.is_overwritten:
+            return checkpoint.is_file()
         if self.last_file is None:
             return checkpoint.exists()
         return (checkpoint / self.last_file).is_file()
@@ -98,6 +116,8 @@ _ITSELF = "."
 def set_torn_aside(run_folder: Path, form: CheckpointForm = OUR_FORM) -> tuple[int, ...]:
     """Move a run's torn checkpoints to ``torn/``; return their steps. No process may be using them.
 
+    Of a file that is overwritten, the step is the last that was complete in it (0: none was).
+
     Raises TornCheckpointError when one cannot be moved.
     """
     torn = []
@@ -125,8 +145,11 @@ def is_whole(run_folder: Path, step: int, form: CheckpointForm = OUR_FORM) -> bo
     """Whether the checkpoint of a step is complete, as far as file sizes show.
 
     It is finished, and its files have the sizes in the manifest of the last pass that saved its
-    step.
+    step. A file that is overwritten may be complete and of a later step, if its rank died before
+    the save returned: nothing tells the two apart.
     """
+    if form.is_overwritten and step != _last_saved(run_folder):
+        return False
     checkpoint = form.path(run_folder, step)
     sizes = _sizes(run_folder, step)
     if sizes is None or not form.is_finished(checkpoint):
@@ -135,6 +158,22 @@ def is_whole(run_folder: Path, step: int, form: CheckpointForm = OUR_FORM) -> bo
         return all((checkpoint / name).stat().st_size >= size for name, size in sizes.items())
     except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+def manifests(of_pass: Path) -> dict[int, Path]:
+    """By step, in order, the manifest of every checkpoint whose save returned in a pass."""
+    prefix = f"{SAVED}-"
+    paths = (of_pass / STATE).glob(f"{prefix}*.json")
+    steps = {path.stem.removeprefix(prefix): path for path in paths}
+    return dict(sorted((int(step), path) for step, path in steps.items() if step.isdecimal()))
+
+
+def _last_saved(run_folder: Path) -> int:
+    """Step of the last save of a run that returned; 0 if none has."""
+    for of_pass in reversed(pass_folders(run_folder)):
+        if saved := manifests(of_pass):
+            return max(saved)
+    return 0
 
 
 def _sizes(run_folder: Path, step: int) -> dict[str, int] | None:

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
-    """What report.json says of each set of an experiment; both share their controls."""
+    """What report.json says of each set of an experiment; all share their controls."""
     folder = tmp_path_factory.mktemp("recoverable")
     return partial(run_whole, folder, toolchains=warm_torch())
 
@@ -74,6 +74,19 @@ def test_what_people_forget_fails_by_its_cause(judged):
         assert words in causes[name], name
         if name not in ("written_in_place", "nan_trained_on"):
             assert "pass 2" in causes[name], name  # and where it was lost
+
+
+def test_a_save_that_is_broken_off_loses_the_only_checkpoint_if_it_was_written_in_place(judged):
+    names = ("killed_while_saving", "in_place_while_saving")
+    right, wrong = map(judged("recoverable_one_file", *names).get, names)
+    assert right["verdict"] == "PASS", right["cause"]
+    assert [each["loaded_step"] for each in right["passes"]] == [0, 4]
+    assert wrong["verdict"] == "FAIL"
+    assert wrong["cause"].endswith(
+        "pass 2 starts from the initial weights although step 4 was saved, once ckpt_torn had torn "
+        "that of step 8"
+    )
+    assert "rename" in wrong["look_at"]
 
 
 def test_ranks_are_traded_for_accumulation(judged):

@@ -63,6 +63,21 @@ def test_folders_are_recognised_by_the_file_that_is_written_last(load):
     assert test.trainer.settings.checkpoints == CheckpointForm("{step}.dcp", ".metadata")
 
 
+ONE_FILE = '[trainer.checkpoints]\nname = "last.pt"\n'
+TRUNCATED = '"ckpt_torn", torn = "truncated"'
+
+
+def test_a_name_may_be_the_step_alone(load):
+    (test,) = load(text(FAULT, checkpoints=CHECKPOINTS.replace("step-{step}.pt", "{step}"))).tests
+    assert test.trainer.settings.checkpoints == CheckpointForm("{step}", None)
+
+
+def test_a_program_may_overwrite_one_file(load):
+    resized, broken = load(text(ELASTIC + FAULT, checkpoints=ONE_FILE)).tests
+    for each in (resized, broken):
+        assert each.trainer.settings.checkpoints == CheckpointForm("last.pt", None)
+
+
 def test_placeholders_may_be_in_the_environment(load):
     trainer = 'environment = { EVERY = "{checkpoint_every}", DIR = "{checkpoint_dir}" }'
     (test,) = load(text(FAULT, options="", trainer=trainer)).tests
@@ -156,7 +171,10 @@ NAMED = f'{EVERY}, "--resume", "{{resume_from}}"'
     ("checkpoints", "place"),
     [
         ('[trainer.checkpoints]\nnam = "step-{step}.pt"\n', "trainer.checkpoints.nam: unknown key"),
-        ('[trainer.checkpoints]\nname = "last.pt"\n', "trainer.checkpoints.name: must be the name"),
+        (
+            '[trainer.checkpoints]\nname = "a/last.pt"\n',
+            "trainer.checkpoints.name: must be the name",
+        ),
     ],
 )
 def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place):
@@ -260,7 +278,7 @@ def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place)
                 {"checkpoints": f'[trainer.checkpoints]\nname = "{name}"\n'},
                 "trainer.checkpoints.name: must be the name of a file or folder with {step} for",
             )
-            for name in ("last.pt", "a/{step}", "{step}-{step}", "{step}{rank}")
+            for name in ("", "..", "a/last.pt", "{rank}.pt", "{step}-{step}", "{step}{rank}")
         ),
         *(
             (
@@ -271,7 +289,28 @@ def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place)
             for path in ("", "/x", "../x")
         ),
         (
-            FAULT.replace('"kill", step = 6', '"ckpt_torn", torn = "truncated", step = 5'),
+            "",
+            {"checkpoints": f'{ONE_FILE}last_file = ".metadata"\n'},
+            "trainer.checkpoints.last_file: is in a folder, and 'last.pt' is one file, which every",
+        ),
+        *(
+            (
+                set_,
+                {"checkpoints": ONE_FILE, "trainer": BY_CURVE},
+                (
+                    "needs {step} in the name of checkpoints: a curve does not show of which step "
+                    "'last.pt' is, which every save overwrites"
+                ),
+            )
+            for set_ in (ELASTIC, KILLED)
+        ),
+        (
+            FAULT.replace('"kill", step = 6, rank = 1', f"{TRUNCATED}, step = 5"),
+            {"checkpoints": ONE_FILE},
+            "ckpt_torn with torn = 'truncated' cuts 'last.pt', the only checkpoint, so nothing",
+        ),
+        (
+            FAULT.replace('"kill", step = 6', f"{TRUNCATED}, step = 5"),
             {},
             "the largest file is cut, whichever rank wrote it (leave rank out)",
         ),

@@ -555,6 +555,19 @@ FAULT_CASES = {
         FAIL,
         "pass 2 starts from step 4 although step 8 was saved",
     ),
+    "a checkpoint lost to the next": (
+        "passes-continuous",
+        resumed(
+            *BROKEN_PASSES[:2],
+            a_pass(3, 0, STEPS, saves=[4, 8, 12, 16, STEPS], ended=True),
+            struck=STRUCK,
+        ),
+        FAIL,
+        (
+            "pass 3 starts from the initial weights although step 12 was saved, once ckpt_torn had "
+            "torn that of step 16"
+        ),
+    ),
     "a checkpoint never written": (
         "passes-continuous",
         with_pass(BROKEN, 3, saved=(), whole=()),
@@ -745,6 +758,20 @@ def test_a_restart_that_finds_its_port_taken_says_where_to_look(message, words):
     verdict = judged(test, fault_spec(faults=fault_spec().recovery.faults[:1]))
     assert verdict.judgement is Judgement.FAIL
     assert message in verdict.cause
+    assert words in verdict.look_at
+
+
+@pytest.mark.parametrize(
+    ("torn", "words"), [(True, "which may be half of one"), (False, "where the time goes")]
+)
+def test_a_program_that_never_goes_on_after_a_torn_save_is_told_to_rename(torn, words):
+    struck = Struck(0, "disk_full", 8, 1950.0, 1, torn=torn)
+    test = resumed(a_pass(1, 0, 8, saves=[4]), a_pass(2, 4, 4), struck=(struck,))
+    error = RankError(0, "RuntimeError: PytorchStreamReader failed reading zip archive")
+    test = replace(test, status=RunStatus.CRASHED, error=error, complete=False)
+    script = fault_spec(faults=(Fault(FaultKind.DISK_FULL, 8),))
+    verdict = judged(test, replace(script, trainer=PROGRAM))
+    assert verdict.cause.startswith("no recovery in time: ")
     assert words in verdict.look_at
 
 
@@ -1054,6 +1081,7 @@ CAUSES = {
     "tokens": (CauseClass.METRIC_ONLY, "only the trainer's count of tokens is lost", 9),
     "samples": (CauseClass.STATE, "samples consumed: 0", 9),
     "checkpoint ignored": (CauseClass.STATE, "although step 8 was saved", 1),
+    "a checkpoint lost to the next": (CauseClass.STATE, "had torn that of step 16", 1),
     "no checkpoint": (CauseClass.STATE, "a checkpoint is missing: pass 1 has left", 8),
     "a replay with another loss": (CauseClass.REPLAY, "a replay differs from the first time", 14),
     "late": (CauseClass.RECOVERY, "no recovery in time: kill at step 10: 61.0 s", 10),
@@ -1071,6 +1099,7 @@ def test_the_cause_says_what_a_resume_lost(name):
     assert (verdict.cause_class, verdict.onset_step) == (kind, onset), verdict.cause
     assert words in verdict.cause
     assert verdict.look_at
+    assert ("rename" in verdict.look_at) == (name == "a checkpoint lost to the next")
 
 
 def test_a_run_that_was_wrong_before_the_resume_is_not_called_lost_there():

@@ -196,7 +196,7 @@ def test_a_rank_of_another_node_is_told_by_its_own_log(tmp_path, by_agent):
 # ------------------------------------------------------------------ stopped and resumed
 
 
-def recoverable_job(name, *, steps=6, mode="well"):
+def recoverable_job(name, *, steps=6, mode="well", checkpoints="{step}.txt"):
     """A job of ``tiny_recoverable.py`` on one rank."""
     job = tiny_job(
         name,
@@ -212,7 +212,7 @@ def recoverable_job(name, *, steps=6, mode="well"):
         ),
         folder=HERE,
         launcher=RankLauncher.NONE,
-        checkpoints=CheckpointForm("{step}.txt", None),
+        checkpoints=CheckpointForm(checkpoints, None),
     )
     return replace(job, spec=replace(job.spec, trainer=trained_by(command)))
 
@@ -425,6 +425,22 @@ def test_an_interrupted_program_continues_from_its_newest_whole_checkpoint(store
     (record,) = run(plan_of(job), store, cold)
     assert record.status is RunStatus.FINISHED, record.error
     assert passes_of(record) == [(0, [1, 2, 3, 4, 5]), (2, [3, 4, 5, 6])]
+
+
+def test_a_program_that_overwrites_one_file_goes_on_from_what_it_last_saved(store, cold):
+    one = recoverable_job("one", checkpoints="last.txt")
+    saved = broken(one, Fault(FaultKind.KILL, 4))
+    # Its second save did not return, yet the file has it.
+    unsaved = recoverable_job("unsaved", checkpoints="last.txt", mode="torn")
+    unsaved = broken(unsaved, Fault(FaultKind.KILL, 5), max_restarts=1)
+    segments = elastic(recoverable_job("segments", checkpoints="last.txt"), (3, 1), (6, 1))
+    records = run(plan_of(saved, unsaved, segments), store, cold)
+    assert [record.status for record in records] == [RunStatus.FINISHED] * 3
+    assert list(map(passes_of, records)) == [
+        [(0, [1, 2, 3]), (2, [3, 4, 5, 6])],
+        [(0, [1, 2, 3, 4]), (4, [5, 6])],
+        [(0, [1, 2, 3]), (3, [4, 5, 6])],
+    ]
 
 
 def test_a_checkpoint_of_a_program_whose_save_did_not_return_is_set_aside(store, cold):

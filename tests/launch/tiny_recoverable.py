@@ -29,7 +29,8 @@ def main(checkpoints, resume_from, stop_at, every, mode):
                 die_once(job, index, fault, number)
         writer.step({"step": step, "loss": 1.0 / step, "at": time.time()})
         if (step % every == 0 or step == stop_at) and mode != "forget":
-            checkpoint = Path(checkpoints) / f"{step}.txt"
+            checkpoint = job.checkpoints.path(job.run_folder, step)
+            assert checkpoint.parent == Path(checkpoints)
             checkpoint.write_text(str(step))
             (folder / STATE).mkdir(exist_ok=True)
             (folder / STATE / arrays_name("saved-step", step)).touch()

@@ -396,6 +396,28 @@ def test_a_rank_dies_once_in_the_middle_of_a_checkpoint(tmp_path, saves):
     assert newest_whole(path.parent, FORM) == 2
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_one_file_survives_a_torn_save_only_if_another_was_written_and_renamed(tmp_path, in_place):
+    form = CheckpointForm("last.pt", None)
+    path = job_with(tmp_path / "run", {"kind": "ckpt_torn", "step": 3})
+    document = json.loads(path.read_text())
+    command = {"checkpoints": {"name": form.name, "last_file": None}}
+    path.write_text(json.dumps({**document, "command": command}))
+
+    def save_twice(program, _path):
+        last = form.path(program.folder, program.step)
+        written = last if in_place else last.with_suffix(".tmp")
+        for step in (3, 4):
+            written.write_bytes(bytes(FILE))
+            written.rename(last)
+            program.probe.saved(program.step)
+            program.train(step)
+
+    assert wrote_by(path, save_twice) == -signal.SIGKILL
+    assert struck_of(path.parent)["torn"] is True
+    assert newest_whole(path.parent, form) == (None if in_place else 2)
+
+
 def test_a_program_ends_for_want_of_space_or_goes_on_without_the_checkpoint(tmp_path):
     def go_on(program, path):
         with suppress(OSError):

@@ -6,6 +6,7 @@ import pytest
 
 from converge_harness.run_folder.checkpoints import (
     CheckpointForm,
+    is_whole,
     newest_whole,
     set_torn_aside,
     write_manifest,
@@ -82,9 +83,9 @@ def test_a_life_that_another_has_followed_writes_no_checkpoint(tmp_path):
         passes[0].require_newest()
 
 
-def saved(run, step, form):
+def saved(run, step, form, *, number=1):
     """What a pass of a program leaves once ``probe.saved`` has returned."""
-    of_pass = run / "passes" / "001"
+    of_pass = run / "passes" / f"{number:03d}"
     (of_pass / "state").mkdir(parents=True, exist_ok=True)
     (of_pass / "state" / f"saved-step-{step:08d}.npz").touch()
     write_manifest(form.path(run, step), step, of_pass, form)
@@ -118,3 +119,55 @@ def test_folders_of_a_program_have_the_file_that_is_written_last(tmp_path):
     assert newest_whole(tmp_path, form) == 2
     shard.unlink()
     assert newest_whole(tmp_path, form) is None
+
+
+LAST = CheckpointForm("last.pt", last_file=None)
+
+
+def overwritten(run, *steps):
+    """The one file of a program that has saved these steps into it."""
+    (run / "checkpoint").mkdir()
+    for step in steps:
+        LAST.path(run, step).write_bytes(b"weights and moments")
+        saved(run, step, LAST)
+
+
+def test_one_file_that_is_overwritten_is_of_the_last_step_that_was_saved(tmp_path):
+    overwritten(tmp_path, 4, 8)
+    assert newest_whole(tmp_path, LAST) == 8
+    assert not is_whole(tmp_path, 4, LAST)  # nothing is left of it
+    assert set_torn_aside(tmp_path, LAST) == ()
+    # The next start went on from an older step, so the file is older now.
+    saved(tmp_path, 6, LAST, number=2)
+    assert newest_whole(tmp_path, LAST) == 6
+
+
+def test_one_file_stays_while_the_next_is_written_to_another(tmp_path):
+    overwritten(tmp_path, 4)
+    (tmp_path / "checkpoint" / "last.tmp").write_bytes(b"wei")
+    assert set_torn_aside(tmp_path, LAST) == ()
+    assert newest_whole(tmp_path, LAST) == 4
+
+
+def test_half_of_a_file_in_the_place_of_the_last_leaves_none(tmp_path):
+    overwritten(tmp_path, 4)
+    LAST.path(tmp_path, 8).write_bytes(b"weights")
+    assert newest_whole(tmp_path, LAST) is None
+    assert set_torn_aside(tmp_path, LAST) == (4,)
+    assert names(tmp_path / "torn") == ["last.pt"]
+    assert newest_whole(tmp_path, LAST) is None  # and 4 does not come back by its manifest
+
+
+def test_one_file_of_which_no_save_has_returned_is_set_aside(tmp_path):
+    (tmp_path / "checkpoint").mkdir()
+    LAST.path(tmp_path, 4).write_bytes(b"weights")
+    assert newest_whole(tmp_path, LAST) is None
+    assert set_torn_aside(tmp_path, LAST) == (0,)
+    assert names(tmp_path / "checkpoint") == []
+
+
+def test_a_folder_in_the_place_of_the_one_file_is_no_checkpoint(tmp_path):
+    LAST.path(tmp_path, 4).mkdir(parents=True)
+    saved(tmp_path, 4, LAST)
+    assert not list((tmp_path / "passes/001/state").glob("*.json"))
+    assert newest_whole(tmp_path, LAST) is None

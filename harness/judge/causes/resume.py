@@ -208,10 +208,15 @@ def not_continued(context: Context) -> Cause | None:
     return Cause(
         f"state is lost at the resume: {ignored}{context.detail('passes-continuous')}",
         CauseClass.STATE,
-        f"{_look_at(context).chosen}, {_look_at(context).counted}",
+        f"{_look_at(context).chosen}, {_look_at(context).counted}"
+        + (_REPLACED if any(gap.torn_since for gap in found) else ""),
     )
 
 
+_REPLACED = (
+    "; whether the older checkpoint is removed or overwritten before the new one is complete: "
+    "write the new one to another file, and rename that"
+)
 _IGNORED = "the program does not go on from the checkpoint of step {}"
 
 _NOTHING_WHOLE = (
@@ -261,6 +266,12 @@ def recovered_late(context: Context) -> Cause | None:
             "outlives its rank, or another run that uses the same port. Take port 0, which the "
             "system fills in, or end such processes with the rank",
         )
+    if _look_at(context) is _IN_A_PROGRAM and _lost_to_the_next(context):
+        return Cause(
+            f"no recovery in time: {context.detail('recovers-in-time')}",
+            CauseClass.RECOVERY,
+            f"{_IN_A_PROGRAM.chosen}, which may be half of one{_REPLACED}",
+        )
     return Cause(
         f"no recovery in time: {context.detail('recovers-in-time')}",
         CauseClass.RECOVERY,
@@ -271,6 +282,13 @@ def recovered_late(context: Context) -> Cause | None:
 
 
 _TAKEN = "Address already in use"
+
+
+def _lost_to_the_next(context: Context) -> bool:
+    """Whether training never went on after a fault that tore a checkpoint."""
+    check, test = context.checks["recovers-in-time"], context.compared.test
+    never = check.measured is None
+    return never and any(each.torn and each.step == check.onset for each in test.struck)
 
 
 def follows_from_resume(context: Context, name: str) -> bool:

@@ -9,8 +9,8 @@ import numpy as np
 
 from converge_harness.judge.compare.curves import SignalSeries
 from converge_harness.judge.degrees import degrees_of, parallelism_of
-from converge_harness.judge.resume.faults import is_torn, last_whole_step
-from converge_harness.model import Evidence, Pass, Recovery, SetSpec, StateSample
+from converge_harness.judge.resume.faults import is_torn, last_whole_step, pass_of
+from converge_harness.model import Evidence, Pass, Recovery, SetSpec, StateSample, Struck
 
 NO_PASSES = "the run left no passes, so nothing shows what its resumes kept"
 INTERRUPTED = "interrupted and continued"
@@ -66,6 +66,8 @@ class Gap(NamedTuple):
     """Number of the pass, if it started from an unknown place."""
     elsewhere: int = 0
     """Step of the checkpoint that it should have gone on from, if it went on from another step."""
+    torn_since: bool = False
+    """Whether a fault tore a later checkpoint while or after it was written."""
 
 
 def superseded(evidence: Evidence) -> dict[int, dict[str, SignalSeries]]:
@@ -236,7 +238,19 @@ def _older_start(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:
     if loaded < newest:
         which = f"step {loaded}" if loaded else "the initial weights"
         text = f"pass {each.number} starts from {which} although step {newest} was saved"
-        yield Gap(text, loaded + 1, elsewhere=newest)
+        torn = _torn_since(evidence, each, newest)
+        text += f", once {torn.kind} had torn that of step {torn.step}" if torn else ""
+        yield Gap(text, loaded + 1, elsewhere=newest, torn_since=torn is not None)
+
+
+def _torn_since(evidence: Evidence, each: Pass, newest: int) -> Struck | None:
+    """The fault that tore a later checkpoint than ``newest`` right before a pass."""
+    found = (
+        fault
+        for fault in evidence.struck
+        if fault.torn and fault.step > newest and pass_of(evidence, fault) == each.number - 1
+    )
+    return next(found, None)
 
 
 def _wrong_start_of_curve(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:

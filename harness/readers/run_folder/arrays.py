@@ -40,6 +40,7 @@ from converge_harness.run_folder.arrays import (
     SIGNS,
     UNKNOWN,
 )
+from converge_harness.run_folder.checkpoints import manifests
 from converge_harness.run_folder.layout import (
     ACTIVATIONS,
     FROZEN,
@@ -182,11 +183,10 @@ def read_whole(folder: Path) -> tuple[int, ...]:
 
     Raises StoreError for a damaged or newer manifest.
     """
-    paths = sorted((folder / STATE).glob(f"{SAVED}-*.json"))
-    for path in paths:
+    found = manifests(folder)
+    for path in found.values():
         read_json(path)
-    steps = (path.stem.removeprefix(f"{SAVED}-") for path in paths)
-    return tuple(sorted(int(step) for step in steps if step.isdecimal()))
+    return tuple(found)
 
 
 def read_loaded(folder: Path) -> StateSample | None:

@@ -15,7 +15,7 @@ As TOML (docs/any-trainer.md)::
     environment = { FLAG = "{config.flag}" }
     weights = "to_mine.toml"        # under [trainers.NAME] only: names in the control's checkpoint
     [trainer.checkpoints]           # for elastic and fault sets, and checkpoint_every
-    name = "step-{step}.pt"         # in {checkpoint_dir}
+    name = "step-{step}.pt"         # in {checkpoint_dir}; "last.pt": one file, overwritten
     last_file = ".metadata"         # if it is a folder: what is written last
     [trainer.config]                # or train_config = "x.toml"
     training = { steps = 20, local_batch_size = 2, global_batch_size = 8 }
@@ -89,11 +89,12 @@ def _is_argument(text: str) -> str:
 
 def _is_name_of_step(name: str) -> str:
     rest = name.replace(STEP, "", 1)
-    if rest == name or set(rest) & {"{", "}", "/", "\0"}:
+    if name in ("", ".", "..") or set(rest) & {"{", "}", "/", "\0"}:
         raise PydanticCustomError(
             "checkpoint",
             "must be the name of a file or folder with {example} for the step, once, such as "
-            '"step-{example}.pt"',
+            '"step-{example}.pt", or the name of one file that every save overwrites, such as '
+            '"checkpoint.pt"',
             {"example": STEP},
         )
     return name
@@ -322,6 +323,13 @@ def _checkpoint_problems(table: CommandTable, where: Where) -> Iterator[Problem]
                             f"add [trainer.checkpoints] with {NAME_EXAMPLE}",
                         )
         return
+    form = table.checkpoints
+    if form.last_file is not None and STEP not in form.name:
+        yield Problem(
+            where("checkpoints.last_file"),
+            f"is in a folder, and {form.name!r} is one file, which every save overwrites",
+            f"leave it out, or put {STEP} into name if every step has a folder",
+        )
     if _is_readable(table) and CHECKPOINT_DIR not in _names(table):
         yield Problem(
             where("checkpoints"),
@@ -373,6 +381,10 @@ def _checkpoints_lack(command: Command, needed: str, purpose: str) -> tuple[str,
 
 def _curve_lacks(command: Command) -> tuple[str, str]:
     """The same of the curve that a program without the probe leaves of each of its starts."""
+    form = command.checkpoints
+    if not command.probed and form is not None and form.is_overwritten:
+        why = f"needs {STEP} in the name of checkpoints: a curve does not show of which step "
+        return f"{why}{form.name!r} is, which every save overwrites", f"such as {NAME_EXAMPLE}"
     if command.mean_over != 1:
         return (
             "needs the loss of every step, and mean_over says that a row is a mean over several",
@@ -473,9 +485,21 @@ def node_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
 
 
 def torn_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
-    """Ranks of truncated checkpoints: of a program's it is not known which rank wrote what."""
+    """Truncated checkpoints of a program: which rank wrote what is not known.
+
+    And if there is only one file, cutting it leaves nothing from which training could go on.
+    """
     faults = spec.recovery.faults if spec.recovery else ()
-    if any(each.torn is Torn.TRUNCATED and each.rank for each in faults):
+    form = spec.trainer.settings.checkpoints
+    truncated = [each for each in faults if each.torn is Torn.TRUNCATED]
+    if truncated and form is not None and form.is_overwritten:
+        yield Problem(
+            where("faults"),
+            f"ckpt_torn with torn = {Torn.TRUNCATED.value!r} cuts {form.name!r}, the only "
+            "checkpoint, so nothing would be left to go on from",
+            "leave torn out: then the rank dies while it writes the next one",
+        )
+    if any(each.rank for each in truncated):
         yield Problem(
             where("faults"),
             "ckpt_torn has a rank, but of a program's checkpoint the largest file is cut, "
