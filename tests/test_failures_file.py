@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from converge_harness.run_folder.failures import FailureDocument, read_failures, write_failures
 from converge_harness.run_folder.layout import FAILURES
 
