@@ -21,6 +21,7 @@ identity. ``docs/architecture.md`` describes the files.
     faults.py       faults/: which faults happened, and when
     waits.py        wait.json: the steps after which ranks wait
     corpus.py       the files of a corpus that ranks read
+    failures.py     failures.json: the ranks that failed under torchrun
     ended.py        ended.json: how the script of a scheduler's job ended
     dry_run.py      what a rank of a dry run prints
     records.py      record.json and submission.json, which only the harness uses

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGTERM, Signals
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from converge_harness.model import RankError
-from converge_harness.run_folder.layout import AGENT_LOG, FAILURES, PROGRAM_LOG
+from converge_harness.run_folder.failures import FailureDocument, read_failures
+from converge_harness.run_folder.layout import AGENT_LOG, PROGRAM_LOG
 
 _TAIL_LINES = 40
 
@@ -147,7 +148,7 @@ def is_aftermath(message: str) -> bool:
 
 def _failures(logs: Path) -> list[_Failure]:
     try:
-        listed = json.loads((logs / FAILURES).read_bytes())["failures"]
+        listed = read_failures(logs)
     except (OSError, ValueError):
         # The agent itself was stopped, but the ranks' own files may exist.
         listed = [
@@ -158,8 +159,8 @@ def _failures(logs: Path) -> list[_Failure]:
     return [_failure(entry) for entry in listed]
 
 
-def _failure(entry: dict[str, Any]) -> _Failure:
-    exitcode, path = entry["exitcode"], Path(entry["error_file"])
+def _failure(entry: FailureDocument) -> _Failure:
+    exitcode, path = entry["exitcode"], Path(entry.get("error_file", ""))
     try:
         written = path.stat().st_mtime  # the time stamp in the file has whole seconds only
         error = json.loads(path.read_bytes())["message"]

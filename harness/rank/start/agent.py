@@ -19,6 +19,7 @@ from typing import Any
 
 from converge_harness.rank.start.loopback import listen_on_loopback
 from converge_harness.rank.start.parent import die_with_parent
+from converge_harness.run_folder.failures import FailureDocument, write_failures
 from converge_harness.run_folder.layout import (
     FAILURES_VARIABLE,
     PARENT_VARIABLE,
@@ -96,11 +97,10 @@ def _wait_for_others() -> None:
 
 
 def _write_failures(error: object) -> None:
-    """``{"failures": [{"rank", "exitcode", "timestamp", "error_file"}]}``, seconds since 1970."""
     path = os.environ.get(FAILURES_VARIABLE)
     if path is None:
         return
-    failures = [
+    failures: list[FailureDocument] = [
         {
             "rank": rank,
             "exitcode": failure.exitcode,
@@ -109,7 +109,7 @@ def _write_failures(error: object) -> None:
         }
         for rank, failure in error.failures.items()  # type: ignore[attr-defined]
     ]
-    Path(path).write_text(json.dumps({"failures": failures}), encoding="utf-8")
+    write_failures(Path(path), failures)
 
 
 if __name__ == "__main__":

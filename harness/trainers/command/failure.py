@@ -7,7 +7,6 @@ first.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from pathlib import Path
 from signal import SIGTERM, Signals
 
 from converge_harness.model import RankError
-from converge_harness.run_folder.layout import FAILURES, PROGRAM_LOG
+from converge_harness.run_folder.failures import read_failures
+from converge_harness.run_folder.layout import PROGRAM_LOG
 from converge_harness.trainers.failure import (
     end_of,
     is_aftermath,
@@ -95,18 +95,17 @@ def _failures(logs: Path) -> Iterator[_RankFailure]:
     """The ranks that failed, by torchrun or by the tasks themselves."""
     placed = places(logs)
     try:
-        listed = json.loads((logs / FAILURES).read_bytes())["failures"]
         yield from [
             _RankFailure(
                 at=entry.get("timestamp", 0),
-                rank=int(entry["rank"]),
-                place=placed.get(int(entry["rank"]), int(entry["rank"])),
-                code=int(entry["exitcode"]),
+                rank=entry["rank"],
+                place=placed.get(entry["rank"], entry["rank"]),
+                code=entry["exitcode"],
                 logs=logs,
             )
-            for entry in listed
+            for entry in read_failures(logs)
         ]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         for number, each in enumerate(dict.fromkeys(reversed(listed_ranks(logs)))):
             yield _RankFailure(float(number), each.rank, each.place, each.code, logs)
     for path in (logs / TASKS).glob(f"*/{TASK_END}"):
