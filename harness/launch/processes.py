@@ -62,22 +62,32 @@ def ask_for_stacks(
     time.sleep(_STACKS_S)
 
 
-def rank_of(call: Path, rank: int) -> psutil.Process | None:
+def rank_of(call: Path, rank: int, agent: int) -> psutil.Process | None:
     """The process that torchrun has started as a rank of a call, ``call`` being its log folder.
 
     It has torchrun's ``RANK``, and the variable by which every process of the call inherits the
-    path of its failures. What the rank has started has both, too. None: it is not there now.
+    path of its failures. What the rank has started has both, too: of such a process the parent has
+    them, or, once the rank has ended, is the ``agent``, the process id that the launcher started.
+    Another container may have a run at the same path and share our process ids, so what sees other
+    files is left out. None: it is not there now.
     """
+    ours = _mounts(os.getpid())
     variables = {"RANK": str(rank), FAILURES_VARIABLE: str(call / FAILURES)}
     found: dict[int, psutil.Process] = {}
     above: dict[int, int] = {}
     for process in psutil.process_iter():
         try:
-            if variables.items() <= process.environ().items():
+            if variables.items() <= process.environ().items() and _mounts(process.pid) == ours:
                 found[process.pid], above[process.pid] = process, process.ppid()
-        except psutil.Error:  # it has ended, or is another user's
+        except (psutil.Error, OSError):  # it has ended, or is another user's
             continue
-    return next((found[pid] for pid in found if above[pid] not in found), None)
+    left = {agent, *found}
+    return next((found[pid] for pid in found if above[pid] not in left), None)
+
+
+def _mounts(pid: int) -> str:
+    """The mount namespace of a process: containers have their own. Raises OSError."""
+    return str(Path(f"/proc/{pid}/ns/mnt").readlink())
 
 
 def kill_tree(process: psutil.Process) -> None:

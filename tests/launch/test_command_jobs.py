@@ -355,7 +355,7 @@ def killed_job(name, *steps, mode="well"):
     """A program without the probe that is killed once its curve has each of these steps."""
     job = broken(recoverable_job(name, steps=8), *(Fault(FaultKind.KILL, step) for step in steps))
     arguments = ("{resume_from}", "{steps}", "{checkpoint_every}", mode)
-    as_rank = ("env", "RANK=0", "{python}")  # which torchrun would set
+    as_rank = ("sh", "-c", 'RANK=0 "$0" "$@" & wait $!', "{python}")  # as torchrun starts one
     return not_probed(job, KILLED_BY_CURVE, *arguments, start=as_rank)
 
 

@@ -100,7 +100,7 @@ SAVED_NOTHING = ((), (2, 4, 6, 8))
         (csv(LOSSES), {}, "pass 2 starts from the initial weights although step 4 was saved"),
         (csv(range(3, 9)), {}, "pass 2 starts from step 2 although step 4 was saved"),
         (csv(range(7, 9)), {}, "pass 2 starts from step 6, of which no checkpoint is whole"),
-        (SECOND, {"saved": ((2,), (6, 8))}, "pass 1 has left no checkpoint of step 4"),
+        (SECOND, {"saved": ((2,), (6, 8))}, "from step 4, of which no checkpoint is whole"),
         (csv(LOSSES), {"saved": SAVED_NOTHING}, "pass 1 has left no checkpoint of step 2"),
         (csv(range(5, 9), OFF), {}, "a replay differs from the first time: loss of step 5 is"),
         (SECOND, {"seen": (1000.0, 1600.0)}, "no recovery in time"),
@@ -178,3 +178,19 @@ def test_the_steps_of_a_growing_curve(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"step": 7, "loss": 1.0}\n{"step": 8, "lo')
     assert list(steps_so_far(path, {})) == [7]
+
+
+@pytest.mark.parametrize("lost", ["", "step,loss\n", csv(range(1, 6))])
+def test_rows_that_converge_had_read_and_that_are_gone_show_nothing(tmp_path, lost):
+    """A program that never saves and starts over would pass, if its first start did not count."""
+    found, checks = verdict(tmp_path, lost, csv(LOSSES), saved=((), (2, 4, 6, 8)))
+    assert found.judgement is not Judgement.PASS
+    assert checks["replays-agree"].outcome is Outcome.INVALID
+    assert "left nothing of step 6" in checks["replays-agree"].detail
+
+
+def test_older_checkpoints_may_be_deleted_and_the_newest_may_not_be_complete_yet(tmp_path):
+    kept_newest, _ = verdict(tmp_path / "a", FIRST, SECOND, saved=((4,), (8,)))
+    assert kept_newest.judgement is Judgement.PASS, kept_newest.cause
+    not_complete, _ = verdict(tmp_path / "b", FIRST, csv(range(3, 9)), saved=((2,), (8,)))
+    assert not_complete.judgement is Judgement.PASS, not_complete.cause

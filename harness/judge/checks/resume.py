@@ -457,7 +457,8 @@ def _without_effect(test: Evidence) -> Iterator[tuple[str, int]]:
 
 _TOO_FAST = (
     ": the program ended before converge could kill it, so let it write every row of its curve at "
-    "once (flush=True), and name an earlier step or train longer"
+    "once (flush=True), and name an earlier step or train longer; or its environment, by which "
+    "converge finds a rank, is hidden (setproctitle)"
 )
 _TOO_SHORT = (
     ": the steps after SIGTERM took less time than the program may take to stop, so name an "
@@ -719,10 +720,13 @@ def _without_values(test: Evidence) -> Iterator[tuple[str, int]]:
     passes = {each.number: each for each in test.passes}
     for fault in test.struck:
         each = passes.get(pass_of(test, fault) or 0)
-        if each is None or each.loaded_step is None:
+        if each is None or (each.loaded_step is None and fault.curve_step is None):
             continue
         last = fault.step - (fault.kind in IN_A_STEP and not each.by_curve)
-        missing = np.setdiff1d(np.arange(each.loaded_step + 1, last + 1), each.steps)
+        if fault.curve_step is not None:
+            last = fault.curve_step  # converge had read that row, and so all before it
+        loaded = last - 1 if each.loaded_step is None else each.loaded_step
+        missing = np.setdiff1d(np.arange(loaded + 1, last + 1), each.steps)
         if missing.size:
             text = f"pass {each.number}, which {fault.kind} struck at step {fault.step}"
             yield f"{text}, left nothing of step {missing[0]}", int(missing[0])

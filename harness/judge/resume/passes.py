@@ -10,7 +10,7 @@ import numpy as np
 from converge_harness.judge.compare.curves import SignalSeries
 from converge_harness.judge.degrees import degrees_of, parallelism_of
 from converge_harness.judge.resume.faults import is_torn, last_whole_step, pass_of
-from converge_harness.model import Evidence, Pass, Recovery, SetSpec, StateSample, Struck
+from converge_harness.model import Evidence, Integers, Pass, Recovery, SetSpec, StateSample, Struck
 
 NO_PASSES = "the run left no passes, so nothing shows what its resumes kept"
 INTERRUPTED = "interrupted and continued"
@@ -181,6 +181,18 @@ def _not_saved(
             yield Gap(text, step, unsaved=True)
 
 
+def _promised_by_curve(each: Pass, due: Integers) -> list[int]:
+    """The same of a start that shows its checkpoints only by what is left of them.
+
+    Older ones may have made room for newer ones, and the newest may not have been complete yet when
+    a kill struck.
+    """
+    recent = due[-1:] if each.ended else due[-2:]
+    if recent.size and max(each.whole, default=0) >= recent[0]:
+        return []
+    return [int(step) for step in (recent if each.ended else recent[:-1])]
+
+
 def _promised(
     evidence: Evidence, spec: SetSpec | None, recovery: Recovery | None, each: Pass
 ) -> list[int]:
@@ -189,6 +201,8 @@ def _promised(
     if recovery is not None:
         reached = min(last_whole_step(evidence, each), last - 1)
         due = each.steps[(each.steps <= reached) & (each.steps % recovery.checkpoint_every == 0)]
+        if each.by_curve:
+            return _promised_by_curve(each, due)
         # What was still written in the background when the pass died was not promised.
         background = spec is not None and _saves_in_background(
             each, spec.trainer.keys.async_checkpoints

@@ -437,7 +437,9 @@ def strike_by_curve(run: Run, index: int, fault: Fault) -> None:
     If the process of the rank is not there (any more), nothing happens. Raises StoreError if the
     fault's file cannot be written.
     """
-    found = (processes.rank_of(agent.logs, fault.rank) for agent in run.call.left)
+    found = (
+        processes.rank_of(agent.logs, fault.rank, agent.process.pid) for agent in run.call.left
+    )
     process = next((each for each in found if each is not None), None)
     if run.curve is None or process is None:
         return
