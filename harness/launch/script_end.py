@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,13 +36,21 @@ def read_script_end(folder: Path) -> ScriptEnd | None:
     if not has_ended(folder):
         return None
     path = folder / ENDED
+    try:
+        json.loads(path.read_bytes())
+    except ValueError:
+        raise _damaged(path, "no JSON") from None
     found = read_json(path)
     missing = [key for key in REQUIRED if found.get(key) is None]
     wrong = f"lacks {', '.join(missing)}" if missing else misfit(found, SHAPES)
     if wrong:
-        raise StoreError(
-            f"{path}: is damaged: {wrong}; see how the job ended in {folder}, "
-            "then delete that folder to run the job again"
-        )
+        raise _damaged(path, wrong)
     ran_s = found.get("ran_s")
     return ScriptEnd(found["returncode"], found["restart"], None if ran_s is None else float(ran_s))
+
+
+def _damaged(path: Path, wrong: str) -> StoreError:
+    return StoreError(
+        f"{path}: is damaged: {wrong}; see how the job ended in {path.parent}, then delete that "
+        "folder to run the job again"
+    )

@@ -18,11 +18,11 @@ from converge_harness.launch.events import Ended, GoingOn, Notice, Observer, Ove
 from converge_harness.launch.interruption import Interruption, interruptible
 from converge_harness.launch.options import Training
 from converge_harness.launch.progress import Growth, MetricsTail, remaining_s
-from converge_harness.launch.script_end import has_ended, read_script_end
+from converge_harness.launch.script_end import has_ended
 from converge_harness.launch.scripts import submit_argv
 from converge_harness.launch.slurm.backend import JobState, Phase
 from converge_harness.launch.slurm.job_status import UNKNOWN_LOOKS, Site, state_of, write_record
-from converge_harness.launch.slurm.result import Known, skipped
+from converge_harness.launch.slurm.result import Known, known_end, skipped
 from converge_harness.launch.slurm.submission import Submission, read_submission
 from converge_harness.launch.slurm.submit import PreparedPlan, Submitter, cancel_all, prepare_plan
 from converge_harness.launch.stopping import Looks
@@ -323,7 +323,7 @@ def _unreported_start(followed: Followed, state: JobState) -> int | None:
         is_new = not followed.runs or state.restarts > followed.restarts
         return state.restarts if is_new else None
     # A job that started and ended between two polls is known only by its script's end.
-    if (end := read_script_end(followed.folder)) is None:
+    if (end := known_end(followed.folder)) is None:
         return None
     is_new = followed.starts == 0 or end.restart > followed.restarts
     return end.restart if is_new else None

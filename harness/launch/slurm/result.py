@@ -16,7 +16,7 @@ from converge_harness.launch.batch_step import TERMINATED
 from converge_harness.launch.kubernetes.objects import logs_command, object_name
 from converge_harness.launch.next_call import CallOutcome, after
 from converge_harness.launch.progress import last_line
-from converge_harness.launch.script_end import read_script_end
+from converge_harness.launch.script_end import ScriptEnd, read_script_end
 from converge_harness.launch.scripts import submit_argv
 from converge_harness.launch.slurm.backend import JobState, Phase
 from converge_harness.launch.slurm.commands import with_keys
@@ -292,12 +292,23 @@ def _of_segment(known: Known, error: RankError) -> RankError:
     return replace(error, message=f"{problem}: {error.message}")
 
 
+def known_end(folder: Path) -> ScriptEnd | None:
+    """How the script ended; None if its file is damaged, too: then Slurm's own answer counts alone.
+
+    Otherwise one damaged file would end all jobs that are followed with it.
+    """
+    try:
+        return read_script_end(folder)
+    except StoreError:
+        return None
+
+
 def _returncode(known: Known) -> int | None:
     """Exit code of the script's last start; None if unknown."""
     state = known.state
     if state.exit_code is not None:
         return state.exit_code
-    if (ended := read_script_end(known.folder)) is None:
+    if (ended := known_end(known.folder)) is None:
         return None
     # The end of an earlier start does not count for the last.
     counts = state.phase is Phase.UNKNOWN or ended.restart >= state.restarts
@@ -306,7 +317,7 @@ def _returncode(known: Known) -> int | None:
 
 def _requeues(known: Known) -> int:
     """How often it has been requeued; only its script records that, not accounting."""
-    ended = read_script_end(known.folder)
+    ended = known_end(known.folder)
     return max(known.state.restarts, ended.restart if ended else 0)
 
 

@@ -263,27 +263,6 @@ def test_a_job_of_a_broken_store_can_be_cancelled(light, site, slurm, monkeypatc
     await_empty(slurm)
 
 
-def test_a_damaged_end_of_a_script_is_an_error_that_leaves_no_job_behind(light, site, slurm):
-    def damage(event):
-        events.append(event)
-        if isinstance(event, launch.Started) and event.job.name == "quick":
-            (folder,) = (place.store.root / "runs").glob("quick-*")
-            while not (folder / "ended.json").is_file():  # the follower stands still meanwhile
-                time.sleep(0.1)
-            (folder / "ended.json").write_text('{"schema": 1, "returncode": 0}')
-
-    events, place = [], site()
-    plan = plan_of(light("quick", seconds=0.5), light("slow", mode="hang"))
-    damaged = r"quick-.*ended\.json: is damaged: lacks restart; see how the job ended"
-    with pytest.raises(StoreError, match=damaged):
-        follow_plan(plan, place, damage)
-    assert "are cancelled" in events[-1].message
-    await_empty(slurm)
-    for ask in (status, lambda *given: collect(*given, quiet)):
-        with pytest.raises(StoreError, match=damaged):
-            ask(plan, place)
-
-
 def test_a_run_folder_that_is_deleted_does_not_keep_the_harness(light, site, tmp_path):
     def delete(event):
         if isinstance(event, launch.Started):
