@@ -4,7 +4,7 @@ An experiment becomes a plan, runs, evidence, verdicts and a report (docs/archit
 
     cli/ matrix/             the command line; the application behind it
     experiment/ plan/ guide/ experiment files; their jobs; which sets to run for a technique
-    trainers/ launch/        how each trainer is called; runs jobs on this machine or under Slurm
+    trainers/ launch/        how each trainer is called; runs jobs here, under Slurm, in Kubernetes
     rank/ probe/             code inside ranks: torchtitan's, and the library for other programs
     run_folder/ readers/     the files of a run; evidence from them and from other tools' curves
     judge/                   evidence to verdicts

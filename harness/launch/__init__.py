@@ -3,19 +3,19 @@
 ::
 
     local/              on this machine
-    slurm/              under a scheduler, attached or detached
+    slurm/              under Slurm, attached or detached; also what all schedulers' jobs share
     kubernetes/         jobs as JobSets of Kubernetes, which somebody else creates
     scripts.py          what the scheduler of a cluster needs in a run folder
     batch_step.py       what scripts for all schedulers share
     script_end.py       how a script of a scheduler's job ended
     options.py          options of a run
     events.py           events for an observer
-    check.py            before any rank starts: checks configs with the installed torchtitan
+    check.py            before any rank starts: checks configs with the toolchain's trainer
     dry_run.py          builds and steps jobs on this machine without their GPUs
     stopping.py         which failing test sets end early, and when to look
     waiting_groups.py   how many runs may wait for each other in memory
     continuing.py       whether a run continues from a checkpoint of an earlier start
-    next_call.py        what follows a torchrun call, and which faults are due
+    next_call.py        what follows a call, and which faults are due
     progress.py         finished steps, growing output, time left
     processes.py        starting and ending processes
     process_guard.py    runs a user's program that has to end with converge

@@ -1,6 +1,6 @@
 """Checks before any rank starts: seed checkpoints and configs.
 
-Each toolchain builds its jobs' configs with the real configuration code of its torchtitan.
+Each toolchain builds its jobs' configs with the real configuration code of its trainer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What follows a torchrun call of a run, and which faults converge has to cause. Pure."""
+"""What follows a call of a run, and which faults converge has to cause. Pure."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from converge_harness.errors import StoreError
-from converge_harness.run_folder.ended import REQUIRED, SHAPES
+from converge_harness.run_folder.ended import REQUIRED, SHAPES, EndedDocument
 from converge_harness.run_folder.layout import ENDED
 from converge_harness.run_folder.shapes import misfit
 from converge_harness.store import read_json
@@ -45,8 +45,10 @@ def read_script_end(folder: Path) -> ScriptEnd | None:
     wrong = f"lacks {', '.join(missing)}" if missing else misfit(found, SHAPES)
     if wrong:
         raise _damaged(path, wrong)
-    ran_s = found.get("ran_s")
-    return ScriptEnd(found["returncode"], found["restart"], None if ran_s is None else float(ran_s))
+    document = cast("EndedDocument", found)
+    ran_s = document.get("ran_s")
+    seconds = None if ran_s is None else float(ran_s)
+    return ScriptEnd(document["returncode"], document["restart"], seconds)
 
 
 def _damaged(path: Path, wrong: str) -> StoreError:

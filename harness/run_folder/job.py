@@ -331,9 +331,9 @@ class RankFault:
 
 @dataclass(frozen=True, slots=True)
 class RankJob:
-    """One torchrun call as its ranks see it; the fields are those of ``job.json``.
+    """One call as its ranks see it; the fields are those of ``job.json``.
 
-    A job of several segments has several torchrun calls, each with a ``RankJob`` of one segment
+    A job of several segments has several calls, each with a ``RankJob`` of one segment
     (``read_job``).
     """
 
@@ -464,7 +464,7 @@ def read_document(path: str | Path) -> JobDocument:
 
 
 def read_job(path: str | Path, segment: int | None = None) -> RankJob:
-    """The job in a file; with the index of a segment, the job of that segment's torchrun call.
+    """The job in a file; with the index of a segment, the job of that segment's call.
 
     Raises JobError when the file cannot be read as a job of this schema, and when it has no such
     segment.

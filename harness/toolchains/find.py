@@ -1,6 +1,6 @@
 """Finds toolchains on disk and reads their versions without starting them.
 
-A toolchain is a virtual environment ``<root>/<name>`` with one torchtitan in it, made by ``converge
+A toolchain is a virtual environment ``<root>/<name>`` with one trainer in it, made by ``converge
 toolchain build NAME``. A suffix of the name says what else is in it
 (``torchtitan-0.3.0-streaming``). With ``@REVISION`` torchtitan is that commit of a git checkout
 (``torchtitan-main@b5bcd76c6``): it is driven as its code asks for, and the commit is part of its

@@ -7,7 +7,7 @@
     table.py         keys of ``[trainer]`` that all trainers share
     jobs.py          functions of a job or a toolchain that call its trainer
     environment.py   variables that are pinned in every job's environment
-    calls.py         the torchrun calls of a run
+    calls.py         the calls of a run
     failure.py       why a run under torchrun failed
     mapping.py       names of parameters in the checkpoint of another trainer's model
     torchrun.py      trainers that converge's rank code drives, under torchrun

@@ -1,4 +1,4 @@
-"""The torchrun calls of a run: which part of it they are, and their rendezvous."""
+"""The calls of a run: which part of it they are, and their rendezvous."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEEP_ALIVE_S, _KEEP_ALIVES = 2, 5
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One torchrun call of a run. The defaults are for runs with only one."""
+    """One call of a run. The defaults are for runs with only one."""
 
     number: int = 1
     """From 1, in the order of the starts."""

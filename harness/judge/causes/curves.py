@@ -101,7 +101,7 @@ def lost_at_resume(context: Context) -> Cause | None:
     """C6: a restart replayed steps with other values, or the runs differ right after one."""
     test = context.compared.test
     if test.passes or not (test.replayed or test.replay_conflicts):
-        return None  # passes tell exactly what a resume lost (causes/resumes.py)
+        return None  # passes tell exactly what a resume lost (causes/resume.py)
     look_at = (
         "what the checkpoint holds and what is loaded: optimizer, lr scheduler, loader, RNG and "
         "buffers (checkpoint.exclude_from_loading, load_only)"

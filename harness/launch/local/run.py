@@ -48,7 +48,7 @@ from converge_harness.trainers.failure import launcher_tail, rank_log
 
 @dataclass(slots=True)
 class Run:
-    """A started job: its torchrun calls so far, its slots, and its progress."""
+    """A started job: its calls so far, its slots, and its progress."""
 
     job: Job
     folder: Path
@@ -333,7 +333,7 @@ class RunningCall:
 
     call: Call
     argv: tuple[str, ...]
-    """The torchrun call of the first node, as a user would type it."""
+    """The call of the first node, as a user would type it."""
     meeting: Rendezvous
     """The rendezvous of its agents."""
     agents: list[Agent]

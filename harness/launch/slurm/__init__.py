@@ -1,4 +1,4 @@
-"""Runs the jobs of a plan under a scheduler, attached or detached.
+"""Runs the jobs of a plan under Slurm, attached or detached; Kubernetes uses some of it, too.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Records the evidence of every step in a rank, for any trainer. Imports only torch.
+"""Records the evidence of every step in a rank, for any trainer, by torch alone.
 
 ::
 

@@ -89,11 +89,6 @@ class Against:
         return f"Of {counted(total, 'set')} against {base}: {', '.join(parts)}."
 
     @property
-    def changed_verdicts(self) -> tuple[ChangedSet, ...]:
-        """Sets that the change gave another verdict."""
-        return tuple(each for each in self.sets if each.before != each.after)
-
-    @property
     def tested(self) -> str:
         """What was compared with what, in a sentence."""
         return f"{self.fork} at {self.tree}, against {self.revision} ({self.commit})."
