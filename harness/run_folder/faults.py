@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TypedDict
 
 from converge_harness.run_folder.documents import SCHEMA, write_json
 from converge_harness.run_folder.job import RankFault
@@ -21,6 +22,22 @@ from converge_harness.run_folder.shapes import COUNT, FLAG, TEXT, TIME, Shape
 HELD = ("preempt", "agent_loss", "join")
 """Faults that the harness causes, and for which the ranks wait."""
 
+StruckDocument = TypedDict(
+    "StruckDocument",
+    {
+        "index": int,
+        "kind": str,
+        "step": int,
+        "at": float,
+        "pass": int,
+        "torn": bool,
+        "rank": int,
+        "node": int,
+        "curve_step": int,
+    },
+    total=False,
+)
+"""``faults/<index>.json`` without its schema version; ``SHAPES`` says what its keys are."""
 
 SHAPES: Mapping[str, Shape] = {
     "index": COUNT,
@@ -72,6 +89,25 @@ def hold_until(over: Path, or_else: Callable[[], bool] = lambda: False) -> None:
         time.sleep(POLL_SECONDS)
 
 
+def struck_document(
+    index: int, *, kind: str, step: int, pass_number: int, torn: bool
+) -> StruckDocument:
+    """What is written of every fault that happens now."""
+    return {
+        "index": index,
+        "kind": kind,
+        "step": step,
+        "at": time.time(),
+        "pass": pass_number,
+        "torn": torn,
+    }
+
+
+def over_document(index: int) -> StruckDocument:
+    """What ``faults/<index>.over.json`` says. That the file exists is enough for the ranks."""
+    return {"index": index, "at": time.time()}
+
+
 def record_struck(
     run_folder: Path,
     index: int,
@@ -90,19 +126,15 @@ def record_struck(
     path.parent.mkdir(exist_ok=True)
     who = fault.rank if rank is None else rank
     own = path.with_name(f"{path.name}.{who}.{os.getpid()}")  # nodes may have equal ids
-    write_json(
-        own,
-        {
-            "schema": SCHEMA,
-            "index": index,
-            "kind": fault.kind,
-            "step": fault.step,
-            "at": time.time(),
-            "pass": pass_number,
-            "rank": who,
-            "torn": fault.kind in ("ckpt_torn", "disk_full") if torn is None else torn,
-        },
+    document = struck_document(
+        index,
+        kind=fault.kind,
+        step=fault.step,
+        pass_number=pass_number,
+        torn=fault.kind in ("ckpt_torn", "disk_full") if torn is None else torn,
     )
+    document["rank"] = who
+    write_json(own, {"schema": SCHEMA, **document})
     try:
         with suppress(FileExistsError):
             os.link(own, path)

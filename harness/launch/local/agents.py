@@ -35,7 +35,13 @@ from converge_harness.run_folder.checkpoints import (
     set_torn_aside,
     write_manifest,
 )
-from converge_harness.run_folder.faults import over_file, struck_file
+from converge_harness.run_folder.faults import (
+    StruckDocument,
+    over_document,
+    over_file,
+    struck_document,
+    struck_file,
+)
 from converge_harness.run_folder.layout import (
     FAILURES,
     FAILURES_VARIABLE,
@@ -44,7 +50,7 @@ from converge_harness.run_folder.layout import (
     call_logs,
     calls_so_far,
 )
-from converge_harness.run_folder.starts import read_start, start_file
+from converge_harness.run_folder.starts import StartDocument, read_start, start_file
 from converge_harness.run_folder.waits import wait_file, waits_document
 from converge_harness.store import RunLock, Store, write_json
 from converge_harness.trainers import (
@@ -210,16 +216,14 @@ def _begin_start(job: Job, folder: Path, call: Call) -> None:
         path.parent.mkdir(parents=True)
     except OSError as error:
         raise StoreError(f"{error.filename or folder}: cannot be made: {error.strerror}") from error
-    write_json(
-        path,
-        {
-            "segment": call.segment,
-            "ranks": part_of(job, call).world_size,
-            "curve": str(curves.relative_to(folder)),
-            "at": time.time(),
-            "returncode": None,
-        },
-    )
+    document: StartDocument = {
+        "segment": call.segment,
+        "ranks": part_of(job, call).world_size,
+        "curve": str(curves.relative_to(folder)),
+        "at": time.time(),
+        "returncode": None,
+    }
+    write_json(path, document)
 
 
 def end_start(run: Run, *, by_itself: bool) -> None:
@@ -239,7 +243,7 @@ def end_start(run: Run, *, by_itself: bool) -> None:
     code = run.call.returncode if by_itself else None
     form = trainer_of(run.job.spec).checkpoint_form(run.job)
     saved: range = range(0)
-    document: dict[str, Any] = {"returncode": code}
+    document: StartDocument = {"returncode": code}
     if run.curve is not None:
         run.curve.look(is_over=True)
         saved = run.curve.steps[: None if code == 0 else -1]
@@ -444,7 +448,7 @@ def strike_by_curve(run: Run, index: int, fault: Fault) -> None:
     if run.curve is None or process is None:
         return
     run.struck[index] = run.tail.number
-    more = {"rank": fault.rank, "curve_step": run.curve.steps[-1]}
+    more: StruckDocument = {"rank": fault.rank, "curve_step": run.curve.steps[-1]}
     _write_struck(run, index, fault, more)
     processes.kill_tree(process)
 
@@ -459,7 +463,7 @@ def strike(place: Machine, run: Run, index: int, fault: Fault) -> None:
     if not _can_strike(run, fault):
         _mark_over(run, index)
         return
-    where = {"node": fault.node} if fault.kind is FaultKind.AGENT_LOSS else {}
+    where: StruckDocument = {"node": fault.node} if fault.kind is FaultKind.AGENT_LOSS else {}
     _write_struck(run, index, fault, where)
     if fault.kind is FaultKind.PREEMPT:
         for agent in run.call.left:
@@ -473,20 +477,16 @@ def strike(place: Machine, run: Run, index: int, fault: Fault) -> None:
         start_node(place, run)
 
 
-def _write_struck(run: Run, index: int, fault: Fault, more: Mapping[str, int]) -> None:
+def _write_struck(run: Run, index: int, fault: Fault, more: StruckDocument) -> None:
     """Write down that a fault strikes now; ``more`` is what only faults of its kind have."""
-    write_json(
-        struck_file(run.folder, index),
-        {
-            "index": index,
-            "kind": fault.kind.value,
-            "step": fault.step,
-            "at": time.time(),
-            "pass": run.tail.number,
-            "torn": False,
-            **more,
-        },
+    document = struck_document(
+        index,
+        kind=fault.kind.value,
+        step=fault.step,
+        pass_number=run.tail.number,
+        torn=False,
     )
+    write_json(struck_file(run.folder, index), {**document, **more})
 
 
 def end_faults(run: Run, *, call_is_over: bool) -> None:
@@ -511,4 +511,4 @@ def _can_strike(run: Run, fault: Fault) -> bool:
 def _mark_over(run: Run, index: int) -> None:
     path = over_file(run.folder, index)
     if not path.exists():
-        write_json(path, {"index": index, "at": time.time()})
+        write_json(path, over_document(index))
