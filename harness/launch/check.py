@@ -6,13 +6,11 @@ Each toolchain builds its jobs' configs with the real configuration code of its 
 from __future__ import annotations
 
 import difflib
-import json
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from converge_harness.errors import ConfigError, Problem, StoreError, ToolchainError
 from converge_harness.launch import processes
@@ -21,6 +19,7 @@ from converge_harness.launch.options import RunOptions
 from converge_harness.launch.private_folder import private_folder
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import Job, RunRecord
+from converge_harness.run_folder.config_problems import ConfigProblemDocument, read_answer
 from converge_harness.store import Store, write_json
 from converge_harness.trainers import Resources, environment, job_payload, searching, trainer_of
 from converge_harness.trainers.failure import log_tail
@@ -88,9 +87,9 @@ def check_jobs(
             if job.identity not in refused:
                 write_json(store.checked_file(job.identity), {"name": job.name})
         by_identity = {job.identity: job for job in check.jobs}
-        alike: dict[str, list[tuple[Job, Mapping[str, Any]]]] = {}
+        alike: dict[tuple[object, ...], list[tuple[Job, ConfigProblemDocument]]] = {}
         for entry in found:
-            same = json.dumps({key: entry[key] for key in ("key", "message", "valid")})
+            same = (entry["key"], entry["message"], *entry["valid"])
             alike.setdefault(same, []).append((by_identity[Path(entry["job"]).stem], entry))
         # A wrong module is wrong in every job that names it: said once.
         problems += [
@@ -108,7 +107,7 @@ class _Check:
     process: subprocess.Popen[bytes]
     folder: Path
 
-    def answer(self, stop: Interruption) -> list[dict[str, Any]]:
+    def answer(self, stop: Interruption) -> list[ConfigProblemDocument]:
         toolchain = self.jobs[0].toolchain.name
         deadline = time.monotonic() + _TIMEOUT_S
         while self.process.poll() is None:
@@ -116,10 +115,8 @@ class _Check:
                 raise ToolchainError(f"toolchain {toolchain}: no answer within {_TIMEOUT_S:.0f} s")
             _pause(stop)
         try:
-            found: list[dict[str, Any]] = json.loads(_answer_file(self.folder).read_bytes())[
-                "problems"
-            ]
-        except (OSError, ValueError, KeyError, TypeError):
+            found = read_answer(_answer_file(self.folder).read_bytes())
+        except (OSError, ValueError):
             log = log_tail(self.folder / "log")
             raise ToolchainError(_unable(self.jobs[0], self.process.returncode, log)) from None
         return found
@@ -179,8 +176,8 @@ def _pause(stop: Interruption) -> None:
     time.sleep(_POLL_S)
 
 
-def _problem(jobs: Sequence[Job], entry: Mapping[str, Any]) -> Problem:
-    key, valid = entry["key"], list(entry["valid"])
+def _problem(jobs: Sequence[Job], entry: ConfigProblemDocument) -> Problem:
+    key, valid = entry["key"], entry["valid"]
     near = difflib.get_close_matches(key, valid, n=1)
     if near:
         hint = f"did you mean {near[0]}?"

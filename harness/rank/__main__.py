@@ -7,12 +7,12 @@ world.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from dataclasses import asdict
 
 from converge_harness.rank.start import entry
+from converge_harness.run_folder import config_problems
+from converge_harness.run_folder.config_problems import ConfigProblemDocument
 from converge_harness.run_folder.job import JobError
 
 
@@ -55,17 +55,19 @@ def _check(paths: list[str]) -> None:
     """Print the problems of all jobs, one JSON object and nothing else, on standard output."""
     answer = os.dup(1)
     os.dup2(2, 1)  # torchtitan's log lines go to standard error
-    problems = []
+    problems: list[ConfigProblemDocument] = []
     for path in paths:
         try:
             found = entry.check(path)
         except JobError as error:
             problems.append({"job": path, "key": "", "message": str(error), "valid": []})
             continue
-        problems += [{"job": path, **asdict(problem)} for problem in found]
+        problems += [
+            {"job": path, "key": each.key, "message": each.message, "valid": list(each.valid)}
+            for each in found
+        ]
     with os.fdopen(answer, "w", encoding="utf-8") as stream:
-        json.dump({"problems": problems}, stream)
-        stream.write("\n")
+        stream.write(config_problems.answer(problems))
 
 
 if __name__ == "__main__":

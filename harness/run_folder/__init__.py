@@ -23,6 +23,7 @@ identity. ``docs/architecture.md`` describes the files.
     corpus.py       the files of a corpus that ranks read
     failures.py     failures.json: the ranks that failed under torchrun
     ended.py        ended.json: how the script of a scheduler's job ended
+    config_problems.py  what a rank prints that checks configs
     dry_run.py      what a rank of a dry run prints
     records.py      record.json and submission.json, which only the harness uses
 """
