@@ -305,6 +305,9 @@ def test_a_probed_program_needs_this_package_and_the_error_installs_it(tmp_path)
     assert f"{python} -m pip install --no-deps -e {checkout}" in str(caught.value)
     build(tmp_path, "both", torch="2.13.0", converge_harness="0.1.0")
     assert find_toolchain("both", tmp_path, PROBED).versions["converge-harness"] == "0.1.0"
+    build(tmp_path, "older", torch="2.13.0", converge_harness="0.0.9")
+    with pytest.raises(ToolchainError, match=r"has converge 0\.0\.9, .*: install this one with: "):
+        find_toolchain("older", tmp_path, PROBED)
     build(tmp_path, "neither")
     with pytest.raises(ToolchainError, match="has no torch, so its program cannot be probed"):
         find_toolchain("neither", tmp_path, PROBED)

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
-from converge_harness import DISTRIBUTION
+from converge_harness import DISTRIBUTION, __version__
 from converge_harness.errors import EvidenceError, Problem, ToolchainError
 from converge_harness.model import (
     Capabilities,
@@ -263,11 +263,17 @@ class CommandTrainer(Trainer):
                 f"{found.python} has no torch, so its program cannot be probed: install torch "
                 "there, name another toolchain or python, or set trainer.probe = false"
             )
-        if trainer.can.probed and DISTRIBUTION not in found.versions:
+        version = found.versions.get(DISTRIBUTION)
+        if trainer.can.probed and version != __version__:
+            why = (
+                "no converge, so its program cannot be probed: install it"
+                if version is None
+                else f"converge {version}, whose probe may read what {__version__} writes "
+                "otherwise: install this one"
+            )
             raise ToolchainError(
-                f"{found.python} has no converge, so its program cannot be probed: install it "
-                f"with: {found.python} -m pip install --no-deps {install_source()}, or set "
-                "trainer.probe = false"
+                f"{found.python} has {why} with: {found.python} -m pip install --no-deps "
+                f"{install_source()}, or set trainer.probe = false"
             )
         return found
 
