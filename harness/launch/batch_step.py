@@ -11,7 +11,7 @@ from pathlib import Path
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.launch.next_call import calls_again
 from converge_harness.model import Cluster, Job
-from converge_harness.run_folder.layout import COMPILED, ENDED, JOB, OF_THE_RANKS
+from converge_harness.run_folder.layout import COMPILED, ENDED, JOB, NEWEST_CHECKPOINT, OF_THE_RANKS
 from converge_harness.trainers import (
     FOUND_CHECKPOINT,
     MEETING_PLACE,
@@ -224,8 +224,14 @@ def checkpoint_lines(job: Job, folder: Path, *, starts: str = "", continues: boo
     if not looks_for_checkpoint(job):
         return ""
     look = shlex.join((str(job.toolchain.python), "-m", _NEWEST_MODULE, str(folder / JOB)))
+    mark = f'"{NEWEST_CHECKPOINT}"'
+    or_fail = '{ echo "no newest checkpoint was named" >&2; exit 1; }'
     lines = [
         f"{_CHECKPOINT}=$({starts} {look})" if starts else f"{_CHECKPOINT}=$({look})",
+        # What srun or a container prints itself is no path.
+        f'[[ "${_CHECKPOINT}" == *{mark}* ]] || {or_fail}',
+        f"{_CHECKPOINT}=${{{_CHECKPOINT}##*{mark}}}",
+        f"{_CHECKPOINT}=${{{_CHECKPOINT}%%$'\\n'*}}",
         f'echo "goes on from ${{{_CHECKPOINT}:-the start: no checkpoint is complete}}"',
     ]
     if not continues:

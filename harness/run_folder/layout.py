@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 JOB = "job.json"
+NEWEST_CHECKPOINT = "converge: the newest complete checkpoint is "
+"""What stands before its path in the line that ``rank.start.newest`` prints for a batch script."""
 """The job, for its ranks."""
 JOB_VARIABLE = "CONVERGE_JOB"
 """Environment variable with its path, by which the probe in a program finds its job."""

@@ -16,6 +16,7 @@ from converge_harness.launch.kubernetes.objects import job_set, object_text
 from converge_harness.launch.kubernetes.pod_script import pod_script
 from converge_harness.model import Cluster, Kind, Kubernetes, Role
 from converge_harness.rank.start import loopback
+from converge_harness.run_folder.layout import NEWEST_CHECKPOINT
 from converge_harness.trainers.command import trained_by
 from converge_harness.trainers.command.settings import RankLauncher
 
@@ -252,8 +253,10 @@ def test_a_job_that_continues_has_logs_of_its_own(tmp_path):
     assert "--call\0002" in (tmp_path / "told.argv.0").read_text()
 
 
-FINDS = """#!/bin/bash
-case " $* " in *" -m converge_harness.rank.start.newest "*) echo "/x y/4.pt" ;; esac
+FINDS = f"""#!/bin/bash
+case " $* " in
+    *" -m converge_harness.rank.start.newest "*) echo "{NEWEST_CHECKPOINT}/x y/4.pt" ;;
+esac
 printf '%s\\n' "$@" >> told
 """
 

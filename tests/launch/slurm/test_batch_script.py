@@ -25,6 +25,7 @@ from converge_harness.model import (
 from converge_harness.rank.start import loopback
 from converge_harness.rank.start.node import node_arguments
 from converge_harness.run_folder.checkpoints import CheckpointForm
+from converge_harness.run_folder.layout import NEWEST_CHECKPOINT
 from converge_harness.trainers.command import trained_by
 from converge_harness.trainers.command.failure import program_error
 from converge_harness.trainers.command.settings import RankLauncher
@@ -362,10 +363,12 @@ def test_each_start_of_a_program_has_an_empty_folder_for_its_output(tmp_path):
 
 FINDS = """#!/bin/bash
 case " $* " in
-    *" -m converge_harness.rank.start.newest "*) printf '%s\\n' "$CHECKPOINT"; exit 0 ;;
+    *" -m converge_harness.rank.start.newest "*) printf "$PRINTED" "$CHECKPOINT"; exit 0 ;;
 esac
 printf '%s\\0' "$@" >> srun.argv
 """
+PRINTED = f"a banner\\n{NEWEST_CHECKPOINT}%s\\nan epilog\\n"
+"""A container and Slurm's own prolog print to the same place."""
 
 
 @pytest.mark.parametrize("launcher", [RankLauncher.TORCHRUN, RankLauncher.SRUN])
@@ -383,12 +386,27 @@ def test_a_requeued_program_is_told_its_newest_checkpoint(
         made, tmp_path, OF_PROGRAMS, experiment="x", continues_after=continues_after
     )
     newest = f"{tmp_path}/it's $HOME 4.pt"
-    done, argv = run(tmp_path, text, srun=FINDS, SLURM_RESTART_COUNT=restart, CHECKPOINT=newest)
+    found = {"CHECKPOINT": newest, "PRINTED": PRINTED}
+    done, argv = run(tmp_path, text, srun=FINDS, SLURM_RESTART_COUNT=restart, **found)
     assert done.returncode == 0, done.stderr
     told = newest if goes_on else ""
     assert f"--from={told}" in argv
     assert f"FROM={told}" in argv
     assert (f"goes on from {newest}\n" in done.stdout) is goes_on
+
+
+def test_a_look_up_that_names_nothing_ends_the_script_and_trains_nothing(tmp_path):
+    done, argv = run(
+        tmp_path,
+        script("program_requeued", tmp_path).replace("cd '/home/me/", "# '"),
+        srun=FINDS,
+        SLURM_RESTART_COUNT="1",
+        CHECKPOINT="x",
+        PRINTED="a banner\\n",
+    )
+    assert done.returncode == 1
+    assert "no newest checkpoint was named" in done.stderr
+    assert not [each for each in argv if "train.py" in each]
 
 
 def test_a_requeued_program_without_a_whole_checkpoint_starts_over(tmp_path):
@@ -398,6 +416,7 @@ def test_a_requeued_program_without_a_whole_checkpoint_starts_over(tmp_path):
         srun=FINDS,
         SLURM_RESTART_COUNT="1",
         CHECKPOINT="",
+        PRINTED=PRINTED,
     )
     assert "--from=" in argv
 

@@ -7,6 +7,7 @@ from batch_jobs import program
 
 from converge_harness.rank.start import newest
 from converge_harness.run_folder.checkpoints import CheckpointForm, write_manifest
+from converge_harness.run_folder.layout import NEWEST_CHECKPOINT
 from converge_harness.run_folder.passes import pass_folder
 from converge_harness.trainers import job_payload
 from converge_harness.trainers.command.settings import RankLauncher
@@ -34,21 +35,21 @@ def folder(tmp_path):
 
 def test_the_newest_whole_checkpoint_is_named_and_others_are_set_aside(folder, capsys):
     newest.main(str(folder / "job.json"))
-    assert capsys.readouterr().out == f"{folder}/checkpoint/step-4.pt\n"
+    assert capsys.readouterr().out == f"{NEWEST_CHECKPOINT}{folder}/checkpoint/step-4.pt\n"
     assert [each.name for each in folder.glob("torn/*")] == ["step-8.pt"]
 
 
 def test_only_the_first_node_sets_any_aside(folder, capsys, monkeypatch):
     monkeypatch.setenv("SLURM_NODEID", "1")
     newest.main(str(folder / "job.json"))
-    assert capsys.readouterr().out == f"{folder}/checkpoint/step-4.pt\n"
+    assert capsys.readouterr().out == f"{NEWEST_CHECKPOINT}{folder}/checkpoint/step-4.pt\n"
     assert not (folder / "torn").exists()
 
 
-def test_without_a_whole_one_it_says_nothing(folder, capsys):
+def test_without_a_whole_one_it_names_none(folder, capsys):
     FORM.path(folder, 4).unlink()
     newest.main(str(folder / "job.json"))
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == f"{NEWEST_CHECKPOINT}\n"
 
 
 def test_a_checkpoint_that_cannot_be_moved_ends_the_script_in_words(folder):

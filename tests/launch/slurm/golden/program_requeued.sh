@@ -70,6 +70,9 @@ cd '/home/me/it'"'"'s $HOME'
 converge_checkpoint=
 if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then
     converge_checkpoint=$(srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --relative=0 --cpu-bind=none --export=ALL run image '/env s/bin/python' -m converge_harness.rank.start.newest /store/runs/run-0123456789ab/job.json)
+    [[ "$converge_checkpoint" == *"converge: the newest complete checkpoint is "* ]] || { echo "no newest checkpoint was named" >&2; exit 1; }
+    converge_checkpoint=${converge_checkpoint##*"converge: the newest complete checkpoint is "}
+    converge_checkpoint=${converge_checkpoint%%$'\n'*}
     echo "goes on from ${converge_checkpoint:-the start: no checkpoint is complete}"
 fi
 
