@@ -8,6 +8,7 @@ import pytest
 from light_toolchain import light_environment
 from rich.console import Console
 
+from converge_harness import __version__
 from converge_harness.cli import building, main
 from converge_harness.toolchains.build import Doing
 from converge_harness.toolchains.find import unfinished
@@ -111,7 +112,7 @@ def importing(root, name, distributions):
         (metadata / "METADATA").write_text(f"Name: {distribution}\nVersion: {version}\n")
 
 
-OURS = {"torch": "2.13.0", "converge_harness": "1"}
+OURS = {"torch": "2.13.0", "converge_harness": __version__}
 
 
 @pytest.mark.parametrize(

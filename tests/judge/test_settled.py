@@ -26,6 +26,7 @@ from converge_harness.model import (
     Role,
     RunRecord,
     RunStatus,
+    TrainConfig,
 )
 from converge_harness.store import Store
 from converge_harness.trainers import assume_toolchain
@@ -221,6 +222,9 @@ def test_a_crash_after_a_look_is_no_pass(pairs):
 # ------------------------------------- a control and repeats that ended with the sets they are for
 
 
+WITHOUT_WARM_UP = TrainConfig("x.toml", {"lr_scheduler": {"warmup_steps": 0}})
+
+
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
     path = tmp_path_factory.mktemp("ended") / "matrix.toml"
@@ -229,7 +233,12 @@ def plan(tmp_path_factory):
     plan = load_plan(path, (), on_gpu=False, find=assume_toolchain)
     # What the examples' runs were, instead of what the file's would be.
     like = {
-        job.name: replace(job, spec=spec(job.spec.name), identity=job.name) for job in plan.jobs
+        job.name: replace(
+            job,
+            spec=replace(spec(job.spec.name), train_config=WITHOUT_WARM_UP),
+            identity=job.name,
+        )
+        for job in plan.jobs
     }
     tests = {
         name: replace(job, spec=replace(job.spec, control="fsdp2", stop=plan.job(name).spec.stop))
