@@ -90,7 +90,7 @@ def _after_fault(job: Job, recovery: Recovery, call: Call, outcome: CallOutcome)
     if recovery.restarts is RestartOwner.TORCHRUN:
         return Decision(problem=f"torchrun gave up (max_restarts = {recovery.max_restarts})")
     if restarted >= recovery.max_restarts:
-        times = f"{counted(restarted, 'restart')}"
+        times = counted(restarted, "restart")
         return Decision(problem=f"failed again after {times}, which is max_restarts")
     if not outcome.struck and not outcome.steps:
         return Decision(problem="failed before any step, but not by a fault of the script")
