@@ -29,10 +29,10 @@ from converge_harness.judge.compare.random_numbers import (
     mean_by_chance,
     unlike,
 )
+from converge_harness.judge.compare.tensors import MOST_DEVIATIONS
 from converge_harness.model import Deviation, Evidence, Limit, Outcome, Precision, Tier
 
 NAMED = 3
-MOST_DEVIATIONS = 20
 _ALONG = "how much of the rounding is parallel to gradients"
 _NONE = "not measured from a reference in float32"
 

@@ -30,6 +30,7 @@ from converge_harness.judge.checks.question import (
 from converge_harness.judge.compare.curves import relative_difference
 from converge_harness.judge.compare.floors import FLOORS
 from converge_harness.judge.compare.random_states import effect, generators, repeats
+from converge_harness.judge.compare.tensors import MOST_DEVIATIONS
 from converge_harness.judge.degrees import degrees_of, ranks
 from converge_harness.judge.in_force import unlike_a_repeat
 from converge_harness.judge.resume.faults import (
@@ -81,8 +82,6 @@ from converge_harness.model import (
     Torn,
 )
 from converge_harness.wording import counted
-
-MOST_DEVIATIONS = 20
 
 
 @check(Tier.RESUME)
