@@ -14,14 +14,15 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from converge_harness.errors import ConvergeError
 from converge_harness.model import RunRecord
+from converge_harness.run_folder.imported import read_imported
+from converge_harness.run_folder.in_force import InForceDocument
 from converge_harness.run_folder.job import JobDocument, JobError, read_document
 from converge_harness.run_folder.layout import (
     EVIDENCE_SUFFIXES,
-    IMPORTED,
     IN_FORCE,
     JOB,
     NO_EVIDENCE,
@@ -74,7 +75,7 @@ def sources_of(folder: Path) -> dict[str, str | None]:
     files and folders that its config names. None where there is no digest, or where the file was
     written while the run trained: then it may not be the file that the run used.
     """
-    left = [json.loads(path.read_bytes()) for path in sorted((folder / IMPORTED).glob("*.json"))]
+    left = read_imported(folder)
     found: dict[str, str | None] = {}
     for name, digest in (each for one in left for each in one["files"].items()):
         # A package that does not exist on this machine is part of the container image, which the
@@ -180,7 +181,7 @@ def _job(folder: Path) -> JobDocument:
 def _named_by_config(folder: Path) -> Iterator[Path]:
     """Files and folders that the config in force names; relative paths start at the run folder."""
     try:
-        config = json.loads(_content(folder / IN_FORCE))["config"]
+        config = cast("InForceDocument", json.loads(_content(folder / IN_FORCE)))["config"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return
     job = _job(folder)

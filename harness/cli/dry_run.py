@@ -20,7 +20,6 @@ from converge_harness.matrix.dry_run import DryRun, DryRunRow, dry_run
 from converge_harness.model import Plan, Role
 
 _UNITS = {2**20: "MiB", 2**30: "GiB"}
-_MEMORY = ("parameters", "gradients", "optimizer_states", "activations")
 NOT_COVERED = (
     "Per rank, for the pipeline rank that needs most. Parameters, gradients and optimizer states "
     "are exact; activations (with gathered parameters and other buffers alive at the peak) were "
@@ -136,9 +135,11 @@ def _cells(
     yield str(degrees)
     yield str(degrees.world_size)
     yield f"{part.stage} of {degrees.pp}" if degrees.pp > 1 else "-"
-    for kind in _MEMORY:
-        exact = kind != "activations" or found[kind]["how"].startswith("traced")
-        yield f"{'' if exact else '~'}{found[kind]['bytes'] / unit:.2f}"
+    activations = found["activations"]
+    for kind in (found["parameters"], found["gradients"], found["optimizer_states"]):
+        yield f"{kind['bytes'] / unit:.2f}"
+    exact = activations["how"].startswith("traced")
+    yield f"{'' if exact else '~'}{activations['bytes'] / unit:.2f}"
     yield f"{found['peak_bytes'] / unit:.1f}"
     if gpu_memory:
         share = found["peak_bytes"] / (gpu_memory * 1e9)

@@ -33,7 +33,14 @@ from converge_harness.corpus.grammar import language
 from converge_harness.corpus.language import Language
 from converge_harness.errors import ConfigError, Problem, StoreError
 from converge_harness.model import SyntheticData
-from converge_harness.run_folder.corpus import FACTS, SCHEMA, TOKENS, documents_of
+from converge_harness.run_folder.corpus import (
+    FACTS,
+    SCHEMA,
+    TOKENS,
+    CorpusDocument,
+    documents_of,
+    read_corpus,
+)
 
 GENERATOR = 1
 """Version of everything that determines a corpus' bytes; a test pins these."""
@@ -121,21 +128,21 @@ def _validate(data: SyntheticData) -> None:
 
 
 def _read(folder: Path) -> PreparedData:
-    path = folder / FACTS
     remedy = f"remove {folder} and run again"
     try:
-        corpus = json.loads(path.read_text(encoding="utf-8"))
-        if corpus["schema"] != SCHEMA:
-            raise StoreError(f"{path} has schema {corpus['schema']}, not {SCHEMA}; {remedy}")
-        return PreparedData(
-            folder=folder,
-            digest=folder.name,
-            entropy_nats_per_token=corpus["entropy_nats_per_token"],
-            tokens=corpus["tokens"],
-            documents=corpus["documents"],
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path} cannot be read ({error!r}); {remedy}") from error
+        corpus = read_corpus(folder)
+    except OSError as error:
+        why = error.strerror or error
+        raise StoreError(f"{folder / FACTS}: cannot be read: {why}; {remedy}") from error
+    except ValueError as error:
+        raise StoreError(f"{error}; {remedy}") from error
+    return PreparedData(
+        folder=folder,
+        digest=folder.name,
+        entropy_nats_per_token=corpus["entropy_nats_per_token"],
+        tokens=corpus["tokens"],
+        documents=corpus["documents"],
+    )
 
 
 # ------------------------------------------------------------------- making
@@ -163,7 +170,7 @@ def _write(data: SyntheticData, folder: Path) -> None:
         if len(stream) >= data.tokens:
             break
     tokens = np.array(stream, dtype="<i4")
-    corpus = {
+    corpus: CorpusDocument = {
         "schema": SCHEMA,
         "generator": GENERATOR,
         "seed": data.seed,
@@ -210,7 +217,7 @@ def _texts_of(folder: Path) -> list[str]:
     Raises:
         StoreError: the tokens are not those of the corpus.
     """
-    corpus = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    corpus = read_corpus(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     stream = np.load(folder / TOKENS)
     starts = np.flatnonzero(stream == BOS_ID)

@@ -23,7 +23,7 @@ from converge_harness.launch.interruption import Interruption
 from converge_harness.launch.options import RunOptions
 from converge_harness.launch.private_folder import private_folder
 from converge_harness.model import Job, Role
-from converge_harness.run_folder.dry_run import read_answer
+from converge_harness.run_folder.dry_run import DryRunDocument, read_answer
 from converge_harness.run_folder.layout import JOB
 from converge_harness.store import write_json
 from converge_harness.trainers import (
@@ -71,13 +71,12 @@ class DryRunResult:
     """Result of a process: the JSON object of its rank (``run_folder/dry_run.py``)."""
 
     part: Part
-    found: Mapping[str, Any]
+    found: DryRunDocument
 
     @property
     def unsupported(self) -> str | None:
         """Why the toolchain has no dry run; None if it has."""
-        why: str | None = self.found.get("unsupported")
-        return why
+        return self.found.get("unsupported")
 
     @property
     def peak_bytes(self) -> int:

@@ -13,7 +13,6 @@ order: gradients are summed in another order, and the mathematics is the same.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 
 from converge_harness.rank.recorder.cross_entropy import IGNORE_INDEX
-from converge_harness.run_folder.corpus import FACTS, SCHEMA, TOKENS
+from converge_harness.run_folder.corpus import TOKENS, read_corpus
 
 _MASK = (1 << 64) - 1
 
@@ -74,15 +73,11 @@ def sample_of(window: np.ndarray, bos_id: int) -> Sample:
 def open_corpus(folder: Path) -> Corpus:
     """The corpus in a data folder (``corpus.json``, ``tokens.npy``).
 
-    Raises ValueError on another schema, OSError when a file is missing.
+    Raises ValueError if ``corpus.json`` is not of this schema, OSError when a file is missing.
     """
-    facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
-    if facts.get("schema") != SCHEMA:
-        raise ValueError(
-            f"{folder / FACTS}: schema is {facts.get('schema')!r}, this rank code reads {SCHEMA}"
-        )
+    facts = read_corpus(folder)
     tokens = np.load(folder / TOKENS, mmap_mode="r")
-    return Corpus(tokens, int(facts["bos_id"]), int(facts["vocab_size"]))
+    return Corpus(tokens, facts["bos_id"], facts["vocab_size"])
 
 
 def positions(inputs: np.ndarray, bos_id: int) -> np.ndarray:

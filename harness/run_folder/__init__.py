@@ -20,6 +20,7 @@ identity. ``docs/architecture.md`` describes the files.
     checkpoints.py  which checkpoints are complete; sets torn ones aside
     faults.py       faults/: which faults happened, and when
     waits.py        wait.json: the steps after which ranks wait
+    imported.py     imported/: files that ranks imported from outside of the toolchain
     corpus.py       the files of a corpus that ranks read
     failures.py     failures.json: the ranks that failed under torchrun
     ended.py        ended.json: how the script of a scheduler's job ended

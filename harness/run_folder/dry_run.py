@@ -68,9 +68,13 @@ class DryRunDocument(TypedDict, total=False):
     peak_bytes: int
     float8_modules: int
     compiled_blocks: int
-    async_tp: int
+    async_tp: bool
+    mixed_precision_param: str
+    microbatches: int
+    gradient_accumulation_steps: int
     sharding_problems: list[str]
     stand_ins: list[str]
+    """Sentences on what was replaced, because this machine does not have it."""
 
 
 SHAPES: Mapping[str, Shape] = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 JOB = "job.json"
+"""The job, for its ranks."""
 NEWEST_CHECKPOINT = "converge: the newest complete checkpoint is "
 """What stands before its path in the line that ``rank.start.newest`` prints for a batch script."""
-"""The job, for its ranks."""
 JOB_VARIABLE = "CONVERGE_JOB"
 """Environment variable with its path, by which the probe in a program finds its job."""
 SEGMENT_VARIABLE = "CONVERGE_SEGMENT"
@@ -117,11 +117,22 @@ def metrics_files(folder: Path) -> tuple[Path, Path]:
 
 
 _CALL = "call-"
+OF_NODE = ".node-"
+"""In the name of the logs of another node than the first, before its number."""
 
 
 def call_logs(logs: Path, call: int, node: int = 0) -> Path:
     """The folder for a node's agent: output of the agent and its ranks, and how they failed."""
-    return logs / (f"{_CALL}{call:02d}" + (f".node-{node}" if node else ""))
+    return logs / (f"{_CALL}{call:02d}" + (f"{OF_NODE}{node}" if node else ""))
+
+
+def call_name_in_bash(call: str) -> str:
+    """The name of such a folder as a word of a shell script, for the number that a word says.
+
+    >>> call_name_in_bash("$call")
+    'call-$(printf %02d "$call")'
+    """
+    return f'{_CALL}$(printf %02d "{call}")'
 
 
 def call_number(logs: Path) -> int:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, NotRequired, TextIO, TypedDict, cast
 
 from converge_harness.run_folder.documents import SCHEMA, number, to_json
 from converge_harness.run_folder.layout import (
@@ -25,6 +25,7 @@ from converge_harness.run_folder.layout import (
     TENSORS,
     metrics_files,
 )
+from converge_harness.run_folder.shapes import COUNT, COUNTS, Shape, is_count, is_texts, misfit
 
 HEADER = "header"
 STEP = "step"
@@ -68,6 +69,91 @@ RANDOM_SHARED = "random_shared"
 """Whether ranks that train on other samples drew the same numbers; null if fewer than two drew."""
 MISSING_NAMES = "grads_missing_names"
 PROBLEMS = "problems"
+"""Sentences on what could not be measured; with them always ``UNCOUNTED``."""
+UNCOUNTED = "uncounted"
+"""Parameters whose gradients could not be counted, each of which has a sentence."""
+
+
+HeaderDocument = TypedDict(
+    "HeaderDocument",
+    {
+        "identity": str,
+        "world_size": int,
+        "steps": NotRequired[int],
+        "versions": dict[str, str],
+        "pass": NotRequired[int],
+        "segment": NotRequired[int | None],
+    },
+)
+"""The first line: the job's identity and last step, packages by name; of a pass its number and
+segment, both from 0 or null."""
+HEADER_SHAPES: Mapping[str, Shape] = {"pass": COUNT, "segment": COUNT, "world_size": COUNT}
+
+
+class DisagreementDocument(TypedDict):
+    """A tensor whose copies are not the same bits on all ranks that hold them."""
+
+    kind: str
+    tensor: str
+    mesh_dims: list[str]
+    """Dimensions of the mesh along which copies differ."""
+    groups: list[list[int]]
+    """Ranks whose copies of one shard are alike."""
+    states: NotRequired[list[str]]
+    """Of a parameter's optimizer states, those that differ."""
+
+
+class ReplicasDocument(TypedDict):
+    """A line of kind ``REPLICAS``."""
+
+    step: int
+    compared: dict[str, int]
+    """Shards with copies, by kind of tensor."""
+    count: int
+    """Tensors whose copies disagree."""
+    disagreements: list[DisagreementDocument]
+    """The first of them."""
+
+
+class LoadedDocument(TypedDict):
+    """A line of kind ``LOADED``."""
+
+    step: int | None
+    """Step of the checkpoint that a pass has loaded; null: of an unknown one."""
+    at: float
+    """Seconds since 1970."""
+
+
+def read_replicas(value: Mapping[str, Any]) -> ReplicasDocument:
+    """A line of kind ``REPLICAS``; raises ValueError with a clause. Its step is not checked."""
+    if found := misfit(value, {"compared": COUNTS, "count": COUNT}):
+        raise ValueError(found)
+    compared, count, listed = (value.get(key) for key in ("compared", "count", "disagreements"))
+    if compared is None or count is None:
+        key, shape = ("compared", COUNTS) if compared is None else ("count", COUNT)
+        raise ValueError(f"{key} is None, which is not {shape[1]}")
+    if not isinstance(listed, list):
+        raise ValueError(f"disagreements is {listed!r}, which is not a list")  # noqa: TRY004 (a damaged file)
+    if len(listed) > count or (count and not listed):
+        raise ValueError(f"count is {count}, but {len(listed)} disagreements are listed")
+    for entry in listed:
+        _check_disagreement(entry)
+    return cast("ReplicasDocument", value)
+
+
+def _check_disagreement(entry: object) -> None:
+    fields = entry if isinstance(entry, dict) else {}
+    groups = fields.get("groups")
+    if (
+        not (isinstance(fields.get("kind"), str) and isinstance(fields.get("tensor"), str))
+        or not is_texts(fields.get("mesh_dims"))
+        or not isinstance(groups, list)
+        or not all(isinstance(group, list) and all(map(is_count, group)) for group in groups)
+    ):
+        raise ValueError(
+            f"a disagreement is {entry!r}, must have kind and tensor (text), mesh_dims (list of "
+            "text) and groups (lists of ranks)"
+        )
 
 
 class SupersededError(Exception):
@@ -81,7 +167,7 @@ class MetricsWriter:
     this one. Every line raises SupersededError once a later start has done the same.
     """
 
-    def __init__(self, folder: Path, header: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, header: HeaderDocument) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         _forget(folder)
         self._part, self._final = metrics_files(folder)
@@ -91,12 +177,13 @@ class MetricsWriter:
     def step(self, values: Mapping[str, Any]) -> None:
         self._line({"kind": STEP, **values})
 
-    def replicas(self, values: Mapping[str, Any]) -> None:
+    def replicas(self, values: ReplicasDocument) -> None:
         self._line({"kind": REPLICAS, **values})
 
     def loaded(self, step: int | None) -> None:
         """Write that the checkpoint of a step has been loaded; None: an unknown one."""
-        self._line({"kind": LOADED, "step": step, AT: time.time()})
+        loaded: LoadedDocument = {"step": step, "at": time.time()}
+        self._line({"kind": LOADED, **loaded})
 
     def sync(self) -> None:
         """Sync all lines to disk, before a checkpoint of their step is relied on."""
@@ -212,12 +299,36 @@ def step_reached(folder: Path) -> int | None:
         return None
 
 
-def uncounted_problem(name: str, why: str) -> str:
-    """The sentence of ``problems`` on a parameter whose gradient could not be counted."""
-    return f"{name}: {why}"
+class Unmeasured(NamedTuple):
+    """Something that a rank could not measure in a step."""
+
+    why: str
+    """A sentence, or a clause about the parameter."""
+    parameter: str = ""
+    """The parameter whose gradient could not be counted; empty if it is something else."""
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.parameter}: {self.why}" if self.parameter else self.why
 
 
-def uncounted_name(problem: str) -> str | None:
-    """The parameter that such a sentence names; None of other sentences without a colon."""
-    name, colon, _ = problem.partition(": ")
-    return name if colon else None
+def unmeasured(problems: Iterable[Unmeasured]) -> dict[str, list[str]]:
+    """The keys of a step's line that say what could not be measured; none if all could."""
+    found = list(problems)
+    if not found:
+        return {}
+    return {
+        PROBLEMS: [each.sentence for each in found],
+        UNCOUNTED: sorted({each.parameter for each in found if each.parameter}),
+    }
+
+
+def uncounted(line: Mapping[str, Any]) -> list[str]:
+    """Parameters whose gradients could not be counted, by a step's line whose values are checked.
+
+    Older lines named them only in their sentences: ``NAME: …``.
+    """
+    if (names := line.get(UNCOUNTED)) is not None:
+        return list(names)
+    cut = (sentence.partition(": ") for sentence in line.get(PROBLEMS) or ())
+    return [name for name, colon, _ in cut if colon and " " not in name]

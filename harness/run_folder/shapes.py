@@ -52,7 +52,7 @@ def _is_flag(value: object) -> bool:
     return isinstance(value, bool)
 
 
-def _is_time(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -72,7 +72,8 @@ STEPS: Shape = (_is_steps, "a list of steps")
 OBJECT: Shape = (_is_object, "a JSON object")
 OBJECTS: Shape = (_is_objects, "a list of JSON objects")
 FLAG: Shape = (_is_flag, "true or false")
-TIME: Shape = (_is_time, "a time")
+NUMBER: Shape = (_is_number, "a number")
+TIME: Shape = (_is_number, "a time")
 
 
 def misfit(document: Mapping[str, Any], shapes: Mapping[str, Shape]) -> str:

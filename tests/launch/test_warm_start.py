@@ -17,7 +17,7 @@ from launch_jobs import plan_of
 
 from converge_harness import launch
 from converge_harness.launch import RunOptions, run_plan
-from converge_harness.launch.warm import STUB, ServerState, start_server
+from converge_harness.launch.warm import SERVER_GONE, STUB, ServerState, start_server
 from converge_harness.model import RunStatus
 from converge_harness.rank.start.stub import EXIT_CODE, LENGTH
 from converge_harness.trainers import Resources, environment
@@ -141,7 +141,7 @@ def test_children_die_with_the_server(toolchain):
         process, child = start(server, "sleep")
         psutil.Process(child.ppid()).kill()
         assert not psutil.wait_procs([child], timeout=10)[1]
-        assert process.wait(10) == 70
+        assert process.wait(10) == SERVER_GONE
         assert server.state() is ServerState.FAILED
         process.stdout.close()
 

@@ -16,6 +16,7 @@ from converge_harness.rank.data_order import (
     place_in_order,
     positions,
 )
+from converge_harness.run_folder.corpus import SHAPES
 
 SEQ_LEN = 8
 BOS = 0
@@ -170,10 +171,14 @@ def test_a_corpus_too_small_for_one_sample_is_refused():
 
 def test_open_corpus_reads_a_folder_and_refuses_another_schema(tmp_path):
     np.save(tmp_path / "tokens.npy", np.arange(100, dtype=np.int32))
-    facts = {"schema": 1, "bos_id": 3, "eos_id": 4, "vocab_size": 100}
+    facts = dict.fromkeys(SHAPES, 1) | {"bos_id": 3, "eos_id": 4, "vocab_size": 100, "schema": 1}
+    facts |= {"tokens_sha256": "", "text_sha256": ""}
     (tmp_path / "corpus.json").write_text(json.dumps(facts))
     corpus = open_corpus(tmp_path)
     assert (corpus.bos_id, corpus.vocab_size, corpus.count(9)) == (3, 100, 11)
     (tmp_path / "corpus.json").write_text(json.dumps({**facts, "schema": 2}))
-    with pytest.raises(ValueError, match="schema is 2"):
+    with pytest.raises(ValueError, match=r"corpus\.json: schema is 2"):
+        open_corpus(tmp_path)
+    (tmp_path / "corpus.json").write_text(json.dumps({**facts, "bos_id": "3"}))
+    with pytest.raises(ValueError, match="bos_id is '3', which is not a count"):
         open_corpus(tmp_path)

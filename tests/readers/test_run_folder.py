@@ -302,6 +302,16 @@ def test_what_the_probe_could_not_measure_is_told_with_its_step(tmp_path):
     assert evidence.uncounted == {(2, "lm_head.weight")}
 
 
+def test_uncounted_gradients_have_a_key_and_need_no_sentence_to_be_understood(tmp_path):
+    sentences = ["the loss cannot be recomputed: no logits", "w: placement _StridedShard"]
+    new = [HEADER, step(1, problems=sentences, uncounted=["w"])]
+    assert read_run(write(tmp_path / "new", new)).uncounted == {(1, "w")}
+    old = [HEADER, step(1, problems=sentences)]
+    assert read_run(write(tmp_path / "old", old)).uncounted == {(1, "w")}
+    none = [HEADER, step(1, problems=["w: placement _StridedShard"], uncounted=[])]
+    assert not read_run(write(tmp_path / "none", none)).uncounted
+
+
 def test_a_resumed_run_keeps_the_last_lines_and_tells_what_differs(tmp_path):
     lines = [
         HEADER,
@@ -421,6 +431,7 @@ def test_a_damaged_line_on_replicas_is_named(tmp_path, change, words):
         ([HEADER, step(1, loss=[1])], r"loss is \[1\], which is not a number"),
         ([HEADER, step(1, loss=10**400)], "which is not a number"),
         ([HEADER, step(1, problems="one")], "problems is 'one', which is not a list of strings"),
+        ([HEADER, step(1, uncounted=[1])], r"uncounted is \[1\], which is not a list of strings"),
         ([HEADER, '{"kind": "step", "kind": "end"}\n'], "the key 'kind' occurs twice"),
         ([HEADER, step(1, batch_digest=7)], "batch_digest is 7, which is not a string"),
         ([HEADER, step(1, batch_agrees="yes")], "batch_agrees is 'yes', must be true, false"),

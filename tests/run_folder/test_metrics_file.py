@@ -9,7 +9,10 @@ from converge_harness.run_folder.documents import to_json, write_json
 from converge_harness.run_folder.metrics import (
     MetricsWriter,
     SupersededError,
+    Unmeasured,
     draws_random_numbers,
+    uncounted,
+    unmeasured,
 )
 
 
@@ -27,13 +30,22 @@ def test_a_value_that_is_no_json_is_refused():
         to_json({"a": object()})
 
 
+def test_what_could_not_be_measured_names_its_parameters():
+    assert unmeasured([]) == {}
+    found = unmeasured([Unmeasured("no logits: replayed"), *[Unmeasured("partial", "w.a")] * 2])
+    assert found["problems"] == ["no logits: replayed", "w.a: partial", "w.a: partial"]
+    assert uncounted(found) == ["w.a"]
+    older = {"problems": found["problems"]}
+    assert uncounted(older) == ["w.a", "w.a"]
+
+
 def test_the_file_gets_its_name_when_training_is_complete(tmp_path):
-    writer = MetricsWriter(tmp_path / "run", {"identity": "x", "world_size": 2})
+    writer = MetricsWriter(tmp_path / "run", {"identity": "x", "world_size": 2, "versions": {}})
     writer.step({"step": 1, "loss": math.nan})
     part = tmp_path / "run" / "metrics.jsonl.part"
     lines = [json.loads(line) for line in part.read_text().splitlines()]
     assert lines == [
-        {"schema": 1, "kind": "header", "identity": "x", "world_size": 2},
+        {"schema": 1, "kind": "header", "identity": "x", "world_size": 2, "versions": {}},
         {"kind": "step", "step": 1, "loss": "nan"},
     ]
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

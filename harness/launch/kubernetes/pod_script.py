@@ -31,7 +31,7 @@ from converge_harness.launch.batch_step import (
 from converge_harness.launch.kubernetes.objects import OBJECT, host_names, object_name
 from converge_harness.model import Cluster, Job
 from converge_harness.run_folder.ended import shell_lines
-from converge_harness.run_folder.layout import ENDED, LOGS, STARTED
+from converge_harness.run_folder.layout import ENDED, LOGS, OF_NODE, STARTED, call_name_in_bash
 from converge_harness.trainers import (
     MEETING_PLACE,
     MEETING_PORT,
@@ -126,11 +126,11 @@ def _chosen(of_calls: Sequence[str]) -> str:
 def _only_once() -> str:
     return f"""\
 # A pod must not mix its evidence with that of an earlier one: only the first can make this folder.
-converge_started=$converge_run_folder/{STARTED}/call-$(printf %02d "$converge_call").pod
+converge_started=$converge_run_folder/{STARTED}/{call_name_in_bash("$converge_call")}.pod
 converge_token=$(< /proc/sys/kernel/random/uuid)
 mkdir -p "$converge_run_folder/{STARTED}"
-converge_logs=$converge_run_folder/{LOGS}/call-$(printf %02d "$converge_call")
-[ "$SLURM_NODEID" -eq 0 ] || converge_logs=$converge_logs.node-$SLURM_NODEID
+converge_logs=$converge_run_folder/{LOGS}/{call_name_in_bash("$converge_call")}
+[ "$SLURM_NODEID" -eq 0 ] || converge_logs=$converge_logs{OF_NODE}$SLURM_NODEID
 if [ -e "$converge_logs" ] || [ -e "$converge_run_folder/{ENDED}" ] ||
     ! mkdir "$converge_started-$SLURM_NODEID"; then
     echo "$converge_run_folder: has files of an earlier start of pod $SLURM_NODEID in call" \\

@@ -21,7 +21,7 @@ import time
 import traceback
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 from converge_harness.rank.settings import KeyProblem, SettingError
 from converge_harness.rank.start.entry import DIALECTS
@@ -48,7 +48,7 @@ class Stepped:
     how: str = TRACED
     stand_ins: tuple[str, ...] = ()
     """Sentences on what was replaced, because this machine does not have it."""
-    more: dict[str, Any] = field(default_factory=dict)
+    more: DryRunDocument = field(default_factory=DryRunDocument)
     """Other results of the dialect: compiled blocks, async TP, boundary problems."""
 
 
@@ -59,23 +59,31 @@ def run(path: str, rank: int, segment: int | None = None) -> DryRunDocument:
         job = read_job(path, segment)
         found = _run(job, rank)
     except SettingError as error:
-        found = {"problems": [asdict(problem) for problem in error.problems]}
+        found = _with_problems(*error.problems)
     except JobError as error:
-        found = {"problems": [asdict(KeyProblem("", str(error)))]}
+        found = _with_problems(KeyProblem("", str(error)))
     except Exception as error:  # noqa: BLE001 - whatever torchtitan raises is a problem of the job
         traceback.print_exc()
-        found = {"problems": [asdict(_problem(error))]}
-    document = {
+        found = _with_problems(_problem(error))
+    own: DryRunDocument = {
         "rank": rank,
-        "problems": [],
-        **found,
+        "problems": found.get("problems", []),
         "seconds": round(time.monotonic() - begun, 1),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
-    return cast("DryRunDocument", document)
+    return {**found, **own}
 
 
-def _run(job: RankJob, rank: int) -> dict[str, Any]:
+def _with_problems(*problems: KeyProblem) -> DryRunDocument:
+    return {
+        "problems": [
+            {"key": each.key, "message": each.message, "valid": list(each.valid)}
+            for each in problems
+        ]
+    }
+
+
+def _run(job: RankJob, rank: int) -> DryRunDocument:
     package = DIALECTS[job.dialect]
     dialect = importlib.import_module(package)
     if importlib.util.find_spec(f"{package}.dry_run") is None:
@@ -103,7 +111,7 @@ def _run(job: RankJob, rank: int) -> dict[str, Any]:
     }
 
 
-def _memory(stepped: Stepped, meter: Any) -> dict[str, Any]:
+def _memory(stepped: Stepped, meter: Any) -> DryRunDocument:
     """Bytes on this rank; exact for parameters, gradients and states."""
     parameters = [parameter for part in stepped.parts for parameter in part.parameters()]
     trained = [parameter for parameter in parameters if parameter.requires_grad]

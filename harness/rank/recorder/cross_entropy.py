@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
 from converge_harness.rank.recorder.fetched_shard import FetchedShard
+from converge_harness.run_folder.metrics import Unmeasured
 
 IGNORE_INDEX = -100
 """The label of positions without a target, in torchtitan and in this project's loader."""
@@ -67,7 +68,7 @@ class CrossEntropySum:
 
     vocab_size: int
     tp_group: dist.ProcessGroup | None = None
-    problems: list[str] = field(default_factory=list)
+    problems: list[Unmeasured] = field(default_factory=list)
     """Why the last sum is NaN, if the logits are not the reason."""
     _whole: list[_Tokens] = field(default_factory=list)
     _shards: list[_Tokens] = field(default_factory=list)
@@ -130,8 +131,10 @@ class CrossEntropySum:
         calls = [*self._whole, *self._shards] if self._captured else []
         if any(bool((tokens.exps < 0).any()) for tokens in calls):
             self.problems.append(
-                "the loss cannot be recomputed: a CUDA graph was replayed and left nothing where "
-                "its loss function was captured"
+                Unmeasured(
+                    "the loss cannot be recomputed: a CUDA graph was replayed and left nothing "
+                    "where its loss function was captured"
+                )
             )
             total = math.nan
         if self._whole:
@@ -144,8 +147,10 @@ class CrossEntropySum:
             of_shards = _combine(mine, self._shard_group)
             if of_shards is None:
                 self.problems.append(
-                    "the loss cannot be recomputed: ranks that share a vocabulary had different "
-                    "labels"
+                    Unmeasured(
+                        "the loss cannot be recomputed: ranks that share a vocabulary had "
+                        "different labels"
+                    )
                 )
             total += math.nan if of_shards is None else of_shards
             self._shards.clear()

@@ -30,7 +30,7 @@ from converge_harness.rank.recorder import world
 from converge_harness.rank.recorder.cross_entropy import local_part
 from converge_harness.rank.recorder.fetched_shard import FetchedShard
 from converge_harness.rank.recorder.names import canonical
-from converge_harness.run_folder.metrics import uncounted_problem
+from converge_harness.run_folder.metrics import Unmeasured
 
 _BLOCK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 24}
 """Entries converted to float64 at a time."""
@@ -50,8 +50,8 @@ class GradNorm:
     """Entries of each whole parameter."""
     owned: list[tuple[int, torch.Tensor]]
     """Index into ``names`` and the parameter, for shards that this rank counts."""
-    problems: list[str] = field(default_factory=list)
-    """Sentences on gradients that cannot be counted; the norm is then no evidence."""
+    problems: list[Unmeasured] = field(default_factory=list)
+    """Gradients that cannot be counted; the norm is then no evidence."""
 
     @torch.no_grad()
     def take(self) -> SquareSums:
@@ -64,7 +64,7 @@ class GradNorm:
                 continue
             problem = placement_problem(parameter, gradient)
             if problem:
-                self.problems.append(uncounted_problem(self.names[index], problem))
+                self.problems.append(Unmeasured(problem, self.names[index]))
                 continue
             shards.append((index, local_part(gradient)))
         return SquareSums(shards, len(self.names))

@@ -22,8 +22,7 @@ from pathlib import Path
 from types import ModuleType
 
 import converge_harness
-from converge_harness.run_folder.documents import write_json
-from converge_harness.run_folder.layout import IMPORTED
+from converge_harness.run_folder.imported import write_imported
 
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 """Folders of modules that the run itself generates."""
@@ -52,20 +51,14 @@ _IMPORTS_BEGAN = process_began()
 
 
 def leave_imported(run_folder: Path, rank: int) -> None:
-    """Write ``imported/rank-NNNNN.json``: ``{"began": 1.8e9, "files": {path: SHA-256 or null}}``.
-
-    ``began`` is when the rank started, in seconds since the epoch. Null stands for a module that
-    cannot be read as a file (for example in a zip archive), and for a file written since the rank
-    started, which may have imported an earlier version.
-    """
+    """Write ``imported/rank-NNNNN.json``."""
     covered = _generated(run_folder)
     paths = (path for path in _unidentified().values() if not _is_inside(path, covered))
     _, records = _packages()
     files = {str(path): _digest(path) for path in (*paths, *records)}
-    folder = run_folder / IMPORTED
-    folder.mkdir(exist_ok=True)
-    left = {"began": process_began(), "files": dict(sorted(files.items()))}
-    write_json(folder / f"rank-{rank:05d}.json", left)
+    write_imported(
+        run_folder, rank, {"began": process_began(), "files": dict(sorted(files.items()))}
+    )
 
 
 def resolve_imported() -> None:

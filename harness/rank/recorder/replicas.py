@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -28,6 +28,7 @@ from converge_harness.rank.recorder.fetched_shard import FetchedShard
 from converge_harness.rank.recorder.grad_norm import ShardKey, shard_key
 from converge_harness.rank.recorder.names import canonical
 from converge_harness.rank.recorder.post_step_state import states_of
+from converge_harness.run_folder.metrics import DisagreementDocument, ReplicasDocument
 
 if TYPE_CHECKING:
     from converge_harness.rank.recorder.trainer_view import TrainerView
@@ -123,7 +124,7 @@ class ReplicaCheck:
             ],
         )
 
-    def finish(self, step: int) -> dict[str, Any]:
+    def finish(self, step: int) -> ReplicasDocument:
         """Compare all copies; return the ``replicas`` line of ``metrics.jsonl``, on every rank.
 
         Gradients are those of the latest call of ``gradients`` since the last ``finish``.
@@ -209,7 +210,7 @@ class ReplicaCheck:
 
     def _explain(
         self, listed: Mapping[tuple[int, str], Sequence[int]], seen: Sequence[_Digests]
-    ) -> list[dict[str, Any]]:
+    ) -> list[DisagreementDocument]:
         """The disagreements, in detail. Collective over the world."""
         wanted = {slot for slots in listed.values() for slot in slots}
         there: dict[int, set[tuple[str, int]]] = defaultdict(set)
@@ -305,7 +306,7 @@ class Holder:
 
 def disagreement(
     kind: str, name: str, slots: Sequence[int], everyone: Sequence[Holder]
-) -> dict[str, Any]:
+) -> DisagreementDocument:
     """A tensor's entry in the ``replicas`` line, from all ranks in order.
 
     ``slots`` are the tensor's disagreeing shards. Ranks of a group hold the same bits of the same
@@ -325,7 +326,7 @@ def disagreement(
             groups.append(ranks)
             states |= {state for state, _ in digests - agreed if state}
     places = {(slot, rank): _place(everyone[rank], slot) for slot, rank in group_of}
-    entry: dict[str, Any] = {
+    entry: DisagreementDocument = {
         "kind": kind,
         "tensor": name,
         "mesh_dims": list(_dims_that_tell(group_of, places)),

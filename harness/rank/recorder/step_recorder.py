@@ -132,15 +132,7 @@ class StepRecorder:
         """The folder for the evidence."""
         self._writer: metrics.MetricsWriter | None = None
         if self.is_writer:
-            header: dict[str, Any] = {
-                "identity": job.identity,
-                "world_size": world.size(),
-                "steps": job.steps,
-                "versions": dict(view.versions),
-            }
-            if self.this_pass:
-                header |= {"pass": self.this_pass.number, "segment": job.segment}
-            self._writer = metrics.MetricsWriter(self.folder, header)
+            self._writer = metrics.MetricsWriter(self.folder, _header(view, job, self.this_pass))
         self._sample_steps = frozenset(job.sample_steps)
         written = self.folder if self.is_writer else None
         rows = assign_rows(self._grad_norm, view.fused, view.device)
@@ -397,7 +389,8 @@ class StepRecorder:
         )
         everyone = world.gathered([*row, *squares], self.view.device)
         if bool(everyone[:, RankRow._fields.index("problems")].any()):
-            problems = sorted({each for some in world.everyones(problems) for each in some})
+            found = {each for some in world.everyones(problems) for each in some}
+            problems = sorted(found, key=lambda each: each.sentence)
         return Everyone(everyone, problems)
 
     @property
@@ -443,14 +436,14 @@ class StepRecorder:
         if self._writer is not None:
             self._writer.leave()
 
-    def _sampled(self, step: int) -> dict[str, Any] | None:
+    def _sampled(self, step: int) -> metrics.ReplicasDocument | None:
         """Write the per-tensor evidence of a sampled step. Collective over the world."""
         if step not in self._sample_steps:
             return None
         self._samples.finish(step)
         return self._replicas.finish(step)
 
-    def _write_replicas(self, agreement: dict[str, Any] | None) -> None:
+    def _write_replicas(self, agreement: metrics.ReplicasDocument | None) -> None:
         if self._writer is not None and agreement is not None:
             self._writer.replicas(agreement)
 
@@ -554,7 +547,7 @@ class Everyone(NamedTuple):
 
     table: torch.Tensor
     """Per rank a ``RankRow``, then the squares of its gradients."""
-    problems: Sequence[str]
+    problems: Sequence[metrics.Unmeasured]
     """Of any rank, in sentences."""
 
     def rows(self) -> list[RankRow]:
@@ -566,10 +559,25 @@ class Everyone(NamedTuple):
         return self.table[:, len(RankRow._fields) :].cpu().numpy()
 
 
+def _header(
+    view: TrainerView, job: RankJob, this_pass: PassFolder | None
+) -> metrics.HeaderDocument:
+    header: metrics.HeaderDocument = {
+        "identity": job.identity,
+        "world_size": world.size(),
+        "steps": job.steps,
+        "versions": dict(view.versions),
+    }
+    if this_pass:
+        header["pass"] = this_pass.number
+        header["segment"] = job.segment
+    return header
+
+
 def measured(
     rows: Sequence[RankRow],
     squares: npt.NDArray[np.float64],
-    problems: Sequence[str],
+    problems: Sequence[metrics.Unmeasured],
     names: Sequence[str],
     *,
     logits_optional: bool,
@@ -579,7 +587,7 @@ def measured(
     Args:
         rows: every rank's, in rank order.
         squares: per rank and parameter, the sum of squares of the gradient that it counts.
-        problems: sentences on what some rank could not count.
+        problems: what some rank could not count.
         names: canonical names of the parameters.
         logits_optional: whether it is allowed that no rank saw logits.
     """
@@ -612,10 +620,8 @@ def measured(
     if missing:
         line[metrics.MISSING_NAMES] = missing
     if blind:
-        problems = [*problems, f"{_UNSEEN} (rank {blind[0]})"]
-    if problems:
-        line[metrics.PROBLEMS] = list(problems)
-    return line
+        problems = [*problems, metrics.Unmeasured(f"{_UNSEEN} (rank {blind[0]})")]
+    return line | metrics.unmeasured(problems)
 
 
 _UNSEEN = (

@@ -30,7 +30,7 @@ from converge_harness.run_folder.metrics import (
     BATCH_DIGEST,
     LOSS_RECOMPUTED,
     PROBLEMS,
-    uncounted_problem,
+    Unmeasured,
 )
 
 _SMALLEST_BLOCK = 1 << 16
@@ -58,8 +58,8 @@ class TensorSampler:
         buffers: BufferSampler,
     ) -> None:
         """``folder`` is None except on the writer."""
-        self.problems: list[str] = []
-        """Sentences on tensors that cannot be counted; the caller clears it."""
+        self.problems: list[Unmeasured] = []
+        """Tensors that cannot be counted; the caller clears it."""
         self.rows = rows
         self._folder = folder
         self._post_step = post_step
@@ -91,7 +91,9 @@ class TensorSampler:
         rows = self._gradients
         self._gradients = None
         if rows is None:
-            self.problems.append("gradients were not sampled: the trainer did not clip them")
+            self.problems.append(
+                Unmeasured("gradients were not sampled: the trainer did not clip them")
+            )
             shape = (len(self.rows.names), _COLUMNS)
             rows = torch.full(shape, torch.nan, dtype=torch.float64, device=self._device)
         return rows
@@ -178,7 +180,7 @@ class TensorSampler:
         )
         for row, problem in uncounted.items():
             rows[row] = torch.nan
-            self.problems.append(uncounted_problem(self.rows.names[row], problem))
+            self.problems.append(Unmeasured(problem, self.rows.names[row]))
         return rows
 
     def arrays(self, step: int, tables: Mapping[str, Table]) -> dict[str, np.ndarray]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from converge_harness.model import Column, Disagreement, ReplicaSample
 from converge_harness.readers.lines import (
@@ -20,6 +20,7 @@ from converge_harness.readers.lines import (
     step_numbers,
 )
 from converge_harness.readers.points import LastValues, Points, last_values
+from converge_harness.run_folder import metrics as contract
 from converge_harness.run_folder.layout import METRICS, METRICS_FILES, METRICS_PART
 from converge_harness.run_folder.metrics import (
     BATCH_AGREES,
@@ -27,6 +28,7 @@ from converge_harness.run_folder.metrics import (
     END,
     GLOBAL_STATES,
     HEADER,
+    HEADER_SHAPES,
     KINDS,
     LOADED,
     MISSING_NAMES,
@@ -36,9 +38,10 @@ from converge_harness.run_folder.metrics import (
     REPLICAS,
     SIGNALS,
     STEP,
-    uncounted_name,
+    UNCOUNTED,
+    HeaderDocument,
 )
-from converge_harness.run_folder.shapes import is_count, is_counts, is_texts
+from converge_harness.run_folder.shapes import is_texts, misfit
 from converge_harness.store import upgraded
 
 _Line = tuple[int, dict[str, Any]]
@@ -71,6 +74,7 @@ class Metrics:
     end: int | None
     """The step in the end line; None if the run did not get there."""
     expected_steps: int | None
+    uncounted: frozenset[tuple[int, str]] = frozenset()
     random_states: tuple[str | None, ...] = ()
     random_shared: tuple[bool | None, ...] = ()
     global_random_states: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
@@ -89,11 +93,6 @@ class Metrics:
         """The problems, each with its step."""
         sentences = (f"step {step}: {sentence}" for step, sentence in self.problems)
         return tuple(dict.fromkeys(sentences))
-
-    def uncounted(self) -> frozenset[tuple[int, str]]:
-        """As in ``Evidence``."""
-        named = ((step, uncounted_name(sentence)) for step, sentence in self.problems)
-        return frozenset((step, name) for step, name in named if name is not None)
 
 
 def read_metrics(folder: Path) -> Metrics:
@@ -126,17 +125,21 @@ def read_metrics(folder: Path) -> Metrics:
         grads_missing=_texts(place, steps, MISSING_NAMES),
         replicas=samples,
         problems=_texts(place, steps, PROBLEMS),
+        uncounted=_uncounted(place, steps),
         end=next((step_number(place, row, end.get("steps")) for row, end in lines[END]), None),
         expected_steps=None if expected is None else step_number(place, 1, expected),
-        number=_count(place, header, "pass"),
-        segment=_count(place, header, "segment"),
-        world_size=_count(place, header, "world_size"),
+        number=header.get("pass"),
+        segment=header.get("segment"),
+        world_size=header.get("world_size"),
         loaded=_loaded(place, lines[LOADED]),
     )
 
 
-def _by_kind(path: Path, text: str) -> tuple[dict[str, Any], dict[str, list[_Line]]]:
-    """The header, and the lines by kind, of which at most one is an end line."""
+def _by_kind(path: Path, text: str) -> tuple[HeaderDocument, dict[str, list[_Line]]]:
+    """The header, without any key if the file is empty, and the lines by kind.
+
+    At most one of them is an end line.
+    """
     place = line_of(path)
     header: dict[str, Any] = {}
     lines: dict[str, list[_Line]] = {kind: [] for kind in KINDS}
@@ -147,16 +150,18 @@ def _by_kind(path: Path, text: str) -> tuple[dict[str, Any], dict[str, list[_Lin
                 fail(place(line), f"kind is {kind!r}, but the first line must be the header")
             schema = value.get("schema")
             header = upgraded(path, METRICS, value)
+            if found := misfit(header, HEADER_SHAPES):
+                fail(place(line), found)
         elif lines[END]:
             fail(place(line), "a line after the end line")
         elif not isinstance(kind, str) or kind not in lines:
             kinds = ", ".join(map(repr, KINDS[:-1]))
             fail(place(line), f"kind is {kind!r}, must be {kinds} or {KINDS[-1]!r}")
         else:
-            found = upgraded(path, METRICS, {**value, "schema": schema})
-            del found["schema"]
-            lines[kind].append((line, found))
-    return header, lines
+            later = upgraded(path, METRICS, {**value, "schema": schema})
+            del later["schema"]
+            lines[kind].append((line, later))
+    return cast("HeaderDocument", header), lines
 
 
 def _loaded(place: Place, lines: _Lines) -> Loaded | None:
@@ -169,13 +174,6 @@ def _loaded(place: Place, lines: _Lines) -> Loaded | None:
             return Loaded(None, at)
         return Loaded(step_number(place, line, value.get("step")), at)
     return None
-
-
-def _count(place: Place, header: Mapping[str, Any], key: str) -> int | None:
-    value = header.get(key)
-    if not (value is None or is_count(value)):
-        fail(place(1), f"{key} is {value!r}, which is not a count")
-    return value
 
 
 def _last_values(
@@ -289,6 +287,16 @@ def _texts(place: Place, lines: _Lines, name: str) -> tuple[tuple[int, str], ...
     return tuple(found)
 
 
+def _uncounted(place: Place, lines: _Lines) -> frozenset[tuple[int, str]]:
+    """Step and parameter of each gradient that could not be counted."""
+    _texts(place, lines, UNCOUNTED)  # checks them
+    return frozenset(
+        (step_number(place, line, values.get("step")), name)
+        for line, values in lines
+        for name in contract.uncounted(values)
+    )
+
+
 def _both(
     some: Mapping[int, tuple[str, ...]], others: Mapping[int, tuple[str, ...]]
 ) -> dict[int, tuple[str, ...]]:
@@ -327,33 +335,17 @@ def _words(sample: ReplicaSample) -> str:
 
 
 def _sample(where: str, step: int, value: Mapping[str, Any]) -> ReplicaSample:
-    compared, count = value.get("compared"), value.get("count")
-    if not is_counts(compared):
-        fail(where, f"compared is {compared!r}, which is not a JSON object of counts")
-    if not is_count(count):
-        fail(where, f"count is {count!r}, which is not a count")
-    listed = value.get("disagreements")
-    if not isinstance(listed, list):
-        fail(where, f"disagreements is {listed!r}, which is not a list")
-    if len(listed) > count or (count and not listed):
-        fail(where, f"count is {count}, but {len(listed)} disagreements are listed")
-    return ReplicaSample(
-        step, compared, tuple(_disagreement(where, entry) for entry in listed), count
-    )
-
-
-def _disagreement(where: str, entry: object) -> Disagreement:
-    fields = entry if isinstance(entry, dict) else {}
-    kind, tensor = fields.get("kind"), fields.get("tensor")
-    mesh_dims, groups = fields.get("mesh_dims"), fields.get("groups")
-    if (
-        not (isinstance(kind, str) and isinstance(tensor, str) and is_texts(mesh_dims))
-        or not isinstance(groups, list)
-        or not all(isinstance(group, list) and all(map(is_count, group)) for group in groups)
-    ):
-        fail(
-            where,
-            f"a disagreement is {entry!r}, must have kind and tensor (text), mesh_dims (list of "
-            "text) and groups (lists of ranks)",
+    try:
+        found = contract.read_replicas(value)
+    except ValueError as error:
+        fail(where, str(error))
+    listed = tuple(
+        Disagreement(
+            each["kind"],
+            each["tensor"],
+            tuple(each["mesh_dims"]),
+            tuple(map(tuple, each["groups"])),
         )
-    return Disagreement(kind, tensor, tuple(mesh_dims), tuple(tuple(group) for group in groups))
+        for each in found["disagreements"]
+    )
+    return ReplicaSample(step, found["compared"], listed, found["count"])

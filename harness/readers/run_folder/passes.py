@@ -225,7 +225,7 @@ def merge(passes: Sequence[PassEvidence], last_step: int | None, **more: Any) ->
         uncounted=frozenset(
             (step, name)
             for part in parts
-            for step, name in part.of_pass.metrics.uncounted()
+            for step, name in part.of_pass.metrics.uncounted
             if step in part.owned
         ),
         replay_conflicts=tuple(each for one in passes for each in _twice(one)),

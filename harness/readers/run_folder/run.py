@@ -210,7 +210,7 @@ def _uninterrupted(folder: Path, job: JobDocument, known: dict[str, Any]) -> Evi
     expected = job.get("steps", metrics.expected_steps)
     return metrics.values.evidence(
         problems=metrics.sentences(),
-        uncounted=metrics.uncounted(),
+        uncounted=metrics.uncounted,
         batch_digests=metrics.batch_digests,
         batch_agrees=metrics.batch_agrees,
         random_states=metrics.random_states,

@@ -14,7 +14,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from converge_harness.model import Job
-from converge_harness.run_folder.layout import AGENT_LOG, LOGS, PROGRAM_LOG
+from converge_harness.run_folder.layout import (
+    AGENT_LOG,
+    LOGS,
+    OF_NODE,
+    PROGRAM_LOG,
+    call_name_in_bash,
+)
 from converge_harness.trainers.calls import (
     MEETING_PORT,
     Call,
@@ -35,10 +41,10 @@ from converge_harness.trainers.command.settings import RankLauncher
 from converge_harness.trainers.torchrun import node_options, node_starter
 
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
-_START = """
+_START = f"""
 set -eu
-converge_call=$(($2 + ${SLURM_RESTART_COUNT:-0}))
-converge_logs=$1/call-$(printf %02d "$converge_call")"""
+converge_call=$(($2 + ${{SLURM_RESTART_COUNT:-0}}))
+converge_logs=$1/{call_name_in_bash("$converge_call")}"""
 """Of two arguments: the folder of all logs, and the call's number when the job starts first."""
 _OF_TASK = f"""{_START}
 {OF_A_TASK}
@@ -57,7 +63,7 @@ shift 2
 exec "$@" > "$converge_logs/{PROGRAM_LOG}" 2>&1
 """
 _OF_TORCHRUN = f"""{_START}
-[ "$SLURM_NODEID" -eq 0 ] || converge_logs=$converge_logs.node-$SLURM_NODEID
+[ "$SLURM_NODEID" -eq 0 ] || converge_logs=$converge_logs{OF_NODE}$SLURM_NODEID
 mkdir -p "$converge_logs"
 converge_torchrun=("${{@:4:$3}}")  # so many words start torchrun; its other options follow
 shift $(($3 + 3))
