@@ -113,7 +113,7 @@ def other_labels():
     mine[0, 0] = -100 if dist.get_rank() else 5
     total.add(shard, mine)
     assert math.isnan(total.take())
-    assert "different labels" in total.problems[0]
+    assert "different labels" in total.problems[0].sentence
     total.add(shard, labels)
     assert total.take() == pytest.approx(expected(logits, labels), rel=NEAR)
     assert not total.problems

@@ -88,7 +88,7 @@ def partial_gradient():
     parameter.grad = DTensor.from_local(full_tensor((4, 3), 0), mesh, (Partial(),))
     _, rows, problems = recomputed([("wo.weight", parameter)])
     assert len(problems) == 1
-    assert problems[0].startswith("wo.weight: gradient is an unreduced partial sum")
+    assert problems[0].sentence.startswith("wo.weight: gradient is an unreduced partial sum")
     assert global_norm(rows) == 0
 
 
@@ -103,7 +103,7 @@ def gradient_placed_otherwise():
     local.grad = parameter.grad
     _, _, problems = recomputed([("w", local)])
     assert len(problems) == 1
-    assert "gradient is placed" in problems[0]
+    assert "gradient is placed" in problems[0].sentence
 
 
 def test_a_gradient_that_is_placed_unlike_its_parameter_is_named():
