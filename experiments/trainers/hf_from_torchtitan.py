@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from converge_harness.probe import Probe, load_seed_checkpoint
-from converge_harness.rank.data_order import Sample, SampleStream, open_corpus
+from converge_harness.probe.data import Sample, SampleStream, open_corpus
 
 LR, LAST_LR = 4e-3, 4e-4
 HEADS = 4

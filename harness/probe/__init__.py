@@ -29,6 +29,7 @@ rank code nor torch.
     write_limit.py   breaks off what is written, as a full disk does
     leaving.py       lets gloo's threads finish before the interpreter exits
     errors.py        ProbeError
+    data.py          for programs: the samples of converge's corpus, in its order
 """
 
 from converge_harness.probe.errors import ProbeError
