@@ -50,7 +50,7 @@ def test_the_loss_is_named_by_its_sentence(bench):
     bug = SimpleNamespace(id="bug", modules=("loss",))
     said = "the gradient of the loss by the output of lm_head is off"
     assert bench.Named(bug, "the model", said).grade == bench.RIGHTLY
-    assert bench.Named(bug, "the model", "what layers.0 gets is off").grade == bench.AROUND
+    assert bench.Named(bug, "the model", "the input of layers.0 is off").grade == bench.AROUND
 
 
 def test_every_forward_and_backward_bug_says_where_it_is(bench):

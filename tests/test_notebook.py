@@ -139,7 +139,7 @@ def test_parameters_are_compared_as_the_judge_compares_them(report):
     assert (first["gradient"] > first["gradient_limit"]).all()
 
 
-def test_a_folder_that_is_none_of_reports_is_told(tmp_path, written):
+def test_a_folder_without_a_report_is_named(tmp_path, written):
     shutil.copytree(written, tmp_path / "reports" / "smoke")
     with pytest.raises(StoreError) as caught:
         notebook.load(tmp_path / "reports" / "smok")

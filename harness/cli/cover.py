@@ -136,13 +136,13 @@ def _summary(found: guide.Cover, gpus: int) -> Iterator[str]:
     if found.at_most_more:
         proof = f"at most {found.at_most_more} more than the fewest"
     lone = (
-        f" ({found.alone:,} {plural(found.alone, 'technique')} can meet no other)"
+        f" ({found.alone:,} {plural(found.alone, 'technique')} cannot run with any other)"
         if found.alone
         else ""
     )
     yield (
         f"\n{jobs:,} {plural(jobs, 'job')} of at most {gpus} GPUs, beside the control: {proof}. "
-        f"{found.pairs:,} {plural(found.pairs, 'pair')} can meet, and do{lone}."
+        f"{found.pairs:,} {plural(found.pairs, 'pair')} can run together: all are covered{lone}."
     )
     yield (
         f"One job per pair would be {single:,} {plural(single, 'job')}, {single - jobs:,} more; "
@@ -162,7 +162,7 @@ def _apart(found: guide.Cover) -> list[str]:
         reasons.setdefault(each.why, []).append(str(each.pair))
     return [
         "",
-        f"{len(found.apart):,} {plural(len(found.apart), 'pair')} cannot meet:",
+        f"{len(found.apart):,} {plural(len(found.apart), 'pair')} cannot run together:",
         *(f"  {', '.join(pairs)}: {why}" for why, pairs in reasons.items()),
     ]
 

@@ -156,7 +156,7 @@ def add_search(parser: argparse.ArgumentParser, *, trials: int, tried: str, out:
         metavar="N",
         help=f"try at most N {tried} ({trials})",
     )
-    parser.add_argument("--minutes", type=positive, metavar="M", help="begin none after M minutes")
+    parser.add_argument("--minutes", type=positive, metavar="M", help="start none after M minutes")
     parser.add_argument("--out", type=Path, metavar="DIR", help=out)
     add_store(parser)
     add_slots(parser)

@@ -187,7 +187,7 @@ def line(
         case RunsElsewhere(job=job):
             return f"{job.name}: another converge process runs it; waiting for its result", ""
         case GoingOn(job=job, reason=reason):
-            return f"{job.name}: goes on: {reason}", ""
+            return f"{job.name}: continues: {reason}", ""
         case Waiting(job=job, step=step):
             return f"{job.name}: waits after step {step} for the runs it is compared with", "dim"
 

@@ -61,7 +61,7 @@ def shrink_set(
 
     run = RunningQuietly(console, store, arguments)
     shrinking = Shrinking(experiment, name, run, arguments.slots)
-    say(console, f"{name}: how it fails as it is")
+    say(console, f"{name}: first without any change")
     try:
         failure = shrinking.failure()
         say(console, f"  {short(failure.cause)}")
@@ -127,7 +127,7 @@ def _conclude(console: Console, found: Shrunk, set_name: str, out: Path) -> None
     head = f"The smallest set-up that fails as {set_name} does, by\n{command}"
     path, *_ = write_pair(found.experiment, f"{set_name}-shrunk", out, head)
     console.print()
-    how = "" if found.done else " (the search did not end)"
+    how = "" if found.done else " (the search was cut short)"
     say(console, f"smallest set-up{how}: {', '.join(parts_of(test)) or 'one rank'}", "bold")
     say(console, f"  against {', '.join(parts_of(control)) or 'one rank'}, {_sizes(found)}")
     needs = [

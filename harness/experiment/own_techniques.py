@@ -41,7 +41,7 @@ LONGEST_SENTENCE = 300
 
 def _is_sentence(value: str) -> str:
     if not value.strip():
-        raise PydanticCustomError("sentence", "is empty: say in one sentence what it is")
+        raise PydanticCustomError("sentence", "is empty: describe the technique in one sentence")
     return is_printable(value)
 
 

@@ -4,7 +4,7 @@ Runs that wait at their looks (``stopping.wait_steps``) keep their memory while 
 slots. A control, its repeats and the sets that are judged by them are a group: all its controls and
 repeats have to be in memory at once, with one set after another, or none of them could train on. So
 a group starts only where there is room for that much beside what is left of other groups. Within
-this room every run that waits is waited for by runs that can start, and nobody waits for ever. A
+this room every waiting run is waited for by runs that can start, so there is no deadlock. A
 group that is too large for the room never waits.
 """
 

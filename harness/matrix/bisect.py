@@ -55,7 +55,7 @@ from converge_harness.toolchains.recipes import (
 TELLING = (Effect.SAME, Effect.PASSES)
 """Effects that tell on which side of the change a revision is."""
 _MORE_RUNS = 2
-"""Of a set that is said to fail and does not."""
+"""How often a set that should fail, but passed, is run again."""
 _NO_SPACE = "No space left on device"
 
 
@@ -93,7 +93,7 @@ class Subject(Protocol):
         """What the user wrote; raises an error if there is no such revision."""
 
     def common(self, good: Revision, bad: Revision) -> Revision:
-        """The older of the two; or where neither comes from the other, what both come from."""
+        """The older of the two; if neither is an ancestor of the other, their merge base."""
 
     def line(self, old: Revision, new: Revision) -> tuple[Revision, ...]:
         """All revisions from one to another, oldest first, with both."""
@@ -123,7 +123,7 @@ class TwoRevisions:
     good: Revision
     bad: Revision
     common: Revision
-    """The older of the two; on two branches, what both come from."""
+    """The older of the two; on two branches, their merge base."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class Bisecting:
     def confirm(self, found: Found) -> tuple[TriedRevision, ...]:
         """Run both sides of the change again, from nothing; return what is not as before.
 
-        A set that fails only now and then leads a search anywhere.
+        A flaky set leads a search to a random revision.
         """
         ends = found.ends
         sides = ((found.before, ends.mended), (found.after, not ends.mended))
@@ -280,7 +280,7 @@ class Bisecting:
         raise NothingToBisectError(why)
 
     def _does_not_fail(self, pair: Experiment, bad: Revision, verdict: Verdict) -> str:
-        """Why it is no bad end; says how often a set fails that does so now and then."""
+        """Why this cannot be the bad revision; for a flaky set, how often it fails."""
         said = verdict.judgement.value + (f": {verdict.cause}" if verdict.cause else "")
         again = [self._judged(pair, bad, fresh=True).judgement for _ in range(_MORE_RUNS)]
         count = again.count(Judgement.FAIL)

@@ -1,4 +1,4 @@
-"""Jobs of a scheduler that nobody waits for: submit, status, collect, cancel."""
+"""Jobs of a scheduler, without waiting for them: submit, status, collect, cancel."""
 
 from __future__ import annotations
 

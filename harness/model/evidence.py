@@ -174,7 +174,7 @@ class ModuleTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Activations:
-    """What the modules of a model got and gave in the first batches, summed over all ranks.
+    """Inputs and outputs of a model's modules in the first batches, summed over all ranks.
 
     A row per tensor; ``forward`` is of the tensors themselves, ``backward`` of their gradients.
     Columns: number of entries (of every rank that holds a part or a copy), sum of their squares,
@@ -189,7 +189,7 @@ class Activations:
     tensors: tuple[str, ...]
     """Shape (rows,): ``in.0``, ``in.mask``, ``out.0``."""
     widths: Integers
-    """Shape (rows,): entries of the last dimension, as most a rank holds."""
+    """Shape (rows,): entries of the last dimension, the most that any rank holds."""
     same_as: Integers
     """Shape (rows,): the first row of the same tensor, which alone has its gradient."""
     forward: Floats

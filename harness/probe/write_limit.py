@@ -1,7 +1,7 @@
 """Makes writes fail half-way, as on a full disk, by limiting the size of files.
 
 The kernel writes up to the limit, refuses the rest (EFBIG, "File too large"), and sends SIGXFSZ
-(setrlimit(2), ``RLIMIT_FSIZE``). So every way to write a file is broken off, in Python or not.
+(setrlimit(2), ``RLIMIT_FSIZE``). So every way to write a file is cut short, in Python or not.
 ``torch.save`` and torch's distributed checkpoint leave half a file; safetensors removes what it
 could not write, and a file that was to be enlarged first, as by ``numpy.memmap``, stays empty.
 Processes that are started meanwhile keep the limit for good, and notice nothing.

@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def silenced(*methods: tuple[Any, str, Any]) -> Iterator[None]:
-    """Let methods only give an answer: each an object, the method's name, and the answer."""
+    """Replace methods by stubs; each entry: an object, the method's name, what it returns."""
     before = [(owner, name, vars(owner).get(name)) for owner, name, _ in methods]
     for owner, name, answer in methods:
         setattr(owner, name, lambda *_, answer=answer, **__: answer)

@@ -179,7 +179,7 @@ def activations(
     forward: Array,
     backward: Array,
 ) -> Arrays:
-    """What modules got and gave in some batches, and the gradients that flowed back.
+    """Inputs and outputs of modules in some batches, and their gradients.
 
     A row per tensor, in the order of the calls; ``forward`` and ``backward`` have the shape
     (batches, rows, 3 + 6 ``SIGNS``): entries, the sum of their squares, entries of those tokens

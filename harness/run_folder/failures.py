@@ -25,7 +25,7 @@ class FailureDocument(TypedDict, total=False):
     timestamp: float
     """Seconds since 1970."""
     error_file: str
-    """Path of its own error; no such file exists of a rank that wrote none."""
+    """Path of the rank's error file, which exists only if the rank wrote one."""
 
 
 SHAPES: Mapping[str, Shape] = {

@@ -67,7 +67,7 @@ class WeightMapping:
         return (*range(0, rows, 2), *range(1, rows, 2))
 
     def is_beside(self, name: str) -> bool:
-        """Whether a tensor of the checkpoint is no weight."""
+        """Whether a tensor of the checkpoint is not a weight."""
         return any(fnmatchcase(name, pattern) for pattern in self.beside)
 
     def document(self) -> WeightMappingDocument:

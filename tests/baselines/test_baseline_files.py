@@ -114,7 +114,7 @@ def test_a_damaged_or_newer_baseline_is_refused(baseline):
         read_baseline(baseline)
 
 
-def test_a_folder_that_is_none_is_said_to_be_none(tmp_path):
+def test_a_folder_that_is_not_a_baseline_is_named(tmp_path):
     with pytest.raises(StoreError, match="no baseline here"):
         read_baseline(tmp_path)
 

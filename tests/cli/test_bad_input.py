@@ -123,7 +123,7 @@ def test_compare_refuses_a_bad_tolerance(tmp_path):
     assert_refused(result, "loss=1e-3")
 
 
-def test_report_of_a_folder_that_is_none(tmp_path):
+def test_report_of_a_folder_that_is_not_a_report(tmp_path):
     assert_refused(converge("report", ".", cwd=tmp_path), "converge run")
 
 
@@ -191,7 +191,7 @@ def test_kinds_that_could_not_run_are_refused(tmp_path, test, words):
     assert_refused(result, *words)
 
 
-def test_a_checkpoint_folder_that_is_none(tmp_path):
+def test_a_folder_that_is_not_a_checkpoint_is_refused(tmp_path):
     text = GOOD_CONTROL.replace("t.toml", f"{ROOT}/train_configs/llama3_debug.toml")
     text = text.replace("[control]", f"seed_checkpoint = {WEIGHTS}\n[control]")
     (tmp_path / "e.toml").write_text(
@@ -256,7 +256,7 @@ def test_report_of_a_damaged_folder(tmp_path, saved):
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "x", "1.5", ""])
-def test_a_number_that_is_none(tmp_path, number):
+def test_a_value_that_is_not_a_number_is_refused(tmp_path, number):
     result = converge("history", f"--limit={number}", cwd=tmp_path)
     assert_refused(result, f"argument --limit: {number!r} is not a positive whole number")
 

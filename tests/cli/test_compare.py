@@ -100,7 +100,7 @@ def test_reports_are_written_where_asked(control, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("tolerance", ["loss", "loss=nan", "loss=-1", "los=0.1"])
-def test_a_tolerance_that_is_none_is_refused(control, capsys, tolerance):
+def test_an_invalid_tolerance_is_refused(control, capsys, tolerance):
     assert main(["compare", str(control), str(control), "--tolerance", tolerance]) == 2
     assert tolerance in capsys.readouterr().err
 
@@ -186,7 +186,7 @@ def test_columns_are_found_by_the_names_that_the_user_gives(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("margin", ["0", "-1", "5", "nan"])
-def test_a_margin_that_is_none_is_refused(control, capsys, margin):
+def test_an_invalid_margin_is_refused(control, capsys, margin):
     assert judged(control, control, "--margin", margin) == 2
     assert "is not a relative difference" in capsys.readouterr().err
 

@@ -91,7 +91,7 @@ def test_no_worse_of_one_pair(sides, capsys):
 def test_what_is_open_says_what_would_settle_it(sides, capsys):
     assert compare(sides, "same", more=("--margin", "0.004")) == 3
     out = told(capsys)
-    assert "further seeds a side" in out
+    assert "further seeds per side" in out
     assert "next: converge compare --seeds --control" in out
     assert "TEST_4 … --margin 0.004" in out
     assert compare(sides, "same", more=("--margin", "0.002")) == 3
@@ -173,4 +173,4 @@ def test_a_damaged_seed_judges_nothing(sides, tmp_path, capsys):
 def test_one_seed_a_side_is_no_sample(sides, capsys):
     sides["same"] = sides["same"][:1]
     assert compare(sides, "same") == 3
-    assert "at least 2 a side" in told(capsys)
+    assert "at least 2 per side" in told(capsys)

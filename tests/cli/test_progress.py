@@ -82,7 +82,7 @@ def shown(*events: object, terminal: bool = False, quiet: bool = False) -> str:
         (2, "finished in 12 s, in its last start (requeued 2 times)"),
     ],
 )
-def test_the_time_of_a_requeued_job_is_that_of_its_last_life(requeues, told):
+def test_the_time_of_a_requeued_job_is_that_of_its_last_start(requeues, told):
     ended = Ended(3.0, job(), replace(record(), requeues=requeues))
     assert shown(ended).strip() == f"{NAME}: {told}"
 

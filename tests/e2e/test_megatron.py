@@ -51,8 +51,8 @@ def test_errors_in_it_fail_at_the_first_step_with_their_causes(folder):
         "vocabulary_shifted": "the output of embedding.word_embeddings is off",
         "loss_divided": "only the metric is wrong",
         "experts_scaled": "by 2, which equals the EP degree (2)",
-        "wrong_experts": "what layers.0.mlp.experts.2.linear_fc2 gets (in.0) is off",
-        "interleaved_batched": "what layers.1 gets (in.hidden_states) is off",
+        "wrong_experts": "the input of layers.0.mlp.experts.2.linear_fc2 (in.0) is off",
+        "interleaved_batched": "the input of layers.1 (in.hidden_states) is off",
     }
     tests = run_some(folder, "megatron_injected", *says)
     assert set(verdicts(tests).values()) == {"FAIL"}
@@ -73,4 +73,4 @@ def test_bugs_of_the_release_are_named_where_they_begin(folder):
         assert words in tests[name]["cause"], name
         # No module is blamed: gated layers are in another order on tensor-parallel ranks.
         assert "all outputs are right" in tests[name]["first_wrong"], name
-    assert "what layers.3.mlp.router gets is off" in tests["balanced_tp2_sp"]["first_wrong"]
+    assert "the input of layers.3.mlp.router is off" in tests["balanced_tp2_sp"]["first_wrong"]

@@ -138,7 +138,7 @@ def test_a_session_runs_in_processes_of_its_own_and_sums_up(tmp_path):
 
 
 @pytest.mark.parametrize("words", [["--cases", "curve=1"], ["--only", "curves.csv"]])
-def test_a_kind_that_is_none_is_refused(words, capsys):
+def test_an_unknown_kind_is_refused(words, capsys):
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert "curves.csv" in str(ended.value.code) + capsys.readouterr().err

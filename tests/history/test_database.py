@@ -164,7 +164,7 @@ def test_a_night_that_cannot_be_written_whole_is_not_there_at_all(history):
     assert [count_of(history.path, table) for table in ("nights", "results")] == [1, 1]
 
 
-def test_a_full_disk_is_told_as_one_and_keeps_the_nights_before(tmp_path):
+def test_a_full_disk_is_reported_and_keeps_earlier_nights(tmp_path):
     many = tuple(deviation(f"check {index}", 1e-7) for index in range(40_000))  # more than a cache
     with small_disk_at(tmp_path / "small disk", "1m") as disk:
         history = History(disk / "history.sqlite")

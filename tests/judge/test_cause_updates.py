@@ -79,7 +79,7 @@ def test_parameters_that_do_not_move_are_named(case):
     verdict = verdict_of(broken(update=scaled(0, where)))
     assert verdict.cause_class is CauseClass.FROZEN
     assert words in verdict.cause
-    assert "from step 0 to step 1, in spite of a gradient" in verdict.cause
+    assert "from step 0 to step 1, despite getting gradients" in verdict.cause
     assert look_at in verdict.look_at
 
 

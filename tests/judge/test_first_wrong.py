@@ -148,7 +148,7 @@ def test_the_module_whose_output_is_wrong_first_is_named(held, by):
     wrong = changed(*since(("layers.0.mlp", "out.0")), by=by)
     place = place_of(activations(wrong, held))
     assert place.module == "layers.0.mlp"
-    assert "while all that it gets is right" in place.sentence
+    assert "while all its inputs are right" in place.sentence
     assert "the output of layers.0.mlp is off by" in place.sentence
 
 
@@ -178,16 +178,16 @@ def test_what_a_module_gets_wrong_is_of_the_code_that_calls_it():
 @pytest.mark.parametrize(
     ("call", "module", "words"),
     [
-        (("layers.0.norm", "out.0"), "layers.0.mlp", "by what layers.0.mlp gets"),
-        (("layers.0.mlp", "out.0"), "layers.0", "layers.0 computes with it"),
-        (("layers.0", "out.0"), "head", "while the one by what it gives is right"),
+        (("layers.0.norm", "out.0"), "layers.0.mlp", "w.r.t. the input of layers.0.mlp"),
+        (("layers.0.mlp", "out.0"), "layers.0", "layers.0 uses it"),
+        (("layers.0", "out.0"), "head", "while the one w.r.t. its output is right"),
     ],
 )
 def test_a_wrong_gradient_is_of_what_gets_the_tensor(call, module, words):
     wrong = changed(*since(call, backward=True), by=-1.0, backward=True)
     place = place_of(activations(wrong), CauseClass.GRADIENT_DIRECTION)
     assert place.module == module
-    assert place.sentence.startswith("all outputs are right; the gradient by")
+    assert place.sentence.startswith("all outputs are right; the gradient w.r.t. ")
     assert words in place.sentence
 
 
@@ -196,7 +196,7 @@ def test_where_several_modules_get_a_tensor_the_code_around_is_named(monkeypatch
     wrong = changed(("embed", "out.0"), by=-1.0, backward=True)
     place = place_of(activations(wrong), CauseClass.GRADIENT_DIRECTION)
     assert place.module == "layers.0"
-    assert "by what layers.0.norm and layers.0.mlp get is off" in place.sentence
+    assert "w.r.t. the input of layers.0.norm and layers.0.mlp is off" in place.sentence
 
 
 def test_another_loss_is_told_from_a_wrong_module():
@@ -205,7 +205,7 @@ def test_another_loss_is_told_from_a_wrong_module():
         tensors[name, True] = np.roll(tensors[name, True], 1, axis=1)
     place = place_of(activations(tensors))
     assert place.module == MODEL
-    assert "the loss is another function of it" in place.sentence
+    assert "the loss is a different function of it" in place.sentence
 
 
 def test_a_factor_of_all_gradients_is_no_module():
@@ -242,7 +242,7 @@ def test_a_gradient_that_never_comes_is_named():
     gone = changed(*since(("layers.0", "out.0"), backward=True), by=0.0, backward=True)
     place = place_of(activations(gone), CauseClass.NO_GRADIENT)
     assert place.module == "head"
-    assert "the gradient by what head gets is zero" in place.sentence
+    assert "the gradient w.r.t. the input of head is zero" in place.sentence
 
 
 def test_what_is_not_finite_is_named():
@@ -347,7 +347,7 @@ def test_a_verdict_says_what_is_wrong_first():
     )
     assert verdict.judgement is Judgement.FAIL
     assert verdict.module == "layers.0.mlp"
-    assert "the gradient by what layers.0.mlp gets" in verdict.first_wrong
+    assert "the gradient w.r.t. the input of layers.0.mlp" in verdict.first_wrong
 
 
 def test_outputs_show_that_the_forward_pass_differs_where_the_loss_hardly_does():

@@ -147,7 +147,7 @@ def test_a_value_that_is_not_finite_fails_where_the_controls_is(signal, value):
     verdict = judged(test)
     assert answer(verdict, "finite").outcome is Outcome.FAIL
     assert (verdict.judgement, verdict.onset_step) == (Judgement.FAIL, STEPS)
-    assert "training may be right, and the metric or the probe is not" in verdict.cause
+    assert "training may be right, and the metric or the probe wrong" in verdict.cause
 
 
 def test_an_all_nan_run_fails():

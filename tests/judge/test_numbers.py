@@ -304,8 +304,8 @@ def test_below_its_rounding_a_log_says_nothing():
     verdict = judge(printed, control)
     assert verdict.judgement is Judgement.INCONCLUSIVE
     assert verdict.cause == (
-        f"nothing of the grad norm was printed at {STEPS} of {STEPS} steps, where it is smaller "
-        "than the last digit: log more digits"
+        f"the grad norm prints as 0 at {STEPS} of {STEPS} steps, because it is smaller than the "
+        "last printed digit: log more digits"
     )
     larger = with_signals(control, grad_norm=lambda step, x: 1.0)
     verdict = judge(printed, larger)

@@ -678,7 +678,7 @@ def test_a_write_that_was_no_checkpoint_s_shows_nothing(kind):
     verdict = judged(replace(BROKEN, struck=(STRUCK[0], struck)), fault_spec(faults=faults))
     found = answer(verdict, "faults-struck")
     assert found.outcome is INVALID
-    assert "no file in the folder of checkpoints" in found.detail
+    assert "not to a file of the checkpoint folder" in found.detail
 
 
 def test_nan_of_a_fault_is_no_difference_of_a_replay():

@@ -239,7 +239,7 @@ def test_the_two_questions(factor, same, no_worse):
 def test_what_is_open_says_how_many_seeds_settle_it():
     verdict = judged(runs(count=2), margin=3e-3)
     assert verdict.judgement is Judgement.INCONCLUSIVE
-    assert "further seeds a side" in verdict.cause
+    assert "further seeds per side" in verdict.cause
     assert verdict.next_command == (
         "converge compare --seeds --control c0.csv c1.csv CONTROL_3 … "
         "--test t0.csv t1.csv TEST_3 … --margin 0.003"
@@ -312,7 +312,7 @@ def test_one_seed_is_no_sample(tests, controls):
     seeds = runs()
     verdict = judged(SeedRuns(seeds.control[:controls], seeds.test[:tests]))
     assert verdict.judgement is Judgement.INVALID
-    assert "has 1 seed: at least 2 a side" in verdict.cause
+    assert "has 1 seed: at least 2 per side" in verdict.cause
 
 
 def test_control_and_test_may_be_the_same_to_the_last_bit():

@@ -164,7 +164,7 @@ def test_a_loss_of_a_microbatch_needs_the_same_microbatch(planner, control, test
         planner.text(text, toolchains=(MEGATRON,))
     ours, theirs = (2, 4) if HALF in test else (4, 2)
     assert f"{ours} samples here, {theirs} in 'control', which is another" in str(caught.value)
-    assert f"write local_batch_size = {theirs}, or balance the experts of both" in str(caught.value)
+    assert f"write local_batch_size = {theirs}, or use a per-sample loss" in str(caught.value)
     assert "[same-microbatch]" in str(caught.value)
 
 
@@ -212,7 +212,7 @@ set = { "training.steps" = 5 }
 
 def test_a_necessity_cannot_be_waived(planner):
     found = planner.refused(FSDP_2 + '\nwaive = ["batch-divisible", "same-dp-degre"]')
-    assert found[0] == "test 't': waive: 'batch-divisible' is a necessity: nothing waives it"
+    assert found[0] == "test 't': waive: 'batch-divisible' is required: it cannot be waived"
     assert found[1].startswith("test 't': waive: no rule 'same-dp-degre' (did you mean 'same-dp-d")
 
 

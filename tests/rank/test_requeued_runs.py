@@ -72,7 +72,7 @@ def test_a_requeued_run_goes_on_from_its_checkpoint_as_if_nothing_had_happened(r
     }
 
 
-def test_a_life_starts_from_the_newest_checkpoint_that_is_whole(runs):
+def test_a_pass_starts_from_the_newest_complete_checkpoint(runs):
     """The first dies while it saves, before any is whole; the second's newest is cut short."""
     job = {**EVERY, "seed_checkpoint": None}
     life(runs, "torn", job, lost={"step": 2, "saving": True})
@@ -91,7 +91,7 @@ def test_a_life_starts_from_the_newest_checkpoint_that_is_whole(runs):
     assert sorted(path.name for path in (run / "checkpoint").iterdir()) == ["step-2", "step-4"]
 
 
-def test_a_run_without_checkpoints_starts_over_and_only_its_last_life_is_evidence(runs):
+def test_a_run_without_checkpoints_starts_over_and_only_its_last_start_is_evidence(runs):
     control, _ = runs.run("plain control", **JOB)
     life(runs, "over", JOB, lost={"step": 4})
     assert (runs.folder / "over" / "tensors" / "step-00000001.npz").exists()

@@ -74,7 +74,7 @@ def test_passes_that_begin_at_the_same_time_get_folders_of_their_own(tmp_path):
     assert sorted(numbers) == list(range(1, 17))
 
 
-def test_a_life_that_another_has_followed_writes_no_checkpoint(tmp_path):
+def test_a_pass_with_a_successor_writes_no_checkpoint(tmp_path):
     passes = [PassFolder(number, tmp_path / f"{number:03d}") for number in (1, 2)]
     for each in passes:
         each.folder.mkdir()

@@ -61,7 +61,7 @@ def test_write_json_leaves_no_part_behind(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_a_run_that_starts_over_keeps_nothing_of_the_life_before(tmp_path):
+def test_a_run_that_starts_over_keeps_nothing_of_the_earlier_start(tmp_path):
     before = MetricsWriter(tmp_path, {"life": 1})
     before.step({"step": 1})
     (tmp_path / "tensors").mkdir()

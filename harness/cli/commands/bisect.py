@@ -146,7 +146,7 @@ class _Searching:
         self._conclude(found, others)
         for folder, at in (("before", found.before), ("after", found.after)):
             self._bisecting.report(ends, at, self._out / folder, self._store)
-            say(self._console, f"report {folder} it: {self._out / folder / 'report.html'}")
+            say(self._console, f"report {folder} the change: {self._out / folder / 'report.html'}")
         certain = len(found.candidates) == 1 and not others
         return ExitCode.PASS if certain else ExitCode.UNDECIDED
 
@@ -156,7 +156,7 @@ class _Searching:
 
         if self._best is None or len(self._best.candidates) > 1:
             return ()
-        say(self._console, "both sides of it again, from nothing")
+        say(self._console, "running both sides of the change again, from scratch")
         return self._bisecting.confirm(self._best)
 
     def _tell(self, found: Found, tried: TriedRevision) -> None:
@@ -186,7 +186,7 @@ class _Searching:
             for each in shown or (found.candidates[0], found.candidates[-1]):
                 say(self._console, f"  {each.title}" if shown else f"  … {each.title}")
         for other in others:
-            before = "in a second run, other than in the first: "
+            before = "a second run gave another result: "
             _show(self._console, other, before, says=True)
             if other.trial.effect in TELLING:
                 advice = "it fails in 1 of 2 runs there, so nothing found here is certain"

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 HELP = "repeat the controls and learn how much correct runs differ"
 DESCRIPTION = """\
 Run every control of an experiment and its A/A repeats (plain reruns, initial weights moved by one
-ulp, batches assigned to ranks in another order), learn how much correct runs of it differ at every
-step, and store that. `converge run` does the same by itself; with a calibration stored in a file,
-later runs need no repeats. It is refused as soon as it no longer matches the control."""
+ulp, the samples of a batch distributed to the ranks in another order), learn how much correct
+runs of it differ at every step, and store that. `converge run` does the same by itself; with a
+calibration stored in a file, later runs need no repeats. It is refused as soon as it no longer
+matches the control."""
 EPILOG = """\
 examples:
   converge calibrate experiments/smoke.toml

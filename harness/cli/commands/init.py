@@ -28,7 +28,7 @@ examples:
     converge init --technique cp=2,pp=2:Interleaved1F1B --dp 2 \\
       --base train_configs/llama3_debug.toml --out experiments/long_context.toml
     converge plan experiments/long_context.toml
-  a technique of one's own, called as the name of its parameter says (docs/own-technique.md):
+  a technique of your own (docs/own-technique.md):
     converge init --technique fused_norm=my_norm.py:use_fused_norm --dp 2 \\
       --base train_configs/llama3_debug.toml
   an additional larger degree of a parallelism (all techniques together use the first):
@@ -47,7 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--base",
         metavar="TRAIN_CONFIG",
-        help="the trusted train config that every set starts from",
+        help="the train config that every set is based on",
     )
     parser.add_argument(
         "--out",

@@ -18,7 +18,7 @@ from converge_harness.errors import HistoryError, StoreError
 if TYPE_CHECKING:
     from converge_harness.history import Entry, History, NightMark
 
-HELP = "write a message about a night that is bad for the first time"
+HELP = "write a message if this night is the first bad one"
 DESCRIPTION = """\
 Write a message about a night, as Markdown for an issue, a comment or a mail: test sets that are bad
 for the first time since they last passed, with their cause, their last good night and what has

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 HELP = "show what an experiment would run, without running it"
 DESCRIPTION = (
     "Print, per set: degrees, world size, tokens per step, the rule of the converging guide that "
-    "it follows, and the exact torchrun command."
+    "it follows, and the exact launch command."
 )
 EPILOG = """\
 examples:

@@ -73,7 +73,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PACKAGE",
         help="more packages to install, as pip names them; later builds keep them",
     )
-    building.add_argument("--fresh", action="store_true", help="build anew what is up to date, too")
+    building.add_argument("--fresh", action="store_true", help="rebuild even if up to date")
     checking = action("check", "say which trainers can use a toolchain, and import what they need")
     checking.add_argument("name", metavar="NAME", help="or the path of a Python")
     removing = action("remove", "remove toolchains that converge has built")
@@ -204,7 +204,7 @@ def _check(console: Console, name: str) -> None:
         case State.STALE:
             say(console, f"  out of date: {found.why}; converge toolchain build {name}", "yellow")
         case State.FOREIGN:
-            say(console, "  not built by converge, so nobody knows whether it is up to date")
+            say(console, "  not built by converge: whether it is up to date is unknown")
         case _:
             say(console, "  up to date", "green")
 

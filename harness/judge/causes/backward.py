@@ -210,7 +210,7 @@ def _rounding(scaled: Scaled) -> str:
     if scaled.residual < _NOTHING:
         return "the factor explains all of it"
     size = "rounding" if scaled.clean else "more than rounding, so something else is wrong as well"
-    return f"what the factor does not explain of any is at most {scaled.residual:.1g}, {size}"
+    return f"the residual after this factor is at most {scaled.residual:.1g}, {size}"
 
 
 def _group_scaled(wrong: Wrong, context: Context) -> Cause:
@@ -358,7 +358,7 @@ def _norm_scaled(context: Context) -> tuple[str, str, str] | None:
     )
     numbers = (
         f"{known}: {signal_name(norm)} "
-        f"{norm.test[0]:.4g} for {norm.control[0]:.4g} at step {norm.steps[0]}"
+        f"{norm.test[0]:.4g} (control: {norm.control[0]:.4g}) at step {norm.steps[0]}"
         f"{loss_agrees(context, int(norm.steps[0]))}"
     )
     return ratio_text(norm, 0), numbers, named.where
@@ -386,7 +386,7 @@ def gradient_direction(context: Context) -> Cause | None:
         )
     sentence = (
         f"the backward pass differs: {signal_name(norm)} is off by {norm.difference[0]:.2g} at "
-        f"step {step} by no single factor{loss_agrees(context, step)}: some gradients are "
+        f"step {step}, not by one factor{loss_agrees(context, step)}: some gradients are "
         f"wrong, partly reduced, or scaled for a group of parameters only{alone}"
     )
     look_at = (

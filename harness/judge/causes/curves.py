@@ -143,7 +143,7 @@ def gradients_from(context: Context) -> Cause | None:
         known = f", which equals {named.text}" if named.text else ""
         sentence = (
             f"{head} gradients are scaled by {ratio_text(norm, index)}{known}: {signal_name(norm)} "
-            f"{norm.test[index]:.4g} for {norm.control[index]:.4g}{tail}"
+            f"{norm.test[index]:.4g} (control: {norm.control[index]:.4g}){tail}"
         )
         look_at = "what begins to divide or multiply gradients then; " + (named.where or _STATE)
         return Cause(sentence, CauseClass.GRADIENT_SCALE, look_at)
@@ -180,8 +180,8 @@ def rounding_growth(context: Context) -> Cause | None:
         f"rounding grows: {signal_name(curve)} differs by {curve.difference[first]:.1g} at step "
         f"{curve.steps[first]}, inside the limit of rounding, and then smoothly, doubling "
         f"every {math.log(2) / rate:.2g} steps, to {curve.difference[last]:.1g} at step "
-        f"{curve.steps[last]}; no step{tensors} stands out: probably benign drift of other "
-        "kernels, which a longer calibration or the equivalence tier decides"
+        f"{curve.steps[last]}; no step{tensors} stands out: probably benign drift of "
+        "different kernels, which a longer calibration or the equivalence tier decides"
     )
     return Cause(
         sentence,
@@ -298,7 +298,8 @@ def later(context: Context) -> Cause | None:
         look_at = "clipping and the optimizer's settings and state; gradients per parameter"
     else:
         suspects = (
-            "state that is kept from step to step: optimizer, buffers, replicas, schedule, data"
+            "perhaps state that is kept from step to step (optimizer, buffers, replicas, "
+            "schedule, data)"
         )
     how = "suddenly " if index and begins(first, index) else ""
     sentence = (
@@ -364,7 +365,7 @@ def curves_part(context: Context) -> Cause | None:
     else:
         test, control = distinct_digits(float(curve.test[index]), float(curve.control[index]))
         head = (
-            f"the curves differ: {signal_name(curve)} {test} for {control} at step {step} "
+            f"the curves differ: {signal_name(curve)} {test} (control: {control}) at step {step} "
             f"(relative {off:.2g})"
         )
     head += of_pass(context, step)

@@ -1,7 +1,7 @@
-"""The module where a difference first appears, by what modules got and gave in the first batches.
+"""The module where a difference first appears, by module inputs and outputs of the first batches.
 
 A module is to blame when its output is wrong and all that was computed before it is right, in the
-order of the control's calls; in the backward pass, when the gradient by what it gets is wrong and
+order of the control's calls; in the backward pass, when the gradient w.r.t. its input is wrong and
 all gradients before it are right. If what a module gets is the first wrong tensor, or if several
 modules or none get a tensor whose gradient is wrong, it is the code around: that of the module that
 contains them.
@@ -78,12 +78,12 @@ def _forward(modules: ModuleComparison, wrong: ModuleDifference) -> tuple[str, s
         after = ", and all modules in it are right" if inside else ""
         return (
             row.module,
-            f"the output of {row.module} {by}, while all that it gets is right{after}",
+            f"the output of {row.module} {by}, while all its inputs are right{after}",
         )
     parent = _caller(modules, row.module)
     called = _called_before(modules, wrong, parent)
     between = f"after {called} and before {row.module}" if called else f"before {row.module}"
-    return parent, f"what {row.module} gets ({row.tensor}) {by}; {parent} computes it {between}"
+    return parent, f"the input of {row.module} ({row.tensor}) {by}; {parent} computes it {between}"
 
 
 def _backward(modules: ModuleComparison, wrong: ModuleDifference) -> tuple[str, str]:
@@ -97,24 +97,24 @@ def _backward(modules: ModuleComparison, wrong: ModuleDifference) -> tuple[str, 
     if len(takers) == 1:
         module = takers[0]
         return module, (
-            f"{right}; the gradient by what {module} gets {by}, while the one by what it gives is "
-            "right"
+            f"{right}; the gradient w.r.t. the input of {module} {by}, while the one "
+            "w.r.t. its output is right"
         )
     if takers:
         some = ", ".join(takers[:-1]) + f" and {takers[-1]}"
         return _caller(modules, *takers), (
-            f"{right}; the gradient by what {some} get {by}, while those by what they give are "
-            "right"
+            f"{right}; the gradient w.r.t. the input of {some} {by}, while those "
+            "w.r.t. their outputs are right"
         )
     if wrong is modules.backward[-1]:
         return MODEL, (
-            f"{right}; the gradient of the loss by the output of {row.module} {by}, so the loss is "
-            "another function of it"
+            f"{right}; the gradient of the loss w.r.t. the output of {row.module} {by}, so the "
+            "loss is a different function of it"
         )
     caller = _caller(modules, row.module)
     return caller, (
-        f"{right}; the gradient by the output of {row.module} {by}, while those by all that comes "
-        f"later are right; {caller} computes with it"
+        f"{right}; the gradient w.r.t. the output of {row.module} {by}, while those w.r.t. all "
+        f"later tensors are right; {caller} uses it"
     )
 
 
@@ -131,7 +131,7 @@ def _none(
     owners = {_caller(modules, name) for name in gradients}
     owner = owners.pop() if len(owners) == 1 and kind is not CauseClass.OBJECTIVE else MODEL
     if kind is CauseClass.OBJECTIVE:
-        so = "what differs is in the loss, or less than that"
+        so = "the difference is in the loss, or too small to see here"
     elif owner == MODEL:
         so = "what differs comes after them: in the gradients of weights or their reduction"
     else:

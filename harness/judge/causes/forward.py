@@ -488,7 +488,7 @@ def _another_loss(context: Context) -> str:
     loss, own = context.compared.envelopes.get("loss"), _own_mean(context)
     if loss is not None and off_at_first_step(loss):
         return (
-            f"the trainer's loss is {loss.test[0]:.8g} for {loss.control[0]:.8g} at step "
+            f"the trainer's loss is {loss.test[0]:.8g} (control: {loss.control[0]:.8g}) at step "
             f"{loss.steps[0]} (relative {loss.difference[0]:.2g})"
         )
     if own is None:
@@ -590,8 +590,8 @@ def objective(context: Context) -> Cause | None:
     equals = f", which equals {named.text}" if named.text else ""
     of_test, of_control = distinct_digits(float(loss.test[0]), float(loss.control[0]))
     sentence = (
-        f"the forward pass or the objective differs: {signal_name(loss)} {of_test} for "
-        f"{of_control} at step {loss.steps[0]} {on} (relative {loss.difference[0]:.2g}"
+        f"the forward pass or the objective differs: {signal_name(loss)} {of_test} "
+        f"(control: {of_control}) at step {loss.steps[0]} {on} (relative {loss.difference[0]:.2g}"
         f"{equals}){_gradients_with_it(context, loss)}{_only_addition(context)}"
     )
     if named.text:

@@ -39,8 +39,8 @@ def not_finite(context: Context) -> Cause | None:
     contradiction = _half_finite(context, step)
     if contradiction:
         sentence = (
-            f"{detail}, but {contradiction}: training may be right, and the metric or the probe is "
-            "not"
+            f"{detail}, but {contradiction}: training may be right, and the metric or the probe "
+            "wrong"
         )
         return Cause(sentence, CauseClass.NOT_FINITE, "the code that computes and logs the metric")
     sentence = f"training blew up: {detail}"

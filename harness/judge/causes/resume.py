@@ -134,8 +134,8 @@ def torn_loaded(context: Context) -> Cause | None:
     return Cause(
         f"a torn checkpoint was loaded: {context.detail('torn-never-loaded')}",
         CauseClass.STATE,
-        "how a whole checkpoint is told from half of one: torchtitan takes the newest folder that "
-        "has .metadata, which is written last, and does not look at the shards",
+        "how a complete checkpoint is told from a torn one: torchtitan takes the newest folder "
+        "that has .metadata, which is written last, and does not look at the shards",
     )
 
 

@@ -130,7 +130,7 @@ def frozen(context: Context) -> Cause | None:
         stay = "stays as it was" if len(names) == 1 else "stay as they were"
         sentence = (
             f"parameters do not move: {describe(names, sample.names)} {stay} from step "
-            f"{before.step} to step {sample.step}, in spite of a gradient{more}"
+            f"{before.step} to step {sample.step}, despite getting gradients{more}"
         )
         every = still.size == np.count_nonzero(should > 0)
         return Cause(sentence, CauseClass.FROZEN, _NO_STEP if every else _LEFT_OUT)

@@ -52,7 +52,7 @@ def control_in_force(control: Evidence, control_spec: SetSpec | None) -> CheckRe
     A control with a technique of its own is a reference for something else.
     """
     if control_spec is None:
-        return skipped("nothing says what the control should be")
+        return skipped("no experiment file says what the control should run")
     if control.in_force is None:
         return invalid(f"the control {control.name} left no record of what ran")
     wrong = [*_of_passes(control, control_spec, not_in_force)]

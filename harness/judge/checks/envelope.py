@@ -83,15 +83,15 @@ def _envelope(signal: str, envelopes: Envelopes) -> CheckResult:
     if not envelope.outside.size and envelope.unprinted > count / 2:
         return CheckResult(
             Outcome.INCONCLUSIVE,
-            f"nothing of the {signal.replace('_', ' ')} was printed at {envelope.unprinted} of "
-            f"{count} steps, where it is smaller than the last digit: log more digits",
+            f"the {signal.replace('_', ' ')} prints as 0 at {envelope.unprinted} of {count} steps, "
+            "because it is smaller than the last printed digit: log more digits",
         )
     worst, outside = envelope.worst, envelope.outside
     step = int(envelope.steps[worst])
     return CheckResult(
         Outcome.FAIL if outside.size else Outcome.PASS,
         f"{outside.size} of {count} steps outside, the worst is step {step}: "
-        f"{envelope.test[worst]:.8g} for {envelope.control[worst]:.8g}"
+        f"{envelope.test[worst]:.8g} (control: {envelope.control[worst]:.8g})"
         if outside.size
         else f"inside at {_steps(envelope)}, nearest to its limit at step {step}",
         measured=float(envelope.difference[worst]),
@@ -121,7 +121,7 @@ def open_first_step(envelope: Envelope) -> CheckResult:
     """The first common step of a signal that exceeds its floor there."""
     step = int(envelope.steps[0])
     gross = step in gross_steps(envelope.signal, envelope.curves)
-    detail = f"{envelope.test[0]:.8g} for {envelope.control[0]:.8g}"
+    detail = f"{envelope.test[0]:.8g} (control: {envelope.control[0]:.8g})"
     return CheckResult(
         _outcome(envelope, gross=gross),
         detail if gross else f"{detail}, {_beyond(envelope, 0)}",

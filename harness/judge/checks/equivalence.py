@@ -147,7 +147,7 @@ def printed_too_coarsely(printed: float, limit: Limit, steps: Integers) -> Check
     share = f"{printed:.2g} of" if np.isfinite(printed) else "all there is of"
     return CheckResult(
         Outcome.INCONCLUSIVE,
-        f"the loss is printed too coarsely: what is rounded off is {share} it on average, and the "
+        f"the loss is printed too coarsely: the rounding is {share} it on average, and the "
         f"margin is {limit.value:g}; log it with more digits",
         limit=limit,
         unit="relative",

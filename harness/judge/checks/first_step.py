@@ -160,7 +160,7 @@ def _first_step(
         return open_first_step(envelope)
     return CheckResult(
         Outcome.FAIL if outside else Outcome.PASS,
-        f"{envelope.test[0]:.8g} for {envelope.control[0]:.8g}",
+        f"{envelope.test[0]:.8g} (control: {envelope.control[0]:.8g})",
         measured=difference,
         limit=limit,
         unit="relative",

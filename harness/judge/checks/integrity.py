@@ -298,7 +298,7 @@ _OF_A_PROGRAM = (
 
 @check(Tier.INTEGRITY)
 def samples_whole(test: Evidence, control: Evidence, spec: SetSpec | None) -> CheckResult:
-    """Per-tensor evidence is there at every step at which it was asked for.
+    """Every step that should have per-tensor evidence has it.
 
     Tensors that were not recorded cannot count as correct: the probe failed, or files are damaged.
     """
@@ -359,7 +359,7 @@ def starts_as_the_control(
         detail = "nothing says that it has a seed checkpoint of its own"
         return skipped(detail) if spec is None else passed(detail)
     if not test.steps.size:
-        return skipped("the run left no step at all")
+        return skipped("the run recorded no step")
     program = spec is not None and not spec.trainer.can.shares_initial_weights
     found = next((each.initial for each in tensors if each.initial is not None), None)
     if found is None and program and not test.sample_steps:

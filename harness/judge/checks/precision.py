@@ -46,7 +46,7 @@ def reference_sound(
     *,
     draws: bool,
 ) -> CheckResult:
-    """The reference in float32 and the matched control are whole, and saw the same samples.
+    """The reference in float32 and the matched control are complete, on the same samples.
 
     Without them errors of low precision cannot be separated from rounding. Where a reference runs
     out of memory, `reference = false` in the experiment judges without one.
@@ -65,11 +65,11 @@ def reference_sound(
         return invalid(f"{test.name} has other parameters than {measure.reference.name}")
     batches = f"{errors.batches} frozen steps" if errors.frozen else "the first step alone"
     measured = (
-        f"measured from {measure.reference.name} in float32, over {batches}; those of "
-        f"{measure.matched.name} are their measure: {errors.error:.2g} of the median gradient"
+        f"measured from {measure.reference.name} in float32, over {batches}; the "
+        f"yardstick is the error of {measure.matched.name}: {errors.error:.2g} (median gradient)"
     )
     if errors.drawing is not None:
-        measured += " with what random numbers leave of it; single steps are not compared"
+        measured += ", plus what random numbers leave in the mean; single steps are not compared"
     return passed(measured)
 
 

@@ -1,4 +1,4 @@
-"""The resume tier: whether a run in several passes is the run that it would have been in one.
+"""The resume tier: whether a run in several passes equals an uninterrupted one.
 
 Asked of runs that were made in passes, or should have been. The curve of all passes is judged like
 any other; these checks say what each resume kept, whether the run was broken and resumed as its set
@@ -405,7 +405,7 @@ def _unscripted(test: Evidence, script: tuple[Fault, ...]) -> Iterator[tuple[str
         if (found.kind, found.step) != (fault.kind.value, fault.step):
             yield f"{text} was {found.kind} at step {found.step}", fault.step
         if fault.kind in (FaultKind.CKPT_TORN, FaultKind.DISK_FULL) and not found.torn:
-            other = "what was broken off is no file in the folder of checkpoints"
+            other = "the write that was cut short was not to a file of the checkpoint folder"
             yield f"{text} left no torn checkpoint: {other}", fault.step
         if elsewhere := _elsewhere(fault, found):
             yield f"{text} {elsewhere}", fault.step
@@ -607,7 +607,7 @@ def badly_continued(
     """
     if not evidence.may_continue:
         return None
-    how = f"was {INTERRUPTED}, and" if evidence.interrupted else "is not in one piece:"
+    how = f"was {INTERRUPTED}, and" if evidence.interrupted else "has several passes:"
     for finding in _findings(evidence, spec):
         if finding.outcome in (Outcome.FAIL, Outcome.INVALID):
             return Flaw(f"{how} {finding.detail}", finding.onset)

@@ -115,8 +115,8 @@ def seeds_comparable(seeds: SeedRuns) -> CheckResult:
         if len(runs) < FEWEST_SEEDS:
             one = counted(len(runs), "seed")
             return invalid(
-                f"{side} has {one}: at least {FEWEST_SEEDS} a side show how much seeds differ, "
-                "and with 5 or more limits are much narrower"
+                f"{side} has {one}: at least {FEWEST_SEEDS} per side show how much seeds differ; "
+                "with 5 or more, limits are much narrower"
             )
         for first, second in combinations(runs, 2):
             if again := _same_seed(first, second):
@@ -186,7 +186,7 @@ def loss_same_over_seeds(
 def trajectory_same_over_seeds(
     test: Evidence, control: Evidence, seeds: SeedRuns, margin: float | None
 ) -> CheckResult:
-    """In no part of the run is the loss off by more than the margin beyond what seeds differ by.
+    """No part of the run is off by more than the margin, beyond what seeds differ by.
 
     The run is split into up to 8 parts, each with its mean loss over the seeds: some part is off by
     more than chance, even where the end is not. A part that is not shown to be off is not thereby
@@ -344,12 +344,12 @@ def _of_level(
 
 
 def _outlook(found: OverSeeds, read: _Losses, limit: Limit) -> str:
-    """What would settle it, in seeds a side and in steps."""
+    """What would settle it, in seeds per side and in steps."""
     if found.outcome is not Answer.INCONCLUSIVE:
         return ""
     ways = []
     if found.further_seeds is not None:
-        ways.append(f"about {counted(found.further_seeds, 'further seed')} a side")
+        ways.append(f"about {counted(found.further_seeds, 'further seed')} per side")
     if found.lengthened is not None and found.lengthened <= _MOST_LENGTHENED:
         whole = int(read.steps[-1] - read.steps[0]) + 1
         further = math.ceil((found.lengthened - 1) * whole)
@@ -603,6 +603,6 @@ def _target_outlook(found: OverSeeds, margin: float) -> str:
             f"or more than {MOST_SEEDS:,}"
         )
     return (
-        f"; about {counted(found.further_seeds, 'further seed')} a side would settle it with a "
+        f"; about {counted(found.further_seeds, 'further seed')} per side would settle it with a "
         "probability of 80%"
     )

@@ -53,7 +53,7 @@ NAMED = 3
 def renamed_parameters_agree(
     test: Evidence, control: Evidence, renamed: Renamed | None
 ) -> CheckResult:
-    """Parameters that two releases call by other names have the control's norms, as a whole.
+    """Parameters that the two releases name differently have the control's norm, all together.
 
     These parameters, which sketches cannot compare, were loaded or trained differently. Gradients
     of single renamed parameters are not compared.
@@ -106,7 +106,7 @@ def updates_first_steps(tensors: Comparisons) -> CheckResult:
 
 @check(Tier.FIRST_STEP)
 def gradients_finite(test: Evidence, control: Evidence) -> CheckResult:
-    """No gradient has a NaN or an infinity that the control's has not.
+    """No gradient has a NaN or an infinity that the control's does not have.
 
     Clipping or a loss scaler may discard such a step, and nothing else shows it.
     """
@@ -367,7 +367,7 @@ def buffers_envelope(tensors: Comparisons, test: Evidence, control: Evidence) ->
     return _state_inside([("", each) for each in found], "buffer", "relative", _BUFFER_LIMIT)
 
 
-_STATE_LIMIT = "some times the gradients' own limit"
+_STATE_LIMIT = "a multiple of the gradients' own limit"
 _BUFFER_LIMIT = "floor of buffers"
 
 POST_STEP_CHECKS: tuple[Question, ...] = (

@@ -34,12 +34,12 @@ from converge_harness.judge.degrees import max_norm
 from converge_harness.model import BufferRows, Evidence, Flags, Floats, Precision
 
 _ONE_NORM = 1e-4
-"""By how much norms after clipping may differ, relative, and still be clipped to one number."""
+"""Relative difference up to which two clipped norms count as clipped to the same norm."""
 _FEWEST_CLIPPED = 2
-"""In so many samples a control has to be clipped to one norm before that is known to be the
-largest."""
+"""In how many samples a control must be clipped to the same norm before that counts as its
+max_norm."""
 UNCLIPPED = 1e-6
-"""A factor nearer to one than this is none."""
+"""A factor nearer to one than this counts as not clipped."""
 _FEWEST_SEEN = 2
 """A buffer that is the same in this many samples never changes."""
 

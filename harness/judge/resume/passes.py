@@ -71,7 +71,7 @@ class Gap(NamedTuple):
 
 
 def superseded(evidence: Evidence) -> dict[int, dict[str, SignalSeries]]:
-    """By number of a pass and signal, what it left at steps that a later pass trained again."""
+    """Per pass and signal: the values at steps that a later pass trained again."""
     found = {}
     later: set[int] = set()
     for each in reversed(evidence.passes):

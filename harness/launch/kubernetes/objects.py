@@ -182,7 +182,7 @@ def quantity_of(memory: str | None) -> str | None:
 
 
 def seconds_of(time: str | None) -> int | None:
-    """A time limit of sbatch in seconds; None: there is none, which 0 means, too.
+    """A time limit of sbatch in seconds; None, and 0: no limit.
 
     The forms are ``MINUTES``, ``MINUTES:SECONDS``, ``HOURS:MINUTES:SECONDS``, ``DAYS-HOURS``,
     ``DAYS-HOURS:MINUTES`` and ``DAYS-HOURS:MINUTES:SECONDS``.

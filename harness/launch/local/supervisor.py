@@ -369,7 +369,7 @@ class Supervisor:
             return
         self._groups, self._nobody_waits = (), True
         message = (
-            f"a rank of {job.name} has {rank_bytes / GIB:.1f} GiB in memory, so runs do not wait "
+            f"a rank of {job.name} has {rank_bytes / GIB:.1f} GiB in memory: runs no longer wait "
             "for each other any more (waiting_ranks in [stop])"
         )
         self._tell(Notice(time.time(), message))
@@ -743,8 +743,8 @@ class Slots:
     """Free slots for ranks: GPU ids, or numbers on the CPU.
 
     An id that is there several times is a GPU that so many ranks share. The ranks of a job are
-    dealt out to all GPUs in turn, so how many of them share one depends on nothing but their
-    number: other numbers would let NCCL choose another path, and sum in another order.
+    assigned to all GPUs round-robin, so how many share one depends only on their number:
+    with other numbers NCCL might choose another path, and sum in another order.
     """
 
     free: tuple[int, ...]

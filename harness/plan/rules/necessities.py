@@ -88,10 +88,10 @@ def same_microbatch(planned: PlannedJob) -> Iterator[Breach]:
     if by_microbatch and ours != theirs:
         yield Breach(
             "set.training.local_batch_size",
-            f"an auxiliary loss is of a microbatch: {ours} samples here, {theirs} in "
+            f"the auxiliary loss is computed per microbatch: {ours} samples here, {theirs} in "
             f"{control.name!r}, which is another objective",
-            f"write local_batch_size = {theirs}, or balance the experts of both sets by a "
-            "loss of a sample",
+            f"write local_batch_size = {theirs}, or use a per-sample loss "
+            "(seq_aux_loss) in both sets",
         )
 
 

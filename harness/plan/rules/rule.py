@@ -137,7 +137,7 @@ def _unknown_waivers(planned: PlannedJob) -> Iterator[Problem]:
         if name in waivable:
             continue
         if name in RULES:
-            yield Problem(_place(planned, "waive"), f"{name!r} is a necessity: nothing waives it")
+            yield Problem(_place(planned, "waive"), f"{name!r} is required: it cannot be waived")
             continue
         yield Problem(_place(planned, "waive"), f"no rule {name!r}", suggest(name, waivable))
 

@@ -1,4 +1,4 @@
-"""What every module gets and gives, and the gradients that flow back through it: sums over tokens.
+"""Sums over tokens of every module's inputs and outputs, and of their gradients.
 
 For each floating-point tensor that a module is called with or returns, a rank adds up its entries
 over everything but the last dimension, and the squares of its entries likewise. Projections of the

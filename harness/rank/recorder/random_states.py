@@ -6,7 +6,7 @@ and draw alike get the same numbers (dropout masks, noise). Most training draws 
 step costs two copies of a state and a comparison; no device is waited for, because torch keeps the
 states of CUDA generators in the memory of the host.
 
-Seen are torch's default generators of the CPU and of the model's device, and generators of the
+It covers torch's default generators of the CPU and of the model's device, and generators of the
 program's own that the model, hooks of its modules or stateful parts of the checkpoint hold. The
 global generators of Python's ``random`` and of ``numpy.random``, from which augmentations and
 shuffles draw, are looked at in the same way, each alone: a program that never seeds one of them

@@ -30,7 +30,7 @@ from converge_harness.shipped import shipped
 
 CAUSES_PAGE = "docs/causes.md"
 _LOCAL_LINK = re.compile(r"\[([^\]]+)\]\((?!https?://)[^)]*\)")
-"""A link to a file of the project, which is not there beside a report."""
+"""A relative link of the causes page: its target does not exist next to a report."""
 LOG_LINES = 120
 """Lines of a failed rank's log in the page."""
 

@@ -45,7 +45,7 @@ _START = f"""
 set -eu
 converge_call=$(($2 + ${{SLURM_RESTART_COUNT:-0}}))
 converge_logs=$1/{call_name_in_bash("$converge_call")}"""
-"""Of two arguments: the folder of all logs, and the call's number when the job starts first."""
+"""Takes two arguments: the folder of all logs, and the number of the job's first call."""
 _OF_TASK = f"""{_START}
 {OF_A_TASK}
 shift 2

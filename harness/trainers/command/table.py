@@ -361,7 +361,7 @@ def lacks(kind: Kind, command: Command) -> tuple[str, str]:
 def lacks_to_continue(command: Command) -> tuple[str, str]:
     """The same for a run of any kind that continues once it was interrupted, by any launcher."""
     if not command.probed:
-        return "needs the probe, which shows from what it goes on", PROBE
+        return "needs the probe, which records what it resumes from", PROBE
     return _checkpoints_lack(command, CHECKPOINT_EVERY, WRITES_CHECKPOINTS)
 
 

@@ -121,8 +121,8 @@ class Megatron(TorchrunTrainer):
         if not others:
             return "", ""
         why = (
-            f"is not possible for {', '.join(map(repr, others))}: its auxiliary loss is of a "
-            "microbatch, so other samples in one are another objective"
+            f"is not possible for {', '.join(map(repr, others))}: its auxiliary loss is per "
+            "microbatch, so other samples in one make it a different objective"
         )
         return why, "leave it out, or use rerun and ulp repeats"
 

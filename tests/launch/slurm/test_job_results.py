@@ -164,7 +164,7 @@ def test_finished_is_what_ended_well_and_left_all_its_evidence(tmp_path, state):
     assert result_of(known(tmp_path, state)).status is RunStatus.FINISHED
 
 
-def test_the_end_of_an_earlier_life_says_nothing(tmp_path):
+def test_the_end_of_an_earlier_start_says_nothing(tmp_path):
     with_end(tmp_path, 0, restart=0)
     with_steps(tmp_path, 20, complete=True)
     record = result_of(known(tmp_path, ended("FAILED", restarts=1)))

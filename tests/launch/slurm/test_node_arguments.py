@@ -16,7 +16,7 @@ def told(option, **slurm):
     return {name: value for name, _, value in given}.get(option)
 
 
-def test_each_life_of_a_job_has_a_rendezvous_and_logs_of_its_own():
+def test_each_start_of_a_job_has_its_own_rendezvous_and_logs():
     first, second = (node_arguments(ALONE, call_logs(LOGS, call, 0), call) for call in (1, 2))
     assert not set(first) & set(second)
     assert told("--rdzv-id") == "7.2"
