@@ -17,9 +17,9 @@ from converge_harness.errors import ClusterError, ConfigError, ConvergeError, Pr
 from converge_harness.launch import RunOptions, run_plan
 from converge_harness.launch.events import Observer, Preparing
 from converge_harness.launch.kubernetes.written import WrittenObjects
+from converge_harness.launch.scheduler.follow import follow_plan
+from converge_harness.launch.scheduler.job_status import Site
 from converge_harness.launch.slurm.commands import Slurm
-from converge_harness.launch.slurm.follow import follow_plan
-from converge_harness.launch.slurm.job_status import Site
 from converge_harness.launch.stopping import looks, read_by
 from converge_harness.matrix.judge import evidence_of
 from converge_harness.matrix.stop import look_at_running

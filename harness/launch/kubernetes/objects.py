@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from converge_harness.errors import ConfigError, Problem
-from converge_harness.launch.batch_step import Layout, layout_of
+from converge_harness.launch.scheduler.batch_step import Layout, layout_of
 from converge_harness.model import Cluster, Job, Kubernetes
 from converge_harness.run_folder.layout import JOB_SCRIPT
 from converge_harness.store import folder_key, slug

@@ -12,11 +12,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from converge_harness.launch.batch_step import TERMINATED
 from converge_harness.launch.kubernetes.objects import OBJECT, ROLE
-from converge_harness.launch.script_end import read_script_end
-from converge_harness.launch.slurm.backend import JobState, Phase, SubmitRequest
-from converge_harness.launch.slurm.submission import read_submission
+from converge_harness.launch.scheduler.backend import JobState, Phase, SubmitRequest
+from converge_harness.launch.scheduler.batch_step import TERMINATED
+from converge_harness.launch.scheduler.script_end import read_script_end
+from converge_harness.launch.scheduler.submission import read_submission
 from converge_harness.model import Role
 from converge_harness.run_folder.layout import COMPILED, JOB_SCRIPT, LOGS, RECORD, calls_so_far
 from converge_harness.store import Store, atomic_write

@@ -9,7 +9,8 @@ import shlex
 from pathlib import Path
 
 from converge_harness.errors import ConfigError, Problem
-from converge_harness.launch.batch_step import (
+from converge_harness.launch.next_call import calls_again
+from converge_harness.launch.scheduler.batch_step import (
     HEAD_VARIABLE,
     OF_EVERY_START,
     OF_MEETING,
@@ -26,7 +27,6 @@ from converge_harness.launch.batch_step import (
     surroundings,
     work_folder_line,
 )
-from converge_harness.launch.next_call import calls_again
 from converge_harness.model import Cluster, Job
 from converge_harness.run_folder.ended import shell_lines
 from converge_harness.run_folder.layout import JOB_SCRIPT, OF_THE_PASSES, SLURM_LOG

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from converge_harness.errors import ClusterError
-from converge_harness.launch.slurm.backend import JobState, Phase, Refused, SubmitRequest
+from converge_harness.launch.scheduler.backend import JobState, Phase, Refused, SubmitRequest
 from converge_harness.model import Cluster
 from converge_harness.run_folder.launcher_variables import is_of_launcher
 from converge_harness.run_folder.layout import JOB_VARIABLE, SEGMENT_VARIABLE

@@ -10,9 +10,9 @@ from test_pod_script import ON_CPUS, PLAIN
 from converge_harness.errors import StoreError
 from converge_harness.launch.kubernetes.objects import job_set, object_name, object_text
 from converge_harness.launch.kubernetes.written import RUNS, SEEDS, WrittenObjects
-from converge_harness.launch.slurm.backend import JobState, Phase, SubmitRequest
-from converge_harness.launch.slurm.result import Known, result_of
-from converge_harness.launch.slurm.submission import Submission, write_submission
+from converge_harness.launch.scheduler.backend import JobState, Phase, SubmitRequest
+from converge_harness.launch.scheduler.result import Known, result_of
+from converge_harness.launch.scheduler.submission import Submission, write_submission
 from converge_harness.model import Role, RunStatus
 from converge_harness.store import Store
 

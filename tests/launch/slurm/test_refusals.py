@@ -2,7 +2,7 @@
 
 import pytest
 
-from converge_harness.launch.slurm.backend import Phase
+from converge_harness.launch.scheduler.backend import Phase
 from converge_harness.launch.slurm.commands import SQUEUE_FORMAT, read_squeue, with_keys
 from converge_harness.model import Cluster
 

@@ -9,8 +9,8 @@ from launch_jobs import tiny_job
 from slurm_daemons import slurm_daemons
 
 from converge_harness.errors import ClusterError
+from converge_harness.launch.scheduler.backend import Phase, Refused, SubmitRequest
 from converge_harness.launch.slurm import commands as slurm_backend
-from converge_harness.launch.slurm.backend import Phase, Refused, SubmitRequest
 from converge_harness.launch.slurm.batch_script import batch_script
 from converge_harness.launch.slurm.commands import Slurm, phase_of, read_sacct
 from converge_harness.model import Cluster

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from converge_harness.errors import StoreError
-from converge_harness.launch.batch_step import TERMINATED
 from converge_harness.launch.kubernetes.objects import logs_command, object_name
 from converge_harness.launch.next_call import CallOutcome, after
 from converge_harness.launch.progress import last_line
-from converge_harness.launch.script_end import ScriptEnd, read_script_end
+from converge_harness.launch.scheduler.backend import JobState, Phase
+from converge_harness.launch.scheduler.batch_step import TERMINATED
+from converge_harness.launch.scheduler.script_end import ScriptEnd, read_script_end
+from converge_harness.launch.scheduler.submission import Submission
 from converge_harness.launch.scripts import submit_argv
-from converge_harness.launch.slurm.backend import JobState, Phase
 from converge_harness.launch.slurm.commands import with_keys
-from converge_harness.launch.slurm.submission import Submission
 from converge_harness.launch.stopping import stopped_error
 from converge_harness.model import Cluster, Job, Kubernetes, RankError, RunRecord, RunStatus
 from converge_harness.run_folder.layout import (

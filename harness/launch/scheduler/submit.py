@@ -28,18 +28,14 @@ from converge_harness.launch.events import (
     RunsElsewhere,
 )
 from converge_harness.launch.interruption import Interruption
-from converge_harness.launch.script_end import has_ended
-from converge_harness.launch.scripts import submit_argv
-from converge_harness.launch.slurm.backend import (
+from converge_harness.launch.scheduler.backend import (
     Backend,
     JobState,
     Phase,
     Refused,
     SubmitRequest,
 )
-from converge_harness.launch.slurm.batch_script import job_name
-from converge_harness.launch.slurm.commands import with_keys
-from converge_harness.launch.slurm.job_status import (
+from converge_harness.launch.scheduler.job_status import (
     JobStatus,
     Site,
     files_of,
@@ -49,8 +45,16 @@ from converge_harness.launch.slurm.job_status import (
     read_statuses,
     write_records,
 )
-from converge_harness.launch.slurm.result import Known, facts, skipped
-from converge_harness.launch.slurm.submission import Submission, read_submission, write_submission
+from converge_harness.launch.scheduler.result import Known, facts, skipped
+from converge_harness.launch.scheduler.script_end import has_ended
+from converge_harness.launch.scheduler.submission import (
+    Submission,
+    read_submission,
+    write_submission,
+)
+from converge_harness.launch.scripts import submit_argv
+from converge_harness.launch.slurm.batch_script import job_name
+from converge_harness.launch.slurm.commands import with_keys
 from converge_harness.launch.stopping import used_again
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import Job, Plan, RankError, RunRecord, RunStatus

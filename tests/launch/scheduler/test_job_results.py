@@ -8,12 +8,16 @@ import pytest
 from launch_jobs import tiny_job
 
 from converge_harness.errors import StoreError
-from converge_harness.launch.script_end import read_script_end
-from converge_harness.launch.slurm.backend import JobState, Phase
-from converge_harness.launch.slurm.follow import follow_from
-from converge_harness.launch.slurm.result import Known, result_of
-from converge_harness.launch.slurm.submission import Submission, read_submission, write_submission
-from converge_harness.launch.slurm.submit import Chains, chains_of
+from converge_harness.launch.scheduler.backend import JobState, Phase
+from converge_harness.launch.scheduler.follow import follow_from
+from converge_harness.launch.scheduler.result import Known, result_of
+from converge_harness.launch.scheduler.script_end import read_script_end
+from converge_harness.launch.scheduler.submission import (
+    Submission,
+    read_submission,
+    write_submission,
+)
+from converge_harness.launch.scheduler.submit import Chains, chains_of
 from converge_harness.model import (
     Cluster,
     Experiment,

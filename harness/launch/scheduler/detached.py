@@ -15,8 +15,8 @@ from converge_harness.launch.events import Ended, Observer
 from converge_harness.launch.interruption import Interruption, interruptible
 from converge_harness.launch.kubernetes.objects import delete_command
 from converge_harness.launch.progress import last_line
-from converge_harness.launch.slurm.backend import Phase
-from converge_harness.launch.slurm.job_status import (
+from converge_harness.launch.scheduler.backend import Phase
+from converge_harness.launch.scheduler.job_status import (
     JobStatus,
     Site,
     known_of,
@@ -27,9 +27,9 @@ from converge_harness.launch.slurm.job_status import (
     record_of_needed,
     write_records,
 )
-from converge_harness.launch.slurm.result import result_of
-from converge_harness.launch.slurm.submission import read_submission
-from converge_harness.launch.slurm.submit import Submitter, cancel_all, prepare_plan
+from converge_harness.launch.scheduler.result import result_of
+from converge_harness.launch.scheduler.submission import read_submission
+from converge_harness.launch.scheduler.submit import Submitter, cancel_all, prepare_plan
 from converge_harness.model import Job, Plan, Role, RunRecord, RunStatus
 from converge_harness.run_folder.layout import JOB, RECORD
 from converge_harness.store import Store, read_json

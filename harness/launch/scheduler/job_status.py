@@ -10,11 +10,11 @@ from pathlib import Path
 
 from converge_harness.errors import ClusterError
 from converge_harness.launch.options import RunOptions
-from converge_harness.launch.script_end import has_ended
+from converge_harness.launch.scheduler.backend import Backend, JobState, Phase
+from converge_harness.launch.scheduler.result import Known, facts, result_of, skipped
+from converge_harness.launch.scheduler.script_end import has_ended
+from converge_harness.launch.scheduler.submission import Submission, read_submission
 from converge_harness.launch.scripts import scripts_of
-from converge_harness.launch.slurm.backend import Backend, JobState, Phase
-from converge_harness.launch.slurm.result import Known, facts, result_of, skipped
-from converge_harness.launch.slurm.submission import Submission, read_submission
 from converge_harness.launch.stopping import read_if_stopped
 from converge_harness.model import Cluster, Experiment, Job, RunRecord, RunStatus
 from converge_harness.run_folder.layout import RECORD
