@@ -5,8 +5,8 @@
     local/              on this machine
     scheduler/          under any scheduler, attached or detached
     slurm/              what differs under Slurm
-    kubernetes/         jobs as JobSets of Kubernetes, which somebody else creates
-    scripts.py          what the scheduler of a cluster needs in a run folder
+    kubernetes/         what differs on Kubernetes: JobSets, which somebody else creates
+    backends.py         which of these schedulers a cluster has
     options.py          options of a run
     events.py           events for an observer
     check.py            before any rank starts: checks configs with the toolchain's trainer

@@ -11,4 +11,7 @@
     detached.py    without a process that stays: submit, status, collect, cancel
     batch_step.py  what scripts for all schedulers share
     script_end.py  how a script of a scheduler's job ended
+
+What differs is in ``slurm/`` and ``kubernetes/`` beside it, which import this package. It imports
+neither of them: it is given a ``Backend``, which ``launch/backends.py`` chooses.
 """

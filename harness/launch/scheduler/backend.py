@@ -1,4 +1,4 @@
-"""The interface of a scheduler: submit, poll, cancel, and the states of a job."""
+"""The interface of a scheduler, and what it says of a job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
+
+from converge_harness.launch.scheduler.submission import Submission
+from converge_harness.model import Cluster, Job, RankError, RunRecord
+from converge_harness.trainers import RANK_MODULE
 
 
 class Phase(StrEnum):
@@ -15,9 +19,34 @@ class Phase(StrEnum):
     PENDING = "pending"
     RUNNING = "running"
     ENDED = "ended"
-    """It ended; ``JobState.word`` says how."""
+    """It ended; ``JobState.end`` says how."""
     UNKNOWN = "unknown"
     """The scheduler does not know it any more; only the run folder can say more."""
+
+
+class NeverStarts(StrEnum):
+    """Why a pending job can never start."""
+
+    NEEDED = "needed"
+    """A job that had to succeed first did not."""
+    REQUEUES = "requeues"
+    """It was requeued more often than the cluster allows."""
+    REQUEST = "request"
+    """It requests what it can never get."""
+
+
+class JobEnd(StrEnum):
+    """How a job ended, according to the scheduler."""
+
+    BY_CODE = "by code"
+    """As its exit code says; also if the scheduler does not know."""
+    FAILED = "failed"
+    TIME_IS_UP = "time is up"
+    TAKEN_AWAY = "taken away"
+    """It lost nodes or memory. The ranks' logs have no error then, or only a consequence."""
+    CANCELLED = "cancelled"
+    NEEDED = "needed"
+    """Cancelled, because a job that had to succeed first did not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +55,18 @@ class JobState:
 
     phase: Phase
     word: str = ""
-    """The scheduler's word: ``PENDING``, ``TIMEOUT``, ``NODE_FAIL`` …"""
+    """The scheduler's word, for people: ``PENDING``, ``TIMEOUT``, ``NODE_FAIL`` …"""
     reason: str = ""
-    """The scheduler's reason, such as ``DependencyNeverSatisfied``; empty if it gives none."""
-    never: bool = False
-    """Whether a pending job can never start."""
+    """The scheduler's reason, such as ``DependencyNeverSatisfied``; empty if it gives none.
+
+    Of a job that a user has cancelled: ``by`` and the user's number.
+    """
+    never: NeverStarts | None = None
+    """Why a pending job can never start; None: it can."""
+    end: JobEnd = JobEnd.BY_CODE
+    """How it ended, if it did."""
+    paused: bool = False
+    """Whether its ranks may not run although its phase is running: suspended, or ending."""
     restarts: int = 0
     """How often it has been requeued."""
     exit_code: int | None = None
@@ -70,8 +106,45 @@ class Refused(Exception):  # noqa: N818 - the scheduler's answer
         """Whether it may accept the job later (too many jobs queued)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Everything that is known about a submitted job."""
+
+    job: Job
+    folder: Path
+    submission: Submission
+    state: JobState
+    cluster: Cluster
+    backend: Backend
+    """The scheduler that has the job."""
+    needed: RunRecord | None = None
+    """Record of the seed-checkpoint job from which it starts; None if it needs none, or if that job
+    is not over.
+    """
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The command that submits the job, without its dependencies."""
+        return self.backend.submit_argv(self.folder)
+
+
 class Backend(Protocol):
-    """A scheduler. Every method raises ClusterError if it cannot be reached."""
+    """A scheduler: Slurm (``launch/slurm/``), or files for Kubernetes (``launch/kubernetes/``).
+
+    ``submit``, ``poll`` and ``cancel`` raise ClusterError if the scheduler cannot be reached. All
+    others ask nobody.
+    """
+
+    name: ClassVar[str]
+    """The scheduler's name in sentences."""
+    to_create: ClassVar[bool]
+    """Whether jobs are only written, as objects that somebody has to create."""
+    queue_command: ClassVar[str]
+    """The command that shows jobs to people."""
+    script_log: ClassVar[str | None]
+    """The file in a run folder with the script's output; None: there is none."""
+    ordinary_reasons: ClassVar[frozenset[str]]
+    """Normal reasons for waiting, which are not reported."""
 
     def submit(self, request: SubmitRequest) -> str:
         """Submit a job; return its id.
@@ -86,4 +159,44 @@ class Backend(Protocol):
 
     def cancel(self, ids: Collection[str]) -> None:
         """Cancel these jobs, running or waiting; unknown ones are already over."""
+        ...
+
+    def files(
+        self,
+        job: Job,
+        folder: Path,
+        cluster: Cluster,
+        *,
+        experiment: str,
+        rank_module: str = RANK_MODULE,
+        continues_after: int | None = None,
+        data: Path | None = None,
+    ) -> dict[str, str]:
+        """What a job's run folder ``folder`` needs before it is submitted: texts by file name.
+
+        ``continues_after``: the number of the last call of an earlier job of the run, from whose
+        newest checkpoint this one continues; None: it starts anew. ``data`` is the folder of its
+        corpus.
+
+        Raises ConfigError when the ranks do not fill nodes, and when the scheduler would refuse it.
+        """
+        ...
+
+    def submit_argv(self, folder: Path) -> tuple[str, ...]:
+        """The command that submits the job of a run folder by hand, without its dependencies."""
+        ...
+
+    def cancel_argv(self, cluster: Cluster) -> tuple[str, ...]:
+        """The command that cancels jobs by hand, without their ids."""
+        ...
+
+    def with_keys(self, words: str, cluster: Cluster) -> str:
+        """A refusal with the keys of ``[cluster]`` that it is about, if these are known."""
+        ...
+
+    def failed(self, known: Known, returncode: int | None) -> RankError:
+        """The error of a job that failed; ``returncode``: of its script, None if unknown.
+
+        It is that of the rank that failed first, if a rank's log has one.
+        """
         ...

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from converge_harness.errors import StoreError
 from converge_harness.launch.events import Ended, Observer
 from converge_harness.launch.interruption import Interruption, interruptible
-from converge_harness.launch.kubernetes.objects import delete_command
 from converge_harness.launch.progress import last_line
 from converge_harness.launch.scheduler.backend import Phase
 from converge_harness.launch.scheduler.job_status import (
@@ -230,8 +229,7 @@ def status(plan: Plan, site: Site) -> tuple[StatusRow, ...]:
     """
     statuses = read_statuses(site, plan.jobs)
     orphans = _orphans(site.store)
-    namespace = site.cluster.kubernetes.namespace if site.cluster.kubernetes else None
-    by_hand = " ".join(delete_command(namespace)) if namespace else "scancel"
+    by_hand = " ".join(site.backend.cancel_argv(site.cluster))
     foreseen: dict[str, JobStatus] = {}
     rows = {}
     for identity, job_status in statuses.items():

@@ -2,6 +2,7 @@
 
 ::
 
-    commands.py      its commands and their output
+    commands.py      its commands and their output; the keys of ``[cluster]`` behind a refusal
     batch_script.py  a job as a batch script; pure
+    failed.py        the error of a job that failed
 """

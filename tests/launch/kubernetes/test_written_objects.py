@@ -10,8 +10,8 @@ from test_pod_script import ON_CPUS, PLAIN
 from converge_harness.errors import StoreError
 from converge_harness.launch.kubernetes.objects import job_set, object_name, object_text
 from converge_harness.launch.kubernetes.written import RUNS, SEEDS, WrittenObjects
-from converge_harness.launch.scheduler.backend import JobState, Phase, SubmitRequest
-from converge_harness.launch.scheduler.result import Known, result_of
+from converge_harness.launch.scheduler.backend import JobState, Known, Phase, SubmitRequest
+from converge_harness.launch.scheduler.result import result_of
 from converge_harness.launch.scheduler.submission import Submission, write_submission
 from converge_harness.model import Role, RunStatus
 from converge_harness.store import Store
@@ -97,7 +97,7 @@ def test_pods_that_were_ended_are_no_crash_of_ranks(written, cancelled, status, 
     logs.mkdir(parents=True)
     (logs / "torchrun.log").write_text(said)
     end(written, 143)
-    known = Known(RUN, folder_of(written), submission, state(written), ON_CPUS)
+    known = Known(RUN, folder_of(written), submission, state(written), ON_CPUS, written)
     record = result_of(known)
     assert record.status is status
     assert message in record.error.message
@@ -105,7 +105,8 @@ def test_pods_that_were_ended_are_no_crash_of_ranks(written, cancelled, status, 
 
 def failed(written):
     submission = Submission(RUN.identity, "", "", job_id=object_name(RUN))
-    return result_of(Known(RUN, folder_of(written), submission, state(written), ON_CPUS)).error
+    known = Known(RUN, folder_of(written), submission, state(written), ON_CPUS, written)
+    return result_of(known).error
 
 
 def test_a_rank_that_failed_before_pods_were_ended_is_the_error(written):

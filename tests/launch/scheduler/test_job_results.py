@@ -8,9 +8,9 @@ import pytest
 from launch_jobs import tiny_job
 
 from converge_harness.errors import StoreError
-from converge_harness.launch.scheduler.backend import JobState, Phase
+from converge_harness.launch.scheduler.backend import JobState, Known, NeverStarts, Phase
 from converge_harness.launch.scheduler.follow import follow_from
-from converge_harness.launch.scheduler.result import Known, result_of
+from converge_harness.launch.scheduler.result import result_of
 from converge_harness.launch.scheduler.script_end import read_script_end
 from converge_harness.launch.scheduler.submission import (
     Submission,
@@ -18,6 +18,7 @@ from converge_harness.launch.scheduler.submission import (
     write_submission,
 )
 from converge_harness.launch.scheduler.submit import Chains, chains_of
+from converge_harness.launch.slurm.commands import Slurm, end_of
 from converge_harness.model import (
     Cluster,
     Experiment,
@@ -34,15 +35,18 @@ from converge_harness.trainers.command.settings import Command, RankLauncher
 CLUSTER = Cluster(ranks_per_node=8, time="04:00:00")
 SUBMITTED = Submission("identity", "cv-job-identity", "2026-11-22T03:00:00+00:00", "7")
 UNKNOWN = JobState(Phase.UNKNOWN)
+HELD = JobState(Phase.PENDING, reason="JobHoldMaxRequeue", never=NeverStarts.REQUEUES)
 
 
 def ended(word, **values):
-    return JobState(Phase.ENDED, word, nodes="node[1-2]", ran_s=60.0, **values)
+    end = end_of(word, values.get("reason", ""))
+    return JobState(Phase.ENDED, word, end=end, nodes="node[1-2]", ran_s=60.0, **values)
 
 
 def known(folder, state, *, job=None, **values):
     submission = replace(SUBMITTED, **values.pop("submission", {}))
-    return Known(job or tiny_job("job", steps=20), folder, submission, state, CLUSTER, **values)
+    job = job or tiny_job("job", steps=20)
+    return Known(job, folder, submission, state, CLUSTER, Slurm({}), **values)
 
 
 def with_steps(folder, last, *, complete=False):
@@ -128,12 +132,12 @@ def test_a_job_in_the_queue_has_no_record(tmp_path, state):
             "Slurm no longer knows job 7, and its end was not recorded (after step 5 of 20)",
         ),
         (
-            JobState(Phase.PENDING, reason="PartitionNodeLimit", never=True),
+            JobState(Phase.PENDING, reason="PartitionNodeLimit", never=NeverStarts.REQUEST),
             RunStatus.REFUSED,
             "Slurm will never start it: PartitionNodeLimit; see {folder}/job.sh",
         ),
         (
-            JobState(Phase.PENDING, reason="JobHoldMaxRequeue", never=True, restarts=6),
+            replace(HELD, restarts=6),
             RunStatus.REFUSED,
             (
                 "was requeued 6 times, more often than the cluster allows (JobHoldMaxRequeue): "
@@ -141,7 +145,7 @@ def test_a_job_in_the_queue_has_no_record(tmp_path, state):
             ),
         ),
         (
-            JobState(Phase.PENDING, reason="JobHoldMaxRequeue", never=True),
+            HELD,
             RunStatus.REFUSED,
             (
                 "was requeued more often than the cluster allows (JobHoldMaxRequeue): find out why "
@@ -203,7 +207,7 @@ def test_a_script_that_dies_before_its_ranks_tells_why(tmp_path):
 @pytest.mark.parametrize(
     "state",
     [
-        JobState(Phase.PENDING, reason="DependencyNeverSatisfied", never=True),
+        JobState(Phase.PENDING, reason="DependencyNeverSatisfied", never=NeverStarts.NEEDED),
         ended("CANCELLED", reason="DependencyNeverSatisfied"),
     ],
 )
