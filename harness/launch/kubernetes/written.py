@@ -46,6 +46,7 @@ class WrittenObjects:
     queue_command: ClassVar[str] = "kubectl get jobsets"
     script_log: ClassVar[str | None] = None
     ordinary_reasons: ClassVar[frozenset[str]] = frozenset({""})
+
     store: Store
     objects: Path | None = None
     """The folder into which they are written; None where nothing is submitted."""
