@@ -14,7 +14,7 @@ from pathlib import Path
 
 from converge_harness.launch.batch_step import TERMINATED
 from converge_harness.launch.kubernetes.objects import OBJECT, ROLE
-from converge_harness.launch.script_end import read_script_end
+from converge_harness.launch.script_end import has_ended, known_end
 from converge_harness.launch.slurm.backend import JobState, Phase, SubmitRequest
 from converge_harness.launch.slurm.submission import read_submission
 from converge_harness.model import Role
@@ -84,14 +84,15 @@ def _key(name: str) -> str:
 def _state(folder: Path | None) -> JobState:
     if folder is None:
         return JobState(Phase.UNKNOWN)
-    ended = read_script_end(folder)
     submission = read_submission(folder)
-    if ended is None:
+    if not has_ended(folder):
         if not (folder / JOB_SCRIPT).is_file():
             return JobState(Phase.UNKNOWN)
         before = submission.continues_after if submission else None
         started = calls_so_far(folder / LOGS) > (before or 0)
         return JobState(Phase.RUNNING if started else Phase.PENDING)
+    if (ended := known_end(folder)) is None:
+        return JobState(Phase.ENDED)  # its record says that the file is damaged
     cancelled = (
         ended.returncode == TERMINATED and submission is not None and bool(submission.cancelled)
     )

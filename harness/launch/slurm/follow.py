@@ -18,11 +18,11 @@ from converge_harness.launch.events import Ended, GoingOn, Notice, Observer, Ove
 from converge_harness.launch.interruption import Interruption, interruptible
 from converge_harness.launch.options import Training
 from converge_harness.launch.progress import Growth, MetricsTail, remaining_s
-from converge_harness.launch.script_end import has_ended
+from converge_harness.launch.script_end import has_ended, known_end
 from converge_harness.launch.scripts import submit_argv
 from converge_harness.launch.slurm.backend import JobState, Phase
 from converge_harness.launch.slurm.job_status import UNKNOWN_LOOKS, Site, state_of, write_record
-from converge_harness.launch.slurm.result import Known, known_end, skipped
+from converge_harness.launch.slurm.result import Known, skipped
 from converge_harness.launch.slurm.submission import Submission, read_submission
 from converge_harness.launch.slurm.submit import PreparedPlan, Submitter, cancel_all, prepare_plan
 from converge_harness.launch.stopping import Looks

@@ -16,7 +16,7 @@ from converge_harness.launch.batch_step import TERMINATED
 from converge_harness.launch.kubernetes.objects import logs_command, object_name
 from converge_harness.launch.next_call import CallOutcome, after
 from converge_harness.launch.progress import last_line
-from converge_harness.launch.script_end import ScriptEnd, read_script_end
+from converge_harness.launch.script_end import damage_of_end, known_end
 from converge_harness.launch.scripts import submit_argv
 from converge_harness.launch.slurm.backend import JobState, Phase
 from converge_harness.launch.slurm.commands import with_keys
@@ -244,10 +244,8 @@ def _failed(known: Known, returncode: int | None) -> RankError:
     if known.cluster.kubernetes is not None:
         return _failed_in_pods(known, known.cluster.kubernetes, returncode)
     if returncode is None and known.state.phase is Phase.UNKNOWN:
-        message = (
-            f"Slurm no longer knows job {known.submission.job_id}, and its end was not recorded"
-        )
-        return _with_log(known, f"{message} ({_where(known)})")
+        gone = f"Slurm no longer knows job {known.submission.job_id}"
+        return _with_log(known, _unknown_end(known, gone))
     if returncode == TERMINATED and known.state.phase is Phase.UNKNOWN:
         message = "was ended by SIGTERM (time limit, preemption, scancel): Slurm no longer says why"
         return _with_log(known, f"{message}, {_where(known)}")
@@ -264,8 +262,7 @@ def _failed_in_pods(known: Known, site: Kubernetes, returncode: int | None) -> R
     )
     name = known.submission.job_id or object_name(job)
     if returncode is None:
-        message = f"{JOB_SCRIPT} of JobSet {name} is gone, and its end was not recorded"
-        return _with_log(known, f"{message} ({_where(known)})")
+        return _with_log(known, _unknown_end(known, f"{JOB_SCRIPT} of JobSet {name} is gone"))
     error = trainer.error(logs, logs, returncode, None)
     # Without an error of a rank, torchrun's own last line would stand for rank 0.
     of_rank = error.rank is not None and (not trainer.own_rank_code or has_failed_rank(*logs))
@@ -292,15 +289,11 @@ def _of_segment(known: Known, error: RankError) -> RankError:
     return replace(error, message=f"{problem}: {error.message}")
 
 
-def known_end(folder: Path) -> ScriptEnd | None:
-    """How the script ended; None if its file is damaged, too: then Slurm's own answer counts alone.
-
-    Otherwise one damaged file would end all jobs that are followed with it.
-    """
-    try:
-        return read_script_end(folder)
-    except StoreError:
-        return None
+def _unknown_end(known: Known, gone: str) -> str:
+    """A sentence; ``gone`` says that nothing but ``ended.json`` could tell how the job ended."""
+    if damage := damage_of_end(known.folder):
+        return f"it is unknown how it ended, {_where(known)}: {damage}"
+    return f"{gone}, and its end was not recorded ({_where(known)})"
 
 
 def _returncode(known: Known) -> int | None:
