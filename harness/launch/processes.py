@@ -62,43 +62,42 @@ def ask_for_stacks(
     time.sleep(_STACKS_S)
 
 
-def rank_of(call: Path, rank: int, agent: int) -> psutil.Process | None:
-    """The process that torchrun has started as a rank of a call, ``call`` being its log folder.
+def ranks_of(call: Path, agent: int) -> dict[int, psutil.Process]:
+    """The processes that torchrun has started as ranks of a call, by rank.
 
-    It has torchrun's ``RANK``, and the variable by which every process of the call inherits the
-    path of its failures. What the rank has started has both, too: of such a process the parent has
-    them, or, once the rank has ended, is the ``agent``, the process id that the launcher started.
-    Another container may have a run at the same path and share our process ids, so what sees other
-    files is left out. None: it is not there now.
+    ``call`` is its log folder and ``agent`` the process id that its launcher started, which adopts
+    what its descendants leave behind. A rank has torchrun's ``RANK``, and the variable by which
+    every process of the call inherits the path of its failures. What a rank has started has both,
+    too: of such a process the parent has them, or, once the rank has ended, is the agent.
     """
-    ours = _mounts(os.getpid())
-    variables = {"RANK": str(rank), FAILURES_VARIABLE: str(call / FAILURES)}
-    found: dict[int, psutil.Process] = {}
-    above: dict[int, int] = {}
-    for process in psutil.process_iter():
-        try:
-            if variables.items() <= process.environ().items() and _mounts(process.pid) == ours:
-                found[process.pid], above[process.pid] = process, process.ppid()
-        except (psutil.Error, OSError):  # it has ended, or is another user's
-            continue
-    left = {agent, *found}
-    return next((found[pid] for pid in found if above[pid] not in left), None)
-
-
-def _mounts(pid: int) -> str:
-    """The mount namespace of a process: containers have their own. Raises OSError."""
-    return str(Path(f"/proc/{pid}/ns/mnt").readlink())
-
-
-def kill_tree(process: psutil.Process) -> None:
-    """Send SIGKILL to a process and to all that it has started; does not wait for their end."""
     try:
-        doomed = [process, *process.children(recursive=True)]
+        below = psutil.Process(agent).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return {}
+    found: dict[int, tuple[psutil.Process, str]] = {}
+    above: dict[int, int] = {}
+    for process in below:
+        try:
+            variables = process.environ()
+            above[process.pid] = process.ppid()
+        except (psutil.Error, OSError):  # it has ended
+            continue
+        rank = variables.get("RANK", "")
+        if rank.isdecimal() and variables.get(FAILURES_VARIABLE) == str(call / FAILURES):
+            found[process.pid] = process, rank
+    left = {agent, *found}
+    return {int(rank): each for pid, (each, rank) in found.items() if above[pid] not in left}
+
+
+def signal_tree(process: psutil.Process, number: signal.Signals) -> None:
+    """Send a signal to a process and to all that it has started; does not wait for its effect."""
+    try:
+        reached = [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
         return
-    for each in doomed:
+    for each in reached:
         try:
-            each.kill()
+            each.send_signal(number)
         except psutil.NoSuchProcess:
             continue
 

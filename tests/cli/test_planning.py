@@ -60,7 +60,7 @@ def test_every_segment_has_its_own_way_to_the_global_batch(printed):
 
 
 def test_a_script_of_faults_is_told_with_its_checkpoints_and_restarts(printed):
-    assert "faults: kill of rank 1 at step 6" in printed
+    assert "faults: kill of rank 1 at step 6\n" in printed
     assert (
         "a checkpoint every 4 steps; restarts by harness, at most 3, each within 120 s" in printed
     )
