@@ -465,17 +465,18 @@ def test_a_rank_without_the_probe_is_made_to_hang_and_started_again(store, cold)
 
 
 def test_only_a_rank_of_this_call_is_struck(tmp_path):
-    """Neither what another process started with the same variables, nor what a rank has started."""
+    """Nor what a rank has started, or another process with the same variables."""
     variables = {**os.environ, "CONVERGE_FAILURES": str(tmp_path / "failures.json")}
     launcher = "RANK=1 sh -c 'sleep 60 & wait' & wait"
     agent = subprocess.Popen(["sh", "-c", 'sh -c "$0" & wait', launcher], env=variables)
     other = subprocess.Popen(["sleep", "60"], env={**variables, "RANK": "1"})
     try:
-        while not (found := ranks_of(tmp_path, agent.pid)):
+        while not (found := ranks_of(tmp_path, agent.pid, [1])):
             assert agent.poll() is None
         (launched,) = psutil.Process(agent.pid).children()
         assert {rank: each.ppid() for rank, each in found.items()} == {1: launched.pid}
-        assert not ranks_of(tmp_path / "another call", agent.pid)
+        assert not ranks_of(tmp_path / "another call", agent.pid, [1])
+        assert not ranks_of(tmp_path, agent.pid, [0, 1])
     finally:
         signal_tree(psutil.Process(agent.pid), signal.SIGKILL)
         for process in (agent, other):

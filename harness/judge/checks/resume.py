@@ -451,7 +451,11 @@ def _without_effect(test: Evidence) -> Iterator[tuple[str, int]]:
                 "writing had failed"
             )
         text = f"{text}, which went on to step {each.steps.max(initial=0)}"
-        yield text + (_TOO_SHORT if fault.kind == FaultKind.PREEMPT else ""), fault.step
+        if fault.kind == FaultKind.PREEMPT:
+            text += _TOO_SHORT
+        elif fault.curve_step is not None:
+            text += _TOO_FAST
+        yield text, fault.step
 
 
 _TOO_FAST = (

@@ -19,8 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from converge_harness.errors import StoreError
 from converge_harness.launch import processes
 from converge_harness.launch.continuing import continues_from, saves_where_it_waits
@@ -458,12 +456,10 @@ def strike_by_curve(run: Run, index: int, fault: Fault) -> None:
     them stop with 0. If a rank's process is not there (any more), nothing happens. Raises
     StoreError if the fault's file cannot be written.
     """
-    found: dict[int, psutil.Process] = {}
-    for agent in run.call.left:
-        found |= processes.ranks_of(agent.logs, agent.process.pid)
     everybody = fault.kind is FaultKind.PREEMPT
     ranks = range(part_of(run.job, run.call.call).world_size) if everybody else (fault.rank,)
-    if run.curve is None or not found.keys() >= set(ranks):
+    (agent,) = run.call.agents  # without the probe there is one node
+    if run.curve is None or not (found := run.call.ranks(agent, ranks)):
         return
     run.struck[index] = run.tail.number
     more: StruckDocument = {"curve_step": run.curve.steps[-1]}

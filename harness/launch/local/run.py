@@ -5,12 +5,15 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from converge_harness.launch import processes
 from converge_harness.launch.local.curve_steps import CurveSteps
 from converge_harness.launch.next_call import (
     CallOutcome,
@@ -325,6 +328,8 @@ def struck_faults(folder: Path) -> frozenset[int]:
 
 _GRACE_S = 30.0
 """How long ranks may take to stop after ``preempt``: as long as torchrun gives them."""
+_SEARCH_SHARE = 20
+"""How many times as long as a search for ranks that are not there the next one waits."""
 _LINGER_S = 10.0
 """How long a node may continue after another has ended, or after training is complete: a surviving
 agent can hang in torchrun's exit barrier.
@@ -372,11 +377,24 @@ class RunningCall:
     asked_at: float | None = None
     """When the ranks of a program without the probe got SIGTERM (``preempt``)."""
     _lingers_since: float | None = None
+    _next_search: float = 0.0
 
     @property
     def left(self) -> list[Agent]:
         """Agents of nodes that no fault of the script has killed."""
         return [agent for agent in self.agents if not agent.lost]
+
+    def ranks(self, agent: Agent, wanted: Collection[int]) -> dict[int, psutil.Process]:
+        """The processes of ranks; none while not all of ``wanted`` are found.
+
+        A search that finds nothing takes time, and the next one waits much longer than that.
+        """
+        began = time.monotonic()
+        if began < self._next_search:
+            return {}
+        found = processes.ranks_of(agent.logs, agent.process.pid, wanted)
+        self._next_search = time.monotonic() + _SEARCH_SHARE * (time.monotonic() - began)
+        return found
 
     @property
     def targets(self) -> list[tuple[subprocess.Popen[bytes], Path]]:
