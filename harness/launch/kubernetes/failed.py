@@ -5,7 +5,7 @@ from __future__ import annotations
 from converge_harness.launch.kubernetes.objects import logs_command, object_name, site_of
 from converge_harness.launch.scheduler.backend import Known
 from converge_harness.launch.scheduler.batch_step import TERMINATED
-from converge_harness.launch.scheduler.result import of_segment, where, with_log
+from converge_harness.launch.scheduler.result import of_segment, unknown_end, where, with_log
 from converge_harness.model import RankError
 from converge_harness.run_folder.layout import JOB_SCRIPT, LOGS, newest_call_logs
 from converge_harness.trainers import trainer_of
@@ -18,8 +18,7 @@ def failed_pods(known: Known, returncode: int | None) -> RankError:
     site, trainer = site_of(known.cluster), trainer_of(job.spec)
     name = known.submission.job_id or object_name(job)
     if returncode is None:
-        message = f"{JOB_SCRIPT} of JobSet {name} is gone, and its end was not recorded"
-        return with_log(known, f"{message} ({where(known)})")
+        return with_log(known, unknown_end(known, f"{JOB_SCRIPT} of JobSet {name} is gone"))
     error = trainer.error(logs, logs, returncode, None)
     # Without an error of a rank, torchrun's own last line would stand for rank 0.
     of_rank = error.rank is not None and (not trainer.own_rank_code or has_failed_rank(*logs))

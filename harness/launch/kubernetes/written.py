@@ -26,7 +26,7 @@ from converge_harness.launch.kubernetes.objects import (
 from converge_harness.launch.kubernetes.pod_script import pod_script
 from converge_harness.launch.scheduler.backend import JobEnd, JobState, Known, Phase, SubmitRequest
 from converge_harness.launch.scheduler.batch_step import TERMINATED
-from converge_harness.launch.scheduler.script_end import read_script_end
+from converge_harness.launch.scheduler.script_end import has_ended, known_end
 from converge_harness.launch.scheduler.submission import read_submission
 from converge_harness.model import Cluster, Job, RankError, Role
 from converge_harness.run_folder.layout import COMPILED, JOB_SCRIPT, LOGS, RECORD, calls_so_far
@@ -146,14 +146,15 @@ def _key(name: str) -> str:
 def _state(folder: Path | None) -> JobState:
     if folder is None:
         return JobState(Phase.UNKNOWN)
-    ended = read_script_end(folder)
     submission = read_submission(folder)
-    if ended is None:
+    if not has_ended(folder):
         if not (folder / JOB_SCRIPT).is_file():
             return JobState(Phase.UNKNOWN)
         before = submission.continues_after if submission else None
         started = calls_so_far(folder / LOGS) > (before or 0)
         return JobState(Phase.RUNNING if started else Phase.PENDING)
+    if (ended := known_end(folder)) is None:
+        return JobState(Phase.ENDED)  # its record says that the file is damaged
     cancelled = (
         ended.returncode == TERMINATED and submission is not None and bool(submission.cancelled)
     )

@@ -20,8 +20,8 @@ from converge_harness.launch.options import Training
 from converge_harness.launch.progress import Growth, MetricsTail, remaining_s
 from converge_harness.launch.scheduler.backend import JobState, Known, Phase
 from converge_harness.launch.scheduler.job_status import UNKNOWN_LOOKS, Site, state_of, write_record
-from converge_harness.launch.scheduler.result import known_end, skipped
-from converge_harness.launch.scheduler.script_end import has_ended
+from converge_harness.launch.scheduler.result import skipped
+from converge_harness.launch.scheduler.script_end import has_ended, known_end
 from converge_harness.launch.scheduler.submission import Submission, read_submission
 from converge_harness.launch.scheduler.submit import (
     PreparedPlan,

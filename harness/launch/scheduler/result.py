@@ -15,7 +15,7 @@ from converge_harness.errors import StoreError
 from converge_harness.launch.next_call import CallOutcome, after
 from converge_harness.launch.progress import last_line
 from converge_harness.launch.scheduler.backend import JobEnd, Known, NeverStarts, Phase
-from converge_harness.launch.scheduler.script_end import ScriptEnd, read_script_end
+from converge_harness.launch.scheduler.script_end import damage_of_end, known_end
 from converge_harness.launch.stopping import stopped_error
 from converge_harness.model import Job, RankError, RunRecord, RunStatus
 from converge_harness.run_folder.layout import (
@@ -218,15 +218,11 @@ def of_segment(known: Known, error: RankError) -> RankError:
     return replace(error, message=f"{problem}: {error.message}")
 
 
-def known_end(folder: Path) -> ScriptEnd | None:
-    """How the script ended; None also if its file is damaged: the scheduler's answer counts alone.
-
-    Otherwise one damaged file would end all jobs that are followed with it.
-    """
-    try:
-        return read_script_end(folder)
-    except StoreError:
-        return None
+def unknown_end(known: Known, gone: str) -> str:
+    """A sentence; ``gone`` says that nothing but ``ended.json`` could tell how the job ended."""
+    if damage := damage_of_end(known.folder):
+        return f"it is unknown how it ended, {where(known)}: {damage}"
+    return f"{gone}, and its end was not recorded ({where(known)})"
 
 
 def _returncode(known: Known) -> int | None:

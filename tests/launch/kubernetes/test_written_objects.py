@@ -7,7 +7,6 @@ import pytest
 from batch_jobs import job
 from test_pod_script import ON_CPUS, PLAIN
 
-from converge_harness.errors import StoreError
 from converge_harness.launch.kubernetes.objects import job_set, object_name, object_text
 from converge_harness.launch.kubernetes.written import RUNS, SEEDS, WrittenObjects
 from converge_harness.launch.scheduler.backend import JobState, Known, Phase, SubmitRequest
@@ -139,11 +138,17 @@ def test_a_run_that_continues_forgets_which_pods_had_started(written):
     assert not (folder_of(written) / "ended.json").exists()
 
 
-@pytest.mark.parametrize("content", ["{}", '{"schema": 1, "returncode": "x"}', "no JSON"])
-def test_a_damaged_end_is_an_error_and_no_end(written, content):
+@pytest.mark.parametrize("content", ["", "{}", '{"schema": 1, "returncode": "x"}', "no JSON"])
+def test_a_damaged_end_is_a_crash_of_that_job_alone(written, content):
+    seed = written.store.run_folder(SEED.name, SEED.identity)
+    (seed / "ended.json").write_text('{"schema": 1, "returncode": 0, "restart": 0}')
     (folder_of(written) / "ended.json").write_text(content)
-    with pytest.raises(StoreError, match="ended"):
-        state(written)
+    states = written.poll([object_name(SEED), object_name(RUN)])
+    assert states[object_name(SEED)] == JobState(Phase.ENDED, exit_code=0)
+    error = failed(written)
+    assert "ended.json: is damaged: " in error.message
+    assert "run or submit the experiment again" in error.message
+    assert "is gone" not in error.message
 
 
 def test_only_objects_of_jobs_that_are_not_over_stay(written):

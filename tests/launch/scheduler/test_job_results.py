@@ -78,11 +78,12 @@ def test_a_damaged_end_of_a_script_is_named(tmp_path, told, words):
 def test_a_damaged_end_leaves_it_to_slurm_how_a_job_ended(tmp_path, content):
     with_steps(tmp_path, 20, complete=True)
     (tmp_path / "ended.json").write_text(content)
-    with pytest.raises(StoreError, match=r"is damaged|schema"):
-        read_script_end(tmp_path)
     over = ended("COMPLETED", exit_code=0)
     assert result_of(known(tmp_path, over)).status is RunStatus.FINISHED
-    assert result_of(known(tmp_path, UNKNOWN)).status is RunStatus.CRASHED
+    unknown = result_of(known(tmp_path, UNKNOWN))
+    assert unknown.status is RunStatus.CRASHED
+    assert "unknown how it ended, after step 20 of 20: " in unknown.error.message
+    assert "ended.json: is damaged: " in unknown.error.message
 
 
 def with_error(logs, rank, message):
