@@ -112,9 +112,8 @@ def imports_of(path: Path) -> frozenset[str]:
             assert node.level == 0, f"{path}: relative import"
             base = node.module or ""
             modules.add(base)
-            modules |= {
-                f"{base}.{alias.name}" for alias in node.names if base == "converge_harness"
-            }
+            ours = base.split(".")[0] == "converge_harness"  # then a name may be a module's
+            modules |= {f"{base}.{alias.name}" for alias in node.names if ours}
     return frozenset(modules)
 
 
@@ -135,6 +134,61 @@ def test_imports_go_downwards_only(path):
     ours = {name.split(".")[1] for name in imports_of(path) if name.startswith("converge_harness.")}
     ours -= {"DISTRIBUTION", "__version__"}  # constants of the package, and no layers
     assert ours <= ALLOWED[layer] | {layer}
+
+
+def in_a_circle(folder: Path, package: str) -> set[str]:
+    """Modules and packages directly in a package's folder that import themselves by way of others.
+
+    All modules of such a package count, at any depth; the folder's own ``__init__`` does not.
+    """
+    members = {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__"}
+    members |= {path.parent.name for path in folder.glob("*/__init__.py")}
+    needs: dict[str, set[str]] = {member: set() for member in members}
+    for path in folder.rglob("*.py"):
+        member = path.relative_to(folder).parts[0].removesuffix(".py")
+        inside = {
+            name.removeprefix(f"{package}.").split(".")[0]
+            for name in imports_of(path)
+            if name.startswith(f"{package}.")
+        }
+        if member in members:
+            needs[member] |= (inside & members) - {member}
+    for way in members:
+        for member in members:
+            if way in needs[member]:
+                needs[member] |= needs[way]
+    return {member for member in members if member in needs[member]}
+
+
+def test_no_part_of_launch_imports_itself_by_way_of_others():
+    """So what all schedulers share knows none of them."""
+    assert not in_a_circle(PACKAGE / "launch", "converge_harness.launch")
+
+
+@pytest.mark.parametrize(
+    ("line", "circle"),
+    [
+        ("from converge_harness.x.slurm.commands import Slurm", {"shared", "slurm"}),
+        ("from converge_harness.x import backends", {"shared", "slurm", "backends"}),
+        ("from converge_harness.x.shared import result", set()),
+        ("from converge_harness.x.events import Event", set()),
+    ],
+)
+def test_a_circle_of_packages_is_seen(tmp_path, line, circle):
+    files = {
+        "shared/result.py": line,
+        "shared/backend.py": "",
+        "slurm/commands.py": "from converge_harness.x.shared.backend import Backend",
+        "backends.py": "from converge_harness.x.slurm import commands",
+        "events.py": "",
+        "__init__.py": "from converge_harness.x import backends, events",
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        (path.parent / "__init__.py").touch()
+    assert in_a_circle(tmp_path, "converge_harness.x") == circle
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from rich.console import Console
 from converge_harness.cli.progress import Display
 from converge_harness.launch import RunOptions
 from converge_harness.launch.events import Event, Overview
+from converge_harness.launch.scheduler.follow import follow_plan
+from converge_harness.launch.scheduler.job_status import Site
 from converge_harness.launch.slurm.commands import Slurm
-from converge_harness.launch.slurm.follow import follow_plan
-from converge_harness.launch.slurm.job_status import Site
 from converge_harness.matrix.load import load_with_cluster, plan_experiment
 from converge_harness.model import Cluster, Plan
 from converge_harness.store import Store

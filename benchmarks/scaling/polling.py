@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import median
 
 from converge_harness.launch.events import Overview
-from converge_harness.launch.slurm.detached import submit_plan
-from converge_harness.launch.slurm.job_status import read_statuses
+from converge_harness.launch.scheduler.detached import submit_plan
+from converge_harness.launch.scheduler.job_status import read_statuses
 from converge_harness.model import Cluster
 from scaling.clusters import DEVICE, Enough, follow, queue
 from scaling.row import Row

@@ -291,7 +291,8 @@ def _kind_lines(row: PlanRow) -> Iterator[str]:
         when = "requeued" if recovery.restarts is RestartOwner.CLUSTER else "it was interrupted"
         yield f"a checkpoint every {recovery.checkpoint_every} steps, to resume from when {when}"
     elif recovery is not None:
-        yield f"faults: {'; '.join(map(_fault, recovery.faults))}"
+        faults = (_fault(each, held=row.probed) for each in recovery.faults)
+        yield f"faults: {'; '.join(faults)}"
         fewest, most = recovery.nodes
         nodes = f", {fewest} to {most} nodes (first {recovery.first_nodes})" if most > 1 else ""
         yield (
@@ -303,8 +304,8 @@ def _kind_lines(row: PlanRow) -> Iterator[str]:
         yield f"{row.passes} passes"
 
 
-def _fault(fault: Fault) -> str:
-    """``kill of rank 1 at step 6``."""
+def _fault(fault: Fault, *, held: bool) -> str:
+    """``kill of rank 1 at step 6``; ``at or after`` where no rank is held at the step."""
     of = ""
     if fault.kind is FaultKind.CKPT_TORN:
         rank = f" of rank {fault.rank}" if fault.torn is Torn.TRUNCATED else ""
@@ -313,4 +314,4 @@ def _fault(fault: Fault) -> str:
         of = f" of node {fault.node}"
     elif fault.kind not in (FaultKind.PREEMPT, FaultKind.JOIN):
         of = f" of rank {fault.rank}"
-    return f"{fault.kind.value}{of} at step {fault.step}"
+    return f"{fault.kind.value}{of} {'at' if held else 'at or after'} step {fault.step}"

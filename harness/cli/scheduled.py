@@ -88,7 +88,7 @@ def again(command: str, arguments: argparse.Namespace) -> str:
 
 def mend(plan: Plan, refusals: Iterable[str]) -> str:
     """What to do when Slurm refused jobs, with these messages, before they are submitted again."""
-    from converge_harness.launch.slurm.result import TOO_MANY_REQUEUES
+    from converge_harness.launch.slurm.commands import TOO_MANY_REQUEUES
 
     if all(TOO_MANY_REQUEUES in each for each in refusals):
         return "find out why Slurm requeues the job (slurm.log in its run folder)"

@@ -179,7 +179,23 @@ def _read(path: Path) -> dict[str, Any]:
         message = f"{named} extends {base[_EXTENDS]} itself"
         raise ConfigError(Problem(place, message, "extend a file that stands alone"))
     base.pop("name", None)  # two reports of one name would replace each other
-    return _laid_over(base, data)
+    return _with_named_controls(_laid_over(base, data), data)
+
+
+def _with_named_controls(merged: dict[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the further controls of the base that no set names, if the file has its own sets."""
+    tests, own, controls = (data.get("test"), data.get("controls", {}), merged.get("controls"))
+    if "control" not in merged or not all(isinstance(each, dict) for each in (own, controls)):
+        return merged
+    if not isinstance(tests, list):
+        return merged
+    named = [each.get("control") for each in tests if isinstance(each, dict)]
+    kept = {
+        key: table
+        for key, table in merged["controls"].items()
+        if key in own or (table.get("name", key) if isinstance(table, dict) else key) in named
+    }
+    return {**merged, "controls": kept}
 
 
 def _laid_over(base: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:

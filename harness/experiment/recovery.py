@@ -72,7 +72,7 @@ def recovery_of(
     )
     problems += _node_problems(recovery, spec, where)
     problems += _time_problems(recovery, where)
-    problems += _script_problems(in_order, recovery, where)
+    problems += _script_problems(in_order, recovery, spec, where)
     nodes = recovery.first_nodes
     for index, fault in in_order:
         at = _At(fault, FaultKind(fault.kind), nodes)
@@ -133,7 +133,7 @@ def _time_problems(recovery: Recovery, where: Where) -> Iterator[Problem]:
 
 
 def _script_problems(
-    in_order: Sequence[tuple[int, FaultTable]], recovery: Recovery, where: Where
+    in_order: Sequence[tuple[int, FaultTable]], recovery: Recovery, spec: SetSpec, where: Where
 ) -> Iterator[Problem]:
     """Check that faults do not race, and that at least one leads to loading a checkpoint."""
     for (earlier, first), (later, second) in pairwise(in_order):
@@ -144,8 +144,8 @@ def _script_problems(
                 f"{first.kind}: they would race, and only one of them would end a pass",
                 "at most one fault per step",
             )
-    every = recovery.checkpoint_every
-    if not any(_comes_after(every, fault) for fault in recovery.faults):
+    every, held = recovery.checkpoint_every, spec.trainer.can.probed
+    if not any(_comes_after(every, fault, held=held) for fault in recovery.faults):
         yield Problem(
             where("faults"),
             "none happens after a complete checkpoint, so there is nothing to recover from: with "
@@ -154,9 +154,12 @@ def _script_problems(
         )
 
 
-def _comes_after(checkpoint: int, fault: Fault) -> bool:
-    """Whether that step's checkpoint is complete when the fault happens, perhaps in a replay."""
-    at_its_step = fault.kind in AFTER_THE_STEP  # checkpoints are written before these happen
+def _comes_after(checkpoint: int, fault: Fault, *, held: bool) -> bool:
+    """Whether that step's checkpoint is complete when the fault happens, perhaps in a replay.
+
+    ``held``: ranks write it, and then wait for faults that happen after the step.
+    """
+    at_its_step = held and fault.kind in AFTER_THE_STEP
     return fault.step > checkpoint or (at_its_step and fault.step == checkpoint)
 
 

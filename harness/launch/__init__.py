@@ -3,11 +3,10 @@
 ::
 
     local/              on this machine
-    slurm/              under Slurm, attached or detached; also what all schedulers' jobs share
-    kubernetes/         jobs as JobSets of Kubernetes, which somebody else creates
-    scripts.py          what the scheduler of a cluster needs in a run folder
-    batch_step.py       what scripts for all schedulers share
-    script_end.py       how a script of a scheduler's job ended
+    scheduler/          under any scheduler, attached or detached
+    slurm/              what differs under Slurm
+    kubernetes/         what differs on Kubernetes: JobSets, which somebody else creates
+    backends.py         which of these schedulers a cluster has
     options.py          options of a run
     events.py           events for an observer
     check.py            before any rank starts: checks configs with the toolchain's trainer

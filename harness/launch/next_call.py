@@ -28,6 +28,8 @@ class CallOutcome:
     """Number of nodes that are left for a restart."""
     checkpoint: bool = True
     """Whether there is a complete checkpoint of the step that it had to reach."""
+    saved: bool = True
+    """Whether there is a complete checkpoint of a later step than that from which it began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +94,11 @@ def _after_fault(job: Job, recovery: Recovery, call: Call, outcome: CallOutcome)
     if restarted >= recovery.max_restarts:
         times = counted(restarted, "restart")
         return Decision(problem=f"failed again after {times}, which is max_restarts")
-    if not outcome.struck and not outcome.steps:
-        return Decision(problem="failed before any step, but not by a fault of the script")
+    if not outcome.struck and not (outcome.steps and outcome.saved):
+        further = ", and a restart would come no further without a later complete checkpoint"
+        when = f", but not by a fault of the script{further}" if outcome.steps else ""
+        when = when or " before any step, but not by a fault of the script"
+        return Decision(problem=f"failed{when}")
     following = replace(call, number=call.number + 1, nodes=outcome.nodes)
     return Decision(
         following,

@@ -73,7 +73,7 @@ class RunOptions:
     once that is free, another process may let the run train on. So it reads what will be judged.
     """
     steps_so_far: StepsSoFar | None = None
-    """Reads the growing curve of a program that is killed by it; None: no program is."""
+    """Reads the growing curve of a program that faults strike by it; None: they strike none."""
     rank_module: str = RANK_MODULE
     """The module that torchrun runs in every rank."""
 

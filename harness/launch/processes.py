@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -62,43 +62,63 @@ def ask_for_stacks(
     time.sleep(_STACKS_S)
 
 
-def rank_of(call: Path, rank: int, agent: int) -> psutil.Process | None:
-    """The process that torchrun has started as a rank of a call, ``call`` being its log folder.
+def ranks_of(call: Path, agent: int, wanted: Collection[int]) -> dict[int, psutil.Process]:
+    """The processes that torchrun has started as ranks of a call, by rank; all ``wanted`` or none.
 
-    It has torchrun's ``RANK``, and the variable by which every process of the call inherits the
-    path of its failures. What the rank has started has both, too: of such a process the parent has
-    them, or, once the rank has ended, is the ``agent``, the process id that the launcher started.
-    Another container may have a run at the same path and share our process ids, so what sees other
-    files is left out. None: it is not there now.
+    ``call`` is its log folder and ``agent`` the process id that its launcher started, which adopts
+    what its descendants leave behind. A rank has torchrun's ``RANK``, and the variable by which
+    every process of the call inherits the path of its failures. What a rank has started has both,
+    too: of such a process the parent has them, or, once the rank has ended, is the agent.
+
+    A server may have forked the ranks, so if they are not below the agent, all processes are
+    looked at. Another container may have a run at the same path and share our process ids, so what
+    sees other files is left out.
     """
-    ours = _mounts(os.getpid())
-    variables = {"RANK": str(rank), FAILURES_VARIABLE: str(call / FAILURES)}
-    found: dict[int, psutil.Process] = {}
+    try:
+        found = _ranks_among(psutil.Process(agent).children(recursive=True), call, agent)
+    except psutil.NoSuchProcess:
+        return {}
+    if not found.keys() >= set(wanted):
+        found = _ranks_among(filter(_sees_our_files, psutil.process_iter()), call, agent)
+    return {rank: found[rank] for rank in wanted} if found.keys() >= set(wanted) else {}
+
+
+def _ranks_among(
+    processes: Iterable[psutil.Process], call: Path, agent: int
+) -> dict[int, psutil.Process]:
+    found: dict[int, tuple[psutil.Process, str]] = {}
     above: dict[int, int] = {}
-    for process in psutil.process_iter():
+    for process in processes:
         try:
-            if variables.items() <= process.environ().items() and _mounts(process.pid) == ours:
-                found[process.pid], above[process.pid] = process, process.ppid()
+            variables = process.environ()
+            above[process.pid] = process.ppid()
         except (psutil.Error, OSError):  # it has ended, or is another user's
             continue
+        rank = variables.get("RANK", "")
+        if rank.isdecimal() and variables.get(FAILURES_VARIABLE) == str(call / FAILURES):
+            found[process.pid] = process, rank
     left = {agent, *found}
-    return next((found[pid] for pid in found if above[pid] not in left), None)
+    return {int(rank): each for pid, (each, rank) in found.items() if above[pid] not in left}
 
 
-def _mounts(pid: int) -> str:
-    """The mount namespace of a process: containers have their own. Raises OSError."""
-    return str(Path(f"/proc/{pid}/ns/mnt").readlink())
-
-
-def kill_tree(process: psutil.Process) -> None:
-    """Send SIGKILL to a process and to all that it has started; does not wait for their end."""
+def _sees_our_files(process: psutil.Process) -> bool:
+    """Whether a process is in our mount namespace: containers have their own."""
     try:
-        doomed = [process, *process.children(recursive=True)]
+        theirs, ours = (Path(f"/proc/{pid}/ns/mnt").readlink() for pid in (process.pid, "self"))
+    except OSError:  # it has ended, or is another user's
+        return False
+    return theirs == ours
+
+
+def signal_tree(process: psutil.Process, number: signal.Signals) -> None:
+    """Send a signal to a process and to all that it has started; does not wait for its effect."""
+    try:
+        reached = [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
         return
-    for each in doomed:
+    for each in reached:
         try:
-            each.kill()
+            each.send_signal(number)
         except psutil.NoSuchProcess:
             continue
 

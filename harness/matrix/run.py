@@ -15,11 +15,10 @@ from pathlib import Path
 from converge_harness import corpus
 from converge_harness.errors import ClusterError, ConfigError, ConvergeError, Problem
 from converge_harness.launch import RunOptions, run_plan
+from converge_harness.launch.backends import backend_of
 from converge_harness.launch.events import Observer, Preparing
-from converge_harness.launch.kubernetes.written import WrittenObjects
-from converge_harness.launch.slurm.commands import Slurm
-from converge_harness.launch.slurm.follow import follow_plan
-from converge_harness.launch.slurm.job_status import Site
+from converge_harness.launch.scheduler.follow import follow_plan
+from converge_harness.launch.scheduler.job_status import Site
 from converge_harness.launch.stopping import looks, read_by
 from converge_harness.matrix.judge import evidence_of
 from converge_harness.matrix.stop import look_at_running
@@ -166,10 +165,7 @@ def site_of(
     cluster = plan.experiment.cluster
     if cluster is None:
         raise ValueError("the launcher of the plan needs no cluster")
-    if cluster.kubernetes is not None:
-        written = WrittenObjects(store, objects)
-        return Site(store, written, cluster, plan.experiment, options)
-    if shutil.which("sbatch") is None:
+    if cluster.kubernetes is None and shutil.which("sbatch") is None:
         raise ClusterError(
             "sbatch is not on the PATH: run converge on a login node of the cluster (perhaps after "
             "`module load slurm`), or on this machine with --launcher local"
@@ -178,7 +174,8 @@ def site_of(
     def say(what: str) -> None:
         observer(Preparing(time.time(), what))
 
-    return Site(store, Slurm(say=say), cluster, plan.experiment, options)
+    backend = backend_of(cluster, store, objects=objects, say=say)
+    return Site(store, backend, cluster, plan.experiment, options)
 
 
 def baseline_record(job: Job) -> RunRecord:

@@ -10,8 +10,8 @@ from pathlib import Path
 from converge_harness.errors import ConfigError, Problem, suggest
 from converge_harness.launch.events import Observer
 from converge_harness.launch.kubernetes.written import WrittenObjects
-from converge_harness.launch.slurm import detached
-from converge_harness.launch.slurm.detached import (
+from converge_harness.launch.scheduler import detached
+from converge_harness.launch.scheduler.detached import (
     BROKEN_OFF,
     NOT_SUBMITTED,
     Cancelled,
@@ -19,7 +19,7 @@ from converge_harness.launch.slurm.detached import (
     StatusRow,
     Submitted,
 )
-from converge_harness.launch.slurm.job_status import JobStatus
+from converge_harness.launch.scheduler.job_status import JobStatus
 from converge_harness.matrix.run import (
     Ran,
     baseline_record,
@@ -45,7 +45,7 @@ def submit_jobs(
 
     Jobs of Kubernetes are written into the folder ``objects``, for somebody to create.
 
-    Raises what ``converge_harness.launch.slurm.detached.submit_plan`` raises.
+    Raises what ``converge_harness.launch.scheduler.detached.submit_plan`` raises.
     """
     data = prepare(plan, store, observer)
     site = site_of(plan, store, options_of(plan, data, fresh=fresh), observer, objects)

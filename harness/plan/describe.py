@@ -60,6 +60,8 @@ class PlanRow:
     """By name, what each of the experiment file's own techniques is, as a sentence."""
     deterministic: bool = True
     """Whether torch uses deterministic algorithms only."""
+    probed: bool = True
+    """False: faults strike at their step or after it, because nothing holds the program there."""
     passes: int = 1
     """How many passes the run has if everything goes as planned."""
 
@@ -102,6 +104,7 @@ def _row(job: Job, control: Job) -> PlanRow:
         trainer=trainer_of(spec).describe(spec),
         spmd_backend=spec.spmd_backend or "",
         deterministic=spec.deterministic,
+        probed=spec.trainer.can.probed,
         passes=_passes(spec),
     )
 

@@ -52,8 +52,8 @@ SHAPES: Mapping[str, Shape] = {
 }
 """Types of the keys of ``faults/<index>.json``: ``index`` is the position in the job's script,
 ``at`` is in seconds since 1970, ``torn`` is whether the fault leaves a torn checkpoint,
-``curve_step`` is the newest step in the curve of a program without the probe when converge killed
-it."""
+``curve_step`` is the newest step that converge had read in the curve of a program without the probe
+when it struck."""
 REQUIRED = ("index", "kind", "step", "at")
 
 

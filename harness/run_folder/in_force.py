@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from converge_harness.run_folder.documents import SCHEMA, write_json
 from converge_harness.run_folder.layout import IN_FORCE
@@ -22,6 +22,7 @@ from converge_harness.run_folder.shapes import (
     TEXT,
     TEXTS,
     Shape,
+    misfit,
 )
 
 BEFORE_CLIPPING = "before clipping"
@@ -97,6 +98,20 @@ class InForceDocument(TypedDict, total=False):
     probe: ProbeDocument
 
 
+_OF_A_TECHNIQUE: Mapping[str, Shape] = {
+    "name": TEXT,
+    "called": FLAG,
+    "changed": FLAG,
+    "count": COUNT,
+    "modules": TEXTS,
+}
+
+
+def _are_techniques(value: object) -> bool:
+    fits = OBJECTS[0](value)
+    return fits and not any(misfit(each, _OF_A_TECHNIQUE) for each in cast("list[Any]", value))
+
+
 SHAPES: Mapping[str, Shape] = {
     "world_size": COUNT,
     "degrees": COUNTS_SEEN,
@@ -124,7 +139,10 @@ SHAPES: Mapping[str, Shape] = {
     "spmd_backend": TEXT,
     "without_fixes": TEXTS,
     "injected": TEXT,
-    "own_techniques": OBJECTS,
+    "own_techniques": (
+        _are_techniques,
+        "a list of JSON objects (called and changed are true or false, count is a count)",
+    ),
     "config": OBJECT,
     "declared": TEXTS,
     "probe": OBJECT,

@@ -222,7 +222,7 @@ def checkpoint_form_of(job: JobDocument) -> CheckpointForm:
 def named_checkpoint_form(job: JobDocument) -> CheckpointForm | None:
     """What the job says of its checkpoints; None: nothing."""
     written = job.get("checkpoints") or _older(job).get("checkpoints")
-    return CheckpointForm(**written) if written else None
+    return CheckpointForm(written["name"], written.get("last_file")) if written else None
 
 
 def _older(job: JobDocument) -> CommandDocument:

@@ -30,7 +30,7 @@ class StartDocument(TypedDict, total=False):
     at: float
     """When it was started; seconds since 1970."""
     returncode: int | None
-    """Of its launcher; None while it runs, and for one that converge had to end."""
+    """Of its launcher; None while it runs, and for one that converge had to end, or asked to."""
     first_row_at: float | None
     """Of a fault set: when converge first saw a step in its curve, soon after it had ended; seconds
     since 1970. None: it saw none."""

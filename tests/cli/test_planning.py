@@ -1,8 +1,12 @@
 """What ``converge plan`` prints of runs in several passes."""
 
+from pathlib import Path
+
 import pytest
 
 from converge_harness.cli import main
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 TRAIN_CONFIG = """
 [training]
@@ -60,7 +64,18 @@ def test_every_segment_has_its_own_way_to_the_global_batch(printed):
 
 
 def test_a_script_of_faults_is_told_with_its_checkpoints_and_restarts(printed):
-    assert "faults: kill of rank 1 at step 6" in printed
+    assert "faults: kill of rank 1 at step 6\n" in printed
     assert (
         "a checkpoint every 4 steps; restarts by harness, at most 3, each within 120 s" in printed
     )
+
+
+def test_nothing_holds_a_program_without_the_probe_at_the_step_of_a_fault(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("CONVERGE_TOOLCHAINS", str(tmp_path / "none"))
+    path = EXPERIMENTS / "recoverable_by_curves.toml"
+    assert main(["plan", str(path), "--store", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    for fault in ("kill of rank 1", "hang of rank 1", "preempt"):
+        assert f"faults: {fault} at or after step 6\n" in printed

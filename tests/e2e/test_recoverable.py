@@ -119,3 +119,18 @@ def test_without_the_probe_the_curves_of_its_starts_are_judged(judged):
     assert [each["loaded_step"] for each in killed["passes"]] in ([0, 4], [0, 8])
     assert lost["verdict"] == "FAIL"
     assert lost["cause"].startswith("a replay differs from the first time: loss of step ")
+
+
+def test_without_the_probe_it_is_asked_to_stop_and_made_to_hang(judged):
+    names = ("preempted", "preempted_optimizer_not_saved", "hung")
+    asked, lost, hung = map(judged("recoverable_by_curves", *names).get, names)
+    assert asked["verdict"] == "PASS", asked["cause"]
+    first, second = asked["passes"]
+    # It saved the step in which SIGTERM came, or the next one, and nothing is made again.
+    assert second["loaded_step"] == first["steps"][1] >= 6
+    assert "saved no step after SIGTERM" not in str(asked)
+    assert lost["verdict"] == "FAIL"
+    assert "pass 2" in lost["cause"]
+    assert hung["verdict"] == "PASS", hung["cause"]
+    assert [each["loaded_step"] for each in hung["passes"]] in ([0, 4], [0, 8])
+    assert outcomes(hung)["replays-agree"] == "PASS"

@@ -643,6 +643,31 @@ def test_a_file_is_laid_over_the_one_that_it_extends(load, folder):
     assert [each.name for each in other.tests] == ["ddp"]
 
 
+OWN_SET = "[[test]]\nname = 'a'\nparallelism.dp_replicate = 2"
+CONTROLS = """
+[controls.one]
+parallelism.dp_shard = 2
+[controls.two]
+name = "second"
+parallelism.dp_shard = 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("seed = 8", ["one", "second"]),  # the other file's sets
+        (OWN_SET, []),
+        (f"{OWN_SET}\ncontrol = 'second'", ["second"]),
+        (f"{OWN_SET}\ncontrol = 'one'\n[controls.mine]\nparallelism.dp_shard = 2", ["one", "mine"]),
+    ],
+)
+def test_controls_of_the_other_file_that_no_set_names_are_left_out(load, folder, text, names):
+    (folder / "models.toml").write_text(BASE + CONTROLS)
+    found = load(f'extends = "models.toml"\n{text}').controls
+    assert [each.name for each in found][1:] == names
+
+
 @pytest.mark.parametrize(
     ("extended", "words"),
     [

@@ -140,9 +140,12 @@ faults = [{ kind = "kill", step = 12 }]
 """
 
 
-def test_such_a_program_can_be_killed_and_in_no_other_way_be_broken(load):
+def test_such_a_program_can_be_killed_made_to_hang_or_asked_to_stop(load):
     (test,) = load(text(KILLED, trainer=BY_CURVE)).tests
-    assert (test.kind, test.trainer.can.faults) == (Kind.FAULT, {FaultKind.KILL})
+    assert (test.kind, test.trainer.can.faults) == (
+        Kind.FAULT,
+        {FaultKind.KILL, FaultKind.HANG, FaultKind.PREEMPT},
+    )
     assert (test.recovery.faults[0].step, test.recovery.faults[0].rank) == (12, 0)
 
 
@@ -213,11 +216,11 @@ def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place)
                 {"trainer": BY_CURVE},
                 (
                     f"converge cannot make {kind.value} in runs of a command trainer without the "
-                    "probe (only kill; the probe makes the others (docs/probe.md))"
+                    "probe (one of kill, hang, preempt; the probe makes the others (docs/probe.md))"
                 ),
             )
             for kind in FaultKind
-            if kind is not FaultKind.KILL
+            if kind not in (FaultKind.KILL, FaultKind.HANG, FaultKind.PREEMPT)
         ),
         (
             KILLED + 'restarts = "torchrun"\n',
@@ -231,6 +234,21 @@ def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place)
             KILLED + "nodes = [1, 2]\n",
             {"trainer": BY_CURVE},
             "nodes of 'killed': a command trainer without the probe runs on one node",
+        ),
+        (
+            KILLED.replace("kill", "preempt").replace("12", "5"),
+            {"trainer": BY_CURVE},
+            "none happens after a complete checkpoint, so there is nothing to recover from",
+        ),
+        (
+            KILLED,
+            {"trainer": BY_CURVE.replace(".csv", ".json")},
+            "'fault' needs a curve that grows by rows: of one JSON value, a kill may leave half",
+        ),
+        (
+            NODES.replace("torchrun", "harness"),
+            {"options": NAMED},
+            "faults of 'broken': when a node joins, torchrun starts the same command again, in",
         ),
         (
             KILLED.replace("12", "20"),

@@ -14,7 +14,9 @@ import pytest
 from launch_jobs import broken, elastic, plan_of, tiny_job
 
 from converge_harness.launch import Retrying, run_plan
+from converge_harness.launch.local import run as local_run
 from converge_harness.launch.local.agents import PROCESS_GUARD
+from converge_harness.launch.processes import ranks_of, signal_tree
 from converge_harness.model import (
     Fault,
     FaultKind,
@@ -330,33 +332,49 @@ def test_a_start_without_the_probe_that_ends_badly_says_how(store, cold, mode, w
     assert not any(isinstance(each, Retrying) for each in events)
 
 
-KILLED_BY_CURVE = """
-import pathlib, subprocess, sys, time
+STRUCK_BY_CURVE = """
+import pathlib, signal, subprocess, sys, time
 output, checkpoints, resume_from, steps, every, mode = sys.argv[1:]
-first = int(pathlib.Path(resume_from).read_text()) if resume_from else 0
+told = []
+if mode in ("saves", "deaf"):
+    signal.signal(signal.SIGTERM, lambda *_: told.append(mode))
+of_step = "{}/state" if mode == "folders" else "{}"
+first = int(pathlib.Path(of_step.format(resume_from)).read_text()) if resume_from else 0
 helper = subprocess.Popen(["sleep", "600"])  # as a worker that loads data
 print(helper.pid, file=open(pathlib.Path(output, "helper"), "w"))
 curve = open(pathlib.Path(output, "loss.csv"), "w")
 print("step,loss", file=curve)
 for step in range(first + 1, int(steps) + 1):
     print(f"{step},{1 / step}", file=curve, flush=mode != "buffered")
-    if step % int(every) == 0:
-        pathlib.Path(checkpoints, f"{step}.txt").write_text(str(step))
-    while mode == "slow" and not first and step == 4:
-        curve.write("5,0.")
-        curve.flush()
+    if step % int(every) == 0 or told == ["saves"]:
+        path = pathlib.Path(checkpoints, f"{step}.txt")
+        if mode == "folders":
+            path.mkdir(exist_ok=True)
+        pathlib.Path(of_step.format(path)).write_text(str(step))
+        if mode == "folders":
+            (path / "last").touch()
+    if told == ["saves"]:
+        break
+    while (mode in ("slow", "folders") and not first and step == 4) or told == ["deaf"]:
+        if not told:
+            curve.write("5,0.")
+            curve.flush()
         time.sleep(0.1)
     time.sleep(0.0 if mode == "buffered" else 0.15)
 helper.kill()
 """
 
 
-def killed_job(name, *steps, mode="well"):
-    """A program without the probe that is killed once its curve has each of these steps."""
-    job = broken(recoverable_job(name, steps=8), *(Fault(FaultKind.KILL, step) for step in steps))
+def struck_job(name, *steps, kind=FaultKind.KILL, mode="well", **recovery):
+    """A program without the probe that is struck once its curve has each of these steps."""
+    form = CheckpointForm("{step}.txt", "last" if mode == "folders" else None)
+    faults = [Fault(kind, step) for step in steps]
+    job = broken(recoverable_job(name, steps=8), *faults, **recovery)
     arguments = ("{resume_from}", "{steps}", "{checkpoint_every}", mode)
     as_rank = ("sh", "-c", 'RANK=0 "$0" "$@" & wait $!', "{python}")  # as torchrun starts one
-    return not_probed(job, KILLED_BY_CURVE, *arguments, start=as_rank)
+    job = not_probed(job, STRUCK_BY_CURVE, *arguments, start=as_rank)
+    command = replace(job.spec.trainer.settings, checkpoints=form)
+    return replace(job, spec=replace(job.spec, trainer=trained_by(command)))
 
 
 def starts_of(record):
@@ -367,7 +385,7 @@ def starts_of(record):
 
 def test_a_program_without_the_probe_is_killed_once_its_curve_has_the_step(store, cold):
     cold = replace(cold, steps_so_far=steps_so_far)
-    (record,) = run(plan_of(killed_job("killed", 1, 5)), store, cold)
+    (record,) = run(plan_of(struck_job("killed", 1, 5)), store, cold)
     assert record.status is RunStatus.FINISHED, record.error
     run_ = read_run(record.folder)
     first, second = run_.struck
@@ -387,26 +405,106 @@ def test_a_program_without_the_probe_is_killed_once_its_curve_has_the_step(store
     assert run_.complete
     for path in record.folder.glob("output/*/helper"):
         assert not psutil.pid_exists(int(path.read_text()))
-    (again,) = run(plan_of(killed_job("killed", 1, 5)), store, cold)
+    (again,) = run(plan_of(struck_job("killed", 1, 5)), store, cold)
     assert again == replace(record, reused=True)
 
 
 def test_what_a_killed_program_may_not_have_saved_is_set_aside(store, cold):
     """It was killed after the row of step 4: its checkpoint may be half of one. So is row 5."""
     cold = replace(cold, steps_so_far=steps_so_far)
-    (record,) = run(plan_of(killed_job("slow", 4, mode="slow")), store, cold)
+    (record,) = run(plan_of(struck_job("slow", 4, mode="slow")), store, cold)
     assert record.status is RunStatus.FINISHED, record.error
     run_ = read_run(record.folder)
     assert [each.steps.tolist() for each in run_.passes] == [[1, 2, 3, 4], [3, 4, 5, 6, 7, 8]]
     assert [each.loaded_step for each in run_.passes] == [0, 2]
 
 
+def test_a_file_that_is_written_last_says_that_the_newest_checkpoint_is_complete(store, cold):
+    """A program that follows a pointer to its newest checkpoint goes on from that one."""
+    cold = replace(cold, steps_so_far=steps_so_far)
+    (record,) = run(plan_of(struck_job("folders", 4, mode="folders")), store, cold)
+    assert record.status is RunStatus.FINISHED, record.error
+    assert [each.loaded_step for each in read_run(record.folder).passes] == [0, 4]
+
+
+@pytest.mark.parametrize(
+    ("mode", "code"), [("saves", None), ("well", 143), ("deaf", -signal.SIGKILL)]
+)
+def test_a_program_without_the_probe_is_asked_to_stop(store, cold, monkeypatch, mode, code):
+    """One that stops with 0 has saved its last step; of others nobody knows."""
+    monkeypatch.setattr(local_run, "_GRACE_S", 1.0)
+    job = struck_job("asked", 5, kind=FaultKind.PREEMPT, mode=mode)
+    cold = replace(cold, steps_so_far=steps_so_far, grace_s=1.0)
+    (record,) = run(plan_of(job), store, cold)
+    assert record.status is RunStatus.FINISHED, record.error
+    run_ = read_run(record.folder)
+    (struck,) = run_.struck
+    assert (struck.kind, struck.step, struck.number, struck.rank) == ("preempt", 5, 1, None)
+    first, second = run_.passes
+    last = int(first.steps[-1])
+    assert last >= struck.curve_step >= 5
+    assert second.loaded_step == (last if mode == "saves" else (last - 1) // 2 * 2)
+    first, second = starts_of(record)
+    assert second["returncode"] == 0
+    assert first["returncode"] == code or (mode == "deaf" and first["returncode"] != 0)
+    for path in record.folder.glob("output/*/helper"):
+        assert not psutil.pid_exists(int(path.read_text()))
+
+
+def test_a_rank_without_the_probe_is_made_to_hang_and_started_again(store, cold):
+    job = struck_job("hung", 5, kind=FaultKind.HANG, within_s=3.0)
+    (record,) = run(plan_of(job), store, replace(cold, steps_so_far=steps_so_far, grace_s=1.0))
+    assert record.status is RunStatus.FINISHED, record.error
+    run_ = read_run(record.folder)
+    (struck,) = run_.struck
+    assert (struck.kind, struck.number, struck.rank) == ("hang", 1, 0)
+    first, second = run_.passes
+    assert second.loaded_step == (int(first.steps[-1]) - 1) // 2 * 2
+    assert second.first_row_at - struck.at > 1.5  # half of the time to recover
+    assert [start["returncode"] for start in starts_of(record)] == [None, 0]
+
+
+def test_only_a_rank_of_this_call_is_struck(tmp_path):
+    """Nor what a rank has started, or another process with the same variables."""
+    variables = {**os.environ, "CONVERGE_FAILURES": str(tmp_path / "failures.json")}
+    launcher = "RANK=1 sh -c 'sleep 60 & wait' & wait"
+    agent = subprocess.Popen(["sh", "-c", 'sh -c "$0" & wait', launcher], env=variables)
+    other = subprocess.Popen(["sleep", "60"], env={**variables, "RANK": "1"})
+    try:
+        while not (found := ranks_of(tmp_path, agent.pid, [1])):
+            assert agent.poll() is None
+        (launched,) = psutil.Process(agent.pid).children()
+        assert {rank: each.ppid() for rank, each in found.items()} == {1: launched.pid}
+        assert not ranks_of(tmp_path / "another call", agent.pid, [1])
+        assert not ranks_of(tmp_path, agent.pid, [0, 1])
+    finally:
+        signal_tree(psutil.Process(agent.pid), signal.SIGKILL)
+        for process in (agent, other):
+            process.kill()
+            process.wait()
+
+
 def test_a_program_that_ends_before_its_curve_has_the_step_was_not_killed(store, cold):
     cold = replace(cold, steps_so_far=steps_so_far)
-    (record,) = run(plan_of(killed_job("buffered", 5, mode="buffered")), store, cold)
+    (record,) = run(plan_of(struck_job("buffered", 5, mode="buffered")), store, cold)
     assert record.status is RunStatus.FINISHED, record.error
     assert not read_run(record.folder).struck
     assert [start["returncode"] for start in starts_of(record)] == [0]
+
+
+def test_a_program_that_dies_again_without_a_later_checkpoint_is_not_started_a_third_time(
+    store, cold
+):
+    job = broken(recoverable_job("dies", mode="torn then dies"), Fault(FaultKind.KILL, 6))
+    (record,) = run(plan_of(job), store, cold)
+    assert record.status is RunStatus.FINISHED, record.error  # step 2 was saved, so it is restarted
+    job = broken(recoverable_job("never", mode="forget then dies"), Fault(FaultKind.KILL, 6))
+    (record,) = run(plan_of(job), store, cold)
+    assert record.status is RunStatus.CRASHED
+    assert len(passes_of(record)) == 1
+    assert record.error.message.startswith(
+        "failed, but not by a fault of the script, and a restart would come no further without a "
+    )
 
 
 def test_a_program_is_restarted_from_its_newest_whole_checkpoint(store, cold):

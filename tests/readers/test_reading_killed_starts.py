@@ -32,15 +32,25 @@ STRUCK = {
 }
 """Killed at step 6 or after it, so the checkpoint of step 4 is the newest that is surely whole."""
 FIRST, SECOND = csv(range(1, 7)), csv(range(5, 9))
+AT_STOP = "1 fault; preempt at step 5 struck pass 1 when converge had read step 6 of its curve"
 
 
 def killed(
-    folder, *curves, struck=STRUCK, saved=((2, 4), (6, 8)), codes=(1, 0), at=2000.0, seen=()
+    folder,
+    *curves,
+    struck=STRUCK,
+    saved=((2, 4), (6, 8)),
+    codes=(1, 0),
+    at=2000.0,
+    seen=(),
+    kind="kill",
 ):
     """A folder as the launcher leaves it; ``seen``: when each start's first row was seen."""
     run_folder(folder, *curves, saved=(None,) * len(curves))
     job = json.loads((folder / "job.json").read_text())
-    job |= {"segments": [], "recovery": RECOVERY, "checkpoint_every": 2, "faults": [FAULT]}
+    faults = [{**FAULT, "kind": kind}]
+    recovery = {**RECOVERY, "faults": faults}
+    job |= {"segments": [], "recovery": recovery, "checkpoint_every": 2, "faults": faults}
     file(folder, "job.json", json.dumps({**job, "parallelism": {**ONE, "dp_replicate": 2}}))
     for number in range(1, len(curves) + 1):
         path = f"passes/{number:03d}/start.json"
@@ -57,7 +67,7 @@ def killed(
             manifest = f"passes/{number:03d}/state/saved-step-{step:08d}.json"
             file(folder, manifest, '{"schema": 1, "files": {".": 1}}')
     if struck is not None:
-        file(folder, "faults/0.json", json.dumps(struck))
+        file(folder, "faults/0.json", json.dumps({**struck, "kind": kind}))
     return folder
 
 
@@ -75,7 +85,7 @@ def test_a_right_one_passes_and_says_where_it_was_struck(tmp_path):
     found, checks = verdict(tmp_path, FIRST, SECOND)
     assert found.judgement is Judgement.PASS, found.cause
     assert {name: checks[name].detail for name in ("faults-struck", "recovers-in-time")} == {
-        "faults-struck": "1 fault; kill at step 5 struck pass 1 once its curve had step 6",
+        "faults-struck": AT_STOP.replace("preempt", "kill"),
         "recovers-in-time": "kill at step 5: 10.0 s",
     }
     assert checks["passes-continuous"].outcome is Outcome.PASS
@@ -134,13 +144,23 @@ def fault(**changes):
             {"struck": None, "codes": (0,), "saved": ((2, 4, 6, 8),)},
             (
                 "fault 1 (kill at step 5) never struck: the program ended before converge could "
-                "kill it, so let it write every row of its curve at once (flush=True)"
+                "interrupt it, so let it write every row of its curve at once (flush=True)"
             ),
         ),
         (
             (csv(LOSSES),),
             {"codes": (0,), "saved": ((2, 4, 6, 8),)},
             "kill at step 5 did not end pass 1, which went on to step 8",
+        ),
+        (
+            (csv(LOSSES),),
+            {"codes": (0,), "saved": ((2, 4, 6, 8),), "kind": "preempt"},
+            "did not end pass 1, which went on to step 8: the steps after SIGTERM took less time",
+        ),
+        (
+            (FIRST, csv([8])),
+            {"kind": "preempt", "saved": ((2, 4, 6, 7), (8,)), "codes": (None, 0)},
+            "left 7 of 8 steps: no curve of its starts has a row of step 7",
         ),
         ((FIRST, SECOND), {"struck": None}, "fault 1 (kill at step 5) never struck"),
         ((FIRST, SECOND), {"struck": fault(step=4)}, "was kill at step 4"),
@@ -153,7 +173,8 @@ def fault(**changes):
         (("nonsense\n", SECOND), {}, "start-01/loss.csv: no step among 'nonsense'"),
     ],
     ids=[
-        *("never killed", "killed too late", "no fault", "other step", "other rank"),
+        *("never killed", "killed too late", "trained to its end", "no last row"),
+        *("no fault", "other step", "other rank"),
         *("time unknown", "last row lost", "rows lost", "row of the fault lost", "died by itself"),
         "no table",
     ],
@@ -164,6 +185,33 @@ def test_what_shows_nothing_is_invalid(tmp_path, curves, changes, words):
     found, checks = verdict(tmp_path, *curves, **changes)
     assert found.judgement is Judgement.INVALID, found.cause
     assert any(words in text for text in (found.cause, *(each.detail for each in checks.values())))
+
+
+def test_a_program_that_stops_when_it_is_asked_to_goes_on_from_there(tmp_path):
+    """It trained one step more, saved it, and ended with 0."""
+    found, checks = verdict(
+        tmp_path,
+        *(csv(range(1, 8)), csv([8])),
+        kind="preempt",
+        saved=((2, 4, 6, 7), (8,)),
+        codes=(None, 0),
+    )
+    assert found.judgement is Judgement.PASS, found.cause
+    assert checks["faults-struck"].detail == AT_STOP
+    late, checks = verdict(tmp_path / "late", FIRST, SECOND, kind="preempt", codes=(1, 0))
+    assert late.judgement is Judgement.PASS, late.cause
+    assert checks["faults-struck"].detail.startswith(
+        f"{AT_STOP}; pass 1 saved no step after SIGTERM at step 5, or not before it was killed: "
+        "training goes on from step 4"
+    )
+
+
+def test_a_rank_that_was_made_to_hang_is_judged_as_one_that_was_killed(tmp_path):
+    found, checks = verdict(tmp_path, FIRST, SECOND, kind="hang", codes=(None, 0))
+    assert found.judgement is Judgement.PASS, found.cause
+    assert checks["recovers-in-time"].detail == "hang at step 5: 10.0 s"
+    wrong, _ = verdict(tmp_path / "b", FIRST, csv(LOSSES), kind="hang", codes=(None, 0))
+    assert "pass 2 starts from the initial weights although step 4 was saved" in wrong.cause
 
 
 def test_the_steps_of_a_growing_curve(tmp_path):

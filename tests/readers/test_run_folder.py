@@ -234,6 +234,10 @@ def test_a_damaged_job_is_named(tmp_path, change, words):
         ({"world_size": "2"}, "world_size is '2', which is not a count"),
         ({"pipeline_schedule": 3}, "pipeline_schedule is 3, which is not a string"),
         ({"own_techniques": ["x"]}, r"own_techniques is \['x'\], which is not a list of JSON obj"),
+        (
+            {"own_techniques": [{"name": "x", "called": "false"}]},
+            r"own_techniques is .*, which is not a list of JSON objects \(called and changed",
+        ),
         ({"param_dtype": ["bfloat16"]}, r"param_dtype is \['bfloat16'\], which is not a string"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from reader_files import file
 
 from converge_harness.errors import EvidenceError
-from converge_harness.readers import read_curves
+from converge_harness.readers import read_curves, steps_so_far
 from converge_harness.readers.foreign.wandb import BLOCK, HEADER, MAGIC, records
 
 pytest.importorskip("wandb")
@@ -86,6 +86,25 @@ def test_a_cut_run_file_is_refused_wherever_it_was_cut(run_file):
         run_file.write_bytes(content[:size])
         with pytest.raises(EvidenceError, match=r"record \d+: the file ends within it"):
             read_curves(run_file)
+
+
+def test_a_run_that_is_still_written_or_was_killed_has_the_rows_before_the_cut(run_file):
+    content = run_file.read_bytes()
+    found = {}
+    for size in (0, 3, HEADER.size, HEADER.size + 3, len(content) // 2, len(content) - 3):
+        run_file.write_bytes(content[:size])
+        for path in (run_file, run_file.parent):  # a curve is a file or a folder
+            found.setdefault(size, []).append(list(steps_so_far(path, {})))
+    assert list(found.values())[:4] == [[[], []]] * 4
+    half, most = list(found.values())[4:]
+    assert half[0] == half[1] == list(range(1, len(half[0]) + 1))
+    assert 0 < len(half[0]) < 4
+    assert most == [[1, 2, 3, 4]] * 2
+    damaged = bytearray(content[: len(content) // 2])
+    damaged[len(damaged) // 2] ^= 1
+    run_file.write_bytes(bytes(damaged))
+    with pytest.raises(EvidenceError, match=r"record \d+: damaged at byte \d+"):
+        steps_so_far(run_file, {})
 
 
 def test_a_run_that_did_not_say_how_it_ended_is_incomplete(run_file):

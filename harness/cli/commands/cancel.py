@@ -95,8 +95,8 @@ def _say_how_to_delete(
     from converge_harness.cli.console import say
     from converge_harness.cli.progress import Display
     from converge_harness.launch.kubernetes.objects import delete_command
-    from converge_harness.launch.slurm.backend import Phase
-    from converge_harness.launch.slurm.detached import BROKEN_OFF
+    from converge_harness.launch.scheduler.backend import Phase
+    from converge_harness.launch.scheduler.detached import BROKEN_OFF
     from converge_harness.matrix.submit import jobs_named, jobs_status
 
     wanted = {job.name for job in filter(jobs_named(plan, names(arguments.only)), plan.jobs)}

@@ -21,7 +21,7 @@ from converge_harness.cli.scheduled import EXAMPLES, add_plan, again, scheduled_
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from converge_harness.launch.slurm.job_status import JobStatus
+    from converge_harness.launch.scheduler.job_status import JobStatus
 
 HELP = "judge an experiment that was submitted"
 DESCRIPTION = """\

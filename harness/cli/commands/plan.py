@@ -26,7 +26,8 @@ from converge_harness.cli.options import (
 from converge_harness.errors import ConfigError, Problem, suggest
 
 if TYPE_CHECKING:
-    from converge_harness.model import Experiment, Job, Plan
+    from converge_harness.launch.scheduler.backend import Backend
+    from converge_harness.model import Job, Plan
     from converge_harness.plan import PlanRow
     from converge_harness.store import Store
 
@@ -173,12 +174,11 @@ def _plan(arguments: argparse.Namespace) -> ExitCode:
     described = describe(made)
     per_node = _ranks_per_node(made, arguments.ranks_per_node)
     folders = store.run_folders()
+    backend = _backend(made, store)
     commands = {
         job.name: f"is not run: {job.baseline}"
         if job.baseline is not None
-        else _command(
-            job, store.run_folder(job.name, job.identity, folders), made.experiment, per_node
-        )
+        else _command(job, store.run_folder(job.name, job.identity, folders), backend, per_node)
         for job in made.jobs
     }
     if arguments.json:
@@ -221,12 +221,19 @@ def _require_dry_run(arguments: argparse.Namespace) -> None:
         raise ConfigError(problems)
 
 
-def _command(job: Job, folder: Path, experiment: Experiment, per_node: int | None) -> str:
-    """How a job is started: by torchrun, or by its batch script."""
-    if experiment.cluster is not None:
-        from converge_harness.launch.scripts import submit_argv
+def _backend(made: Plan, store: Store) -> Backend | None:
+    """The scheduler of the plan's jobs; None for jobs on this machine."""
+    if made.experiment.cluster is None:
+        return None
+    from converge_harness.launch.backends import backend_of
 
-        return shlex.join(submit_argv(folder.absolute(), experiment.cluster))
+    return backend_of(made.experiment.cluster, store)
+
+
+def _command(job: Job, folder: Path, backend: Backend | None, per_node: int | None) -> str:
+    """How a job is started: by torchrun, or by its batch script."""
+    if backend is not None:
+        return shlex.join(backend.submit_argv(folder.absolute()))
     from converge_harness.trainers import printable_command
 
     return printable_command(job, folder, per_node)
@@ -235,11 +242,10 @@ def _command(job: Job, folder: Path, experiment: Experiment, per_node: int | Non
 def _script(made: Plan, store: Store, name: str) -> str:
     """The batch script of the job of that name."""
     from converge_harness.cli.console import error_console
-    from converge_harness.launch.scripts import scripts_of
     from converge_harness.run_folder.layout import JOB_SCRIPT
 
-    cluster = made.experiment.cluster
-    if cluster is None:
+    cluster, backend = made.experiment.cluster, _backend(made, store)
+    if cluster is None or backend is None:
         raise ConfigError(
             Problem(
                 f"--script {name}", "jobs on this machine have no script", "add --launcher slurm"
@@ -251,7 +257,7 @@ def _script(made: Plan, store: Store, name: str) -> str:
     job = made.job(name)
     folder = store.run_folder(job.name, job.identity).absolute()
     error_console().print(f"`converge submit` writes it as {folder / JOB_SCRIPT}", markup=False)
-    return scripts_of(job, folder, cluster, experiment=made.experiment.name)[JOB_SCRIPT]
+    return backend.files(job, folder, cluster, experiment=made.experiment.name)[JOB_SCRIPT]
 
 
 def _ranks_per_node(made: Plan, asked: int | None) -> int | None:

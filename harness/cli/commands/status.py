@@ -13,7 +13,7 @@ from converge_harness.cli.scheduled import EXAMPLES, add_plan, again, mend, sche
 from converge_harness.model import Role, RunStatus
 
 if TYPE_CHECKING:
-    from converge_harness.launch.slurm.detached import StatusRow
+    from converge_harness.launch.scheduler.detached import StatusRow
 
 HELP = "show the state of an experiment's jobs"
 DESCRIPTION = """\
@@ -38,8 +38,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
         from converge_harness.cli.console import make_console, say
         from converge_harness.cli.progress import Display
-        from converge_harness.launch.slurm.backend import Phase
-        from converge_harness.launch.slurm.detached import BROKEN_OFF, NOT_SUBMITTED
+        from converge_harness.launch.scheduler.backend import Phase
+        from converge_harness.launch.scheduler.detached import BROKEN_OFF, NOT_SUBMITTED
         from converge_harness.matrix.submit import jobs_status
     console = make_console()
     plan = scheduled_plan(arguments)

@@ -377,8 +377,8 @@ def _struck_by_curve(test: Evidence) -> Iterator[str]:
     for fault in test.struck:
         if fault.curve_step is not None:
             yield (
-                f"{fault.kind} at step {fault.step} struck pass {pass_of(test, fault)} once its "
-                f"curve had step {fault.curve_step}"
+                f"{fault.kind} at step {fault.step} struck pass {pass_of(test, fault)} when "
+                f"converge had read step {fault.curve_step} of its curve"
             )
 
 
@@ -451,13 +451,17 @@ def _without_effect(test: Evidence) -> Iterator[tuple[str, int]]:
                 "writing had failed"
             )
         text = f"{text}, which went on to step {each.steps.max(initial=0)}"
-        yield text + (_TOO_SHORT if fault.kind == FaultKind.PREEMPT else ""), fault.step
+        if fault.kind == FaultKind.PREEMPT:
+            text += _TOO_SHORT
+        elif fault.curve_step is not None:
+            text += _TOO_FAST
+        yield text, fault.step
 
 
 _TOO_FAST = (
-    ": the program ended before converge could kill it, so let it write every row of its curve at "
-    "once (flush=True), and name an earlier step or train longer; or its environment, by which "
-    "converge finds a rank, is hidden (setproctitle)"
+    ": the program ended before converge could interrupt it, so let it write every row of its "
+    "curve at once (flush=True), and name an earlier step or train longer; or its environment, by "
+    "which converge finds a rank, is hidden (setproctitle)"
 )
 _TOO_SHORT = (
     ": the steps after SIGTERM took less time than the program may take to stop, so name an "

@@ -1,9 +1,10 @@
-"""Jobs of a plan as JobSets of Kubernetes. Written as files: converge itself never asks Kubernetes.
+"""Kubernetes as a backend of ``launch/scheduler/``: files, since converge itself never asks it.
 
 ::
 
-    pod_script.py  what every pod of a job runs; pure
+    written.py     objects in files, which somebody else creates, as a scheduler
     objects.py     a job as a JobSet; pure
+    pod_script.py  what every pod of a job runs; pure
     checking.py    whether Kubernetes would take an object, by the engine's own client
-    written.py     these files as a scheduler: what ``slurm/detached.py`` submits, polls and cancels
+    failed.py      the error of a job whose pods failed
 """

@@ -13,7 +13,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from converge_harness.launch.batch_step import (
+from converge_harness.launch.kubernetes.objects import OBJECT, host_names, object_name
+from converge_harness.launch.scheduler.batch_step import (
     HEAD_VARIABLE,
     OF_MEETING,
     Layout,
@@ -28,7 +29,6 @@ from converge_harness.launch.batch_step import (
     surroundings,
     work_folder_line,
 )
-from converge_harness.launch.kubernetes.objects import OBJECT, host_names, object_name
 from converge_harness.model import Cluster, Job
 from converge_harness.run_folder.ended import shell_lines
 from converge_harness.run_folder.layout import ENDED, LOGS, OF_NODE, STARTED, call_name_in_bash

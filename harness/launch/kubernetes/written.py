@@ -11,15 +11,27 @@ import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from converge_harness.launch.batch_step import TERMINATED
-from converge_harness.launch.kubernetes.objects import OBJECT, ROLE
-from converge_harness.launch.script_end import read_script_end
-from converge_harness.launch.slurm.backend import JobState, Phase, SubmitRequest
-from converge_harness.launch.slurm.submission import read_submission
-from converge_harness.model import Role
+from converge_harness.launch.kubernetes.checking import require_valid
+from converge_harness.launch.kubernetes.failed import failed_pods
+from converge_harness.launch.kubernetes.objects import (
+    OBJECT,
+    ROLE,
+    delete_command,
+    job_set,
+    object_text,
+    site_of,
+)
+from converge_harness.launch.kubernetes.pod_script import pod_script
+from converge_harness.launch.scheduler.backend import JobEnd, JobState, Known, Phase, SubmitRequest
+from converge_harness.launch.scheduler.batch_step import TERMINATED
+from converge_harness.launch.scheduler.script_end import has_ended, known_end
+from converge_harness.launch.scheduler.submission import read_submission
+from converge_harness.model import Cluster, Job, RankError, Role
 from converge_harness.run_folder.layout import COMPILED, JOB_SCRIPT, LOGS, RECORD, calls_so_far
 from converge_harness.store import Store, atomic_write
+from converge_harness.trainers import RANK_MODULE
 
 SEEDS, RUNS = "1-seed-checkpoints", "2-runs"
 """Folders of objects: those of the first have to be complete before others are created."""
@@ -28,6 +40,12 @@ SEEDS, RUNS = "1-seed-checkpoints", "2-runs"
 @dataclass(frozen=True, slots=True)
 class WrittenObjects:
     """The JobSets of a store."""
+
+    name: ClassVar[str] = "Kubernetes"
+    to_create: ClassVar[bool] = True
+    queue_command: ClassVar[str] = "kubectl get jobsets"
+    script_log: ClassVar[str | None] = None
+    ordinary_reasons: ClassVar[frozenset[str]] = frozenset({""})
 
     store: Store
     objects: Path | None = None
@@ -75,6 +93,50 @@ class WrittenObjects:
             if folder := folders.get(_key(name)):
                 (folder / JOB_SCRIPT).unlink(missing_ok=True)
 
+    def files(
+        self,
+        job: Job,
+        folder: Path,
+        cluster: Cluster,
+        *,
+        experiment: str,
+        rank_module: str = RANK_MODULE,
+        continues_after: int | None = None,
+        data: Path | None = None,
+    ) -> dict[str, str]:
+        """The script of a job's pods, and its object.
+
+        Raises ConfigError when the ranks do not fill nodes, and when Kubernetes would refuse it.
+        """
+        script = pod_script(
+            job,
+            folder,
+            cluster,
+            experiment=experiment,
+            rank_module=rank_module,
+            continues_after=continues_after,
+            data=data,
+        )
+        made = job_set(job, folder, cluster, experiment=experiment)
+        require_valid(made)
+        return {JOB_SCRIPT: script, OBJECT: object_text(made)}
+
+    def submit_argv(self, folder: Path) -> tuple[str, ...]:
+        """The command that creates the object of a run folder."""
+        return ("kubectl", "create", "-f", str(folder / OBJECT))
+
+    def cancel_argv(self, cluster: Cluster) -> tuple[str, ...]:
+        """The command that deletes objects, without their names."""
+        return delete_command(site_of(cluster).namespace)
+
+    def with_keys(self, words: str, cluster: Cluster) -> str:  # noqa: ARG002 - of the interface
+        """The words as they are: Kubernetes answers whoever creates the object, never converge."""
+        return words
+
+    def failed(self, known: Known, returncode: int | None) -> RankError:
+        """The error of a job whose pods failed."""
+        return failed_pods(known, returncode)
+
 
 def _key(name: str) -> str:
     """The key of a job's run folder, in which the name of its object ends."""
@@ -84,20 +146,22 @@ def _key(name: str) -> str:
 def _state(folder: Path | None) -> JobState:
     if folder is None:
         return JobState(Phase.UNKNOWN)
-    ended = read_script_end(folder)
     submission = read_submission(folder)
-    if ended is None:
+    if not has_ended(folder):
         if not (folder / JOB_SCRIPT).is_file():
             return JobState(Phase.UNKNOWN)
         before = submission.continues_after if submission else None
         started = calls_so_far(folder / LOGS) > (before or 0)
         return JobState(Phase.RUNNING if started else Phase.PENDING)
+    if (ended := known_end(folder)) is None:
+        return JobState(Phase.ENDED)  # its record says that the file is damaged
     cancelled = (
         ended.returncode == TERMINATED and submission is not None and bool(submission.cancelled)
     )
     return JobState(
         Phase.ENDED,
         word="CANCELLED" if cancelled else "",
+        end=JobEnd.CANCELLED if cancelled else JobEnd.BY_CODE,
         exit_code=ended.returncode,
         ran_s=ended.ran_s,
     )

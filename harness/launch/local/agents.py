@@ -2,13 +2,14 @@
 
 After the step of such a fault the ranks wait until it is over (``faults/<index>.over.json``), so it
 happens where the script says, however fast the machine is. Those of a program without the probe do
-not wait: it is killed once its curve has the step, so at that step or a later one.
+not wait: it is struck once its curve has the step, so at that step or a later one.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
+import signal
 import socket
 import sys
 import time
@@ -230,9 +231,11 @@ def end_start(run: Run, *, by_itself: bool) -> None:
     """Write down how a start of a program without the probe ended; nothing for other runs.
 
     A program that ended with 0 says that what it wrote is whole, so the checkpoints that are new
-    get their manifests. Of one that was killed, those of steps after which its curve has another
-    one do: it had saved the one before it trained the other. ``by_itself``: converge did not have
-    to end it.
+    get their manifests; also one that stopped early because it was asked to (``preempt``), which
+    counts as one that converge ended. Of any other, those of steps after which its curve has
+    another one do: it had saved the one before it trained the other. Where a file is named that is
+    written last, that file says so of the newest step, too. ``by_itself``: converge did not have to
+    end it.
 
     Raises StoreError if that cannot be written.
     """
@@ -245,9 +248,12 @@ def end_start(run: Run, *, by_itself: bool) -> None:
     saved: range = range(0)
     document: StartDocument = {"returncode": code}
     if run.curve is not None:
-        run.curve.look(is_over=True)
-        saved = run.curve.steps[: None if code == 0 else -1]
+        run.last_look()
+        says_so = code == 0 or form.last_file is not None
+        saved = run.curve.steps[: None if says_so else -1]
         document["first_row_at"] = run.curve.first_row_at
+        if run.stopped_when_asked:
+            document["returncode"] = None
     try:
         write_json(path, {**read_start(path), **document})
         for step, checkpoint in form.found(run.folder):
@@ -435,22 +441,35 @@ def _free_port() -> int:
     return port
 
 
-def strike_by_curve(run: Run, index: int, fault: Fault) -> None:
-    """Kill a rank of a program without the probe, whose curve has the step of the fault.
+_BY_CURVE = {
+    FaultKind.KILL: signal.SIGKILL,
+    FaultKind.HANG: signal.SIGSTOP,
+    FaultKind.PREEMPT: signal.SIGTERM,
+}
+"""The signal of each fault that strikes a program without the probe."""
 
-    If the process of the rank is not there (any more), nothing happens. Raises StoreError if the
-    fault's file cannot be written.
+
+def strike_by_curve(run: Run, index: int, fault: Fault) -> None:
+    """Send the signal of a fault to a program without the probe, whose curve has its step.
+
+    ``preempt`` goes to every rank and not to torchrun, which would end with an error also if all of
+    them stop with 0. If a rank's process is not there (any more), nothing happens. Raises
+    StoreError if the fault's file cannot be written.
     """
-    found = (
-        processes.rank_of(agent.logs, fault.rank, agent.process.pid) for agent in run.call.left
-    )
-    process = next((each for each in found if each is not None), None)
-    if run.curve is None or process is None:
+    everybody = fault.kind is FaultKind.PREEMPT
+    ranks = range(part_of(run.job, run.call.call).world_size) if everybody else (fault.rank,)
+    (agent,) = run.call.agents  # without the probe there is one node
+    if run.curve is None or not (found := run.call.ranks(agent, ranks)):
         return
     run.struck[index] = run.tail.number
-    more: StruckDocument = {"rank": fault.rank, "curve_step": run.curve.steps[-1]}
+    more: StruckDocument = {"curve_step": run.curve.steps[-1]}
+    if everybody:
+        run.call.asked_at = time.monotonic()
+    else:
+        more["rank"] = fault.rank
     _write_struck(run, index, fault, more)
-    processes.kill_tree(process)
+    for rank in ranks:
+        processes.signal_tree(found[rank], _BY_CURVE[fault.kind])
 
 
 def strike(place: Machine, run: Run, index: int, fault: Fault) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from converge_harness.launch import processes
 from converge_harness.launch.local.curve_steps import CurveSteps
 from converge_harness.launch.next_call import (
     CallOutcome,
@@ -31,7 +34,7 @@ from converge_harness.model import (
     RunRecord,
     RunStatus,
 )
-from converge_harness.run_folder.checkpoints import is_whole
+from converge_harness.run_folder.checkpoints import is_whole, newest_whole
 from converge_harness.run_folder.faults import struck_files
 from converge_harness.run_folder.metrics import StepLine
 from converge_harness.run_folder.passes import last_step
@@ -170,17 +173,28 @@ class Run:
             return None
         return next_by_curve(self.job, self.curve.steps, self.struck)
 
+    def last_look(self) -> None:
+        """Read what the curve of the running call still lacks, now that nobody writes it."""
+        if self.curve is not None:
+            self.curve.look(is_over=True)
+            self.call.steps = len(self.curve.steps)
+
+    @property
+    def stopped_when_asked(self) -> bool:
+        """Whether a program without the probe stopped with 0 after ``preempt``, before its end.
+
+        Ask after ``last_look``.
+        """
+        if self.curve is None or self.call.asked_at is None or self.call.returncode != 0:
+            return False
+        return not self.curve.steps or self.curve.steps[-1] < self.job.steps
+
     def is_over(self) -> bool:
         """Whether the running call is over; ask before ``new_steps``, so as to miss none."""
         return self.call.is_over(complete=self.tail.reached == self.job.steps)
 
     def overdue(self, experiment: Experiment) -> str:
         """The exceeded timeout, as a sentence; empty if there is none."""
-        if self.growth is not None:
-            return self.growth.overdue(experiment.startup_timeout_s, experiment.progress_timeout_s)
-        return self._no_step(experiment)
-
-    def _no_step(self, experiment: Experiment) -> str:
         now = time.monotonic()
         hang_limit = self._hang_limit_s(experiment.progress_timeout_s)
         if hang_limit is not None:
@@ -188,6 +202,12 @@ class Run:
             if now - self.call.hangs_since <= hang_limit:
                 return ""
             return f"no step finished for {hang_limit:g} s after a rank was made to hang"
+        if self.growth is not None:
+            return self.growth.overdue(experiment.startup_timeout_s, experiment.progress_timeout_s)
+        return self._no_step(experiment)
+
+    def _no_step(self, experiment: Experiment) -> str:
+        now = time.monotonic()
         if self.last is None or not self.call.steps:
             limit = experiment.startup_timeout_s
             if now - self.call.started > limit:
@@ -229,13 +249,16 @@ class Run:
             reached = until if last_start_ended_well(self.folder) else None
         complete = reached == self.job.steps
         form = trainer_of(self.job.spec).checkpoint_form(self.job)
+        newest = newest_whole(self.folder, form)
         outcome = CallOutcome(
-            ended_well=self.call.returncode == 0 or (complete and len(self.call.agents) > 1),
+            ended_well=not self.stopped_when_asked
+            and (self.call.returncode == 0 or (complete and len(self.call.agents) > 1)),
             reached=reached,
             steps=self.call.steps,
             struck=struck_faults(self.folder) - self.call.faults_before,
             nodes=max(len(self.call.left), recovery.nodes[0] if recovery else 1),
             checkpoint=is_whole(self.folder, until, form),
+            saved=newest is not None and newest > (self.call.call.resumes_from or 0),
         )
         return after(self.job, self.call.call, outcome)
 
@@ -303,6 +326,10 @@ def struck_faults(folder: Path) -> frozenset[int]:
     return frozenset(struck_files(folder))
 
 
+_GRACE_S = 30.0
+"""How long ranks may take to stop after ``preempt``: as long as torchrun gives them."""
+_SEARCH_SHARE = 20
+"""How many times as long as a search for ranks that are not there the next one waits."""
 _LINGER_S = 10.0
 """How long a node may continue after another has ended, or after training is complete: a surviving
 agent can hang in torchrun's exit barrier.
@@ -347,12 +374,27 @@ class RunningCall:
     """Number of step lines so far."""
     hangs_since: float | None = None
     """When a hang of the script was first detected."""
+    asked_at: float | None = None
+    """When the ranks of a program without the probe got SIGTERM (``preempt``)."""
     _lingers_since: float | None = None
+    _next_search: float = 0.0
 
     @property
     def left(self) -> list[Agent]:
         """Agents of nodes that no fault of the script has killed."""
         return [agent for agent in self.agents if not agent.lost]
+
+    def ranks(self, agent: Agent, wanted: Collection[int]) -> dict[int, psutil.Process]:
+        """The processes of ranks; none while not all of ``wanted`` are found.
+
+        A search that finds nothing takes time, and the next one waits much longer than that.
+        """
+        began = time.monotonic()
+        if began < self._next_search:
+            return {}
+        found = processes.ranks_of(agent.logs, agent.process.pid, wanted)
+        self._next_search = time.monotonic() + _SEARCH_SHARE * (time.monotonic() - began)
+        return found
 
     @property
     def targets(self) -> list[tuple[subprocess.Popen[bytes], Path]]:
@@ -372,6 +414,8 @@ class RunningCall:
         """
         running = [agent.process.poll() is None for agent in self.left]
         if not any(running):
+            return True
+        if self.asked_at is not None and time.monotonic() - self.asked_at > _GRACE_S:
             return True
         if len(self.agents) == 1 or (all(running) and not complete):
             return False

@@ -9,7 +9,8 @@ import shlex
 from pathlib import Path
 
 from converge_harness.errors import ConfigError, Problem
-from converge_harness.launch.batch_step import (
+from converge_harness.launch.next_call import calls_again
+from converge_harness.launch.scheduler.batch_step import (
     HEAD_VARIABLE,
     OF_EVERY_START,
     OF_MEETING,
@@ -26,11 +27,10 @@ from converge_harness.launch.batch_step import (
     surroundings,
     work_folder_line,
 )
-from converge_harness.launch.next_call import calls_again
+from converge_harness.launch.scheduler.submission import job_name
 from converge_harness.model import Cluster, Job
 from converge_harness.run_folder.ended import shell_lines
 from converge_harness.run_folder.layout import JOB_SCRIPT, OF_THE_PASSES, SLURM_LOG
-from converge_harness.store import folder_key, slug
 from converge_harness.trainers import (
     MEETING_PLACE,
     MEETING_PORT,
@@ -42,11 +42,6 @@ from converge_harness.trainers import (
 
 _FIRST_PORT, _PORTS = 10_000, 20_000
 """Ports of the rendezvous, below those that Linux uses for outgoing connections."""
-
-
-def job_name(job: Job) -> str:
-    """The job's name in Slurm, by which it is found again."""
-    return f"cv-{slug(job.name)}-{folder_key(job.identity)}"
 
 
 def batch_script(

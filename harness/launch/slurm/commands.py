@@ -11,12 +11,29 @@ import subprocess
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 from converge_harness.errors import ClusterError
-from converge_harness.launch.slurm.backend import JobState, Phase, Refused, SubmitRequest
-from converge_harness.model import Cluster
+from converge_harness.launch.scheduler.backend import (
+    JobEnd,
+    JobState,
+    Known,
+    NeverStarts,
+    Phase,
+    Refused,
+    SubmitRequest,
+)
+from converge_harness.launch.slurm.batch_script import batch_script
+from converge_harness.launch.slurm.failed import failed_job
+from converge_harness.model import Cluster, Job, RankError
 from converge_harness.run_folder.launcher_variables import is_of_launcher
-from converge_harness.run_folder.layout import JOB_VARIABLE, SEGMENT_VARIABLE
+from converge_harness.run_folder.layout import (
+    JOB_SCRIPT,
+    JOB_VARIABLE,
+    SEGMENT_VARIABLE,
+    SLURM_LOG,
+)
+from converge_harness.trainers import RANK_MODULE
 
 _TIMEOUT_S = 120.0
 """Longest time of a Slurm command; sbatch itself retries for about a minute."""
@@ -56,6 +73,23 @@ _NO_ACCOUNTING = re.compile(r"accounting storage is disabled|slurmdbd|SlurmDBD",
 
 class Slurm:
     """Jobs of this user on the cluster of Slurm's commands."""
+
+    name: ClassVar[str] = "Slurm"
+    to_create: ClassVar[bool] = False
+    queue_command: ClassVar[str] = "squeue"
+    script_log: ClassVar[str | None] = SLURM_LOG
+    ordinary_reasons: ClassVar[frozenset[str]] = frozenset(
+        {
+            "",
+            "None",
+            "Priority",
+            "Resources",
+            "Dependency",
+            "BeginTime",
+            "Cleaning",
+            "WaitingForScheduling",
+        }
+    )
 
     def __init__(
         self,
@@ -143,6 +177,48 @@ class Slurm:
             raise ClusterError(f"scancel gave no answer within {_TIMEOUT_S:g} s") from error
         if done.returncode != 0:  # for example for unknown ids
             self._raise_unreachable("scancel", done.stderr)
+
+    def files(
+        self,
+        job: Job,
+        folder: Path,
+        cluster: Cluster,
+        *,
+        experiment: str,
+        rank_module: str = RANK_MODULE,
+        continues_after: int | None = None,
+        data: Path | None = None,
+    ) -> dict[str, str]:
+        """The batch script of a job.
+
+        Raises ConfigError when the ranks do not fill nodes, and for a path that sbatch cannot take.
+        """
+        script = batch_script(
+            job,
+            folder,
+            cluster,
+            experiment=experiment,
+            rank_module=rank_module,
+            continues_after=continues_after,
+            data=data,
+        )
+        return {JOB_SCRIPT: script}
+
+    def submit_argv(self, folder: Path) -> tuple[str, ...]:
+        """The command that submits the script of a run folder, without dependencies."""
+        return ("sbatch", str(folder / JOB_SCRIPT))
+
+    def cancel_argv(self, cluster: Cluster) -> tuple[str, ...]:  # noqa: ARG002 - of the interface
+        """The command that cancels jobs, without their ids."""
+        return ("scancel",)
+
+    def with_keys(self, words: str, cluster: Cluster) -> str:
+        """A refusal with the keys that it is about."""
+        return with_keys(words, cluster)
+
+    def failed(self, known: Known, returncode: int | None) -> RankError:
+        """The error of a job that failed."""
+        return failed_job(known, returncode)
 
     # -------------------------------------------------------------- commands
 
@@ -286,15 +362,19 @@ _ENDED = frozenset(
     }
 )
 
+_TIME_IS_UP = frozenset({"TIMEOUT", "DEADLINE"})
+_TAKEN_AWAY = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED"})
+_DEPENDENCY = "DependencyNeverSatisfied"
+TOO_MANY_REQUEUES = "JobHoldMaxRequeue"
 _NEVER = re.compile(
-    r"DependencyNeverSatisfied|PartitionNodeLimit|PartitionTimeLimit|BadConstraints|DeadLine"
+    rf"{_DEPENDENCY}|{TOO_MANY_REQUEUES}"
+    r"|PartitionNodeLimit|PartitionTimeLimit|BadConstraints|DeadLine"
     r"|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed|MaxMemPerLimit"
-    r"|(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+|JobHoldMaxRequeue"
+    r"|(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+"
 )
 """Reasons of pending jobs that request more than they can ever get. Not included: limits that other
 jobs use up (``…Grp…``, ``…PerUser…``), nodes that are down, held jobs, and ``PartitionConfig``,
-which Slurm 22.05 says first and replaces a second later. ``JobHoldMaxRequeue``: the job was queued
-again more often than the cluster allows.
+which Slurm 22.05 says first and replaces a second later.
 """
 
 
@@ -363,7 +443,9 @@ def _state(
         phase=phase,
         word=word,
         reason=reason or detail,
-        never=phase is Phase.PENDING and bool(_NEVER.fullmatch(reason)),
+        never=_why_never(reason) if phase is Phase.PENDING else None,
+        end=end_of(word, reason) if phase is Phase.ENDED else JobEnd.BY_CODE,
+        paused=phase is Phase.RUNNING and word not in ("", "RUNNING"),
         restarts=restarts,
         exit_code=exit_code if phase is Phase.ENDED and not signalled else None,
         ran_s=ran_s,
@@ -382,6 +464,25 @@ def phase_of(word: str) -> Phase:
     if word in _PENDING:
         return Phase.PENDING
     return Phase.ENDED if word in _ENDED else Phase.RUNNING
+
+
+def end_of(word: str, reason: str = "") -> JobEnd:
+    """How a job ended, by Slurm's state and reason."""
+    if word == "CANCELLED":
+        return JobEnd.NEEDED if reason == _DEPENDENCY else JobEnd.CANCELLED
+    if word in _TIME_IS_UP:
+        return JobEnd.TIME_IS_UP
+    if word in _TAKEN_AWAY:
+        return JobEnd.TAKEN_AWAY
+    return JobEnd.BY_CODE if word == "COMPLETED" else JobEnd.FAILED
+
+
+def _why_never(reason: str) -> NeverStarts | None:
+    """Why a pending job can never start, by Slurm's reason; None: it can."""
+    if not _NEVER.fullmatch(reason):
+        return None
+    by_reason = {_DEPENDENCY: NeverStarts.NEEDED, TOO_MANY_REQUEUES: NeverStarts.REQUEUES}
+    return by_reason.get(reason, NeverStarts.REQUEST)
 
 
 def _exit_code(text: str) -> int | None:

@@ -25,7 +25,8 @@ class Source:
         """Set the path and the user's column names.
 
         ``readable`` lists all formats, for error messages. ``unfinished``: somebody still writes
-        the file, so a last line without its end is left out. A ``.json`` is one value.
+        the file, or was killed while writing, so a last line or record without its end is left out.
+        A ``.json`` is one value.
         """
         self.path = path
         self.columns = columns

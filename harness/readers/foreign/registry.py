@@ -46,8 +46,10 @@ _NAMES = tuple(each.name for each in FORMATS)
 READABLE = f"readable are run folders, {', '.join(_NAMES[:-1])} and {_NAMES[-1]}"
 
 
-def read_foreign(path: Path, columns: Columns) -> Evidence:
+def read_foreign(path: Path, columns: Columns, *, unfinished: bool = False) -> Evidence:
     """Read a curve outside of converge's run folders; ``columns`` as for ``read_curves``.
+
+    ``unfinished`` as for ``Source``.
 
     Raises EvidenceError when the path is not readable, cannot be understood or lacks a mapped name.
     """
@@ -60,13 +62,13 @@ def read_foreign(path: Path, columns: Columns) -> Evidence:
             "write it to a file, and give that file"
         )
     if not path.is_dir():
-        return _read_file(path, columns)
+        return _read_file(path, columns, unfinished=unfinished)
     for each in FORMATS:
         files = each.files_in(path)
         if files and each.reads_folders:
-            return each.read(Source(path, columns, READABLE))
+            return each.read(Source(path, columns, READABLE, unfinished=unfinished))
         if files:
-            return _read_file(files[0], columns)
+            return _read_file(files[0], columns, unfinished=unfinished)
     raise EvidenceError(f"{path}: has no run; {READABLE}")
 
 
@@ -80,15 +82,13 @@ def read_unfinished(path: Path, columns: Columns) -> Evidence:
     """
     try:
         if path_exists(path):
-            if path.is_file():
-                return _read_file(path, columns, unfinished=True)
-            return read_foreign(path, columns)
+            return read_foreign(path, columns, unfinished=True)
     except NoRowError:
         pass
     return Evidence(name="", source=str(path), steps=np.zeros(0, dtype=np.int64), signals={})
 
 
-def _read_file(path: Path, columns: Columns, *, unfinished: bool = False) -> Evidence:
+def _read_file(path: Path, columns: Columns, *, unfinished: bool) -> Evidence:
     """Read a file, recognised by its name if that is enough, else by its content."""
     source = Source(path, columns, READABLE, unfinished=unfinished)
     named = next((each for each in FORMATS if each.has_name(path)), None)

@@ -19,21 +19,23 @@ from converge_harness.model import Evidence
 from converge_harness.readers.foreign.format import Format
 from converge_harness.readers.foreign.names import Columns, candidates
 from converge_harness.readers.foreign.rows import RowCollector
-from converge_harness.readers.lines import decode_json, fail
+from converge_harness.readers.lines import NoRowError, decode_json, fail
 
 RUN_FILES = "run-*.wandb"
 
 
 FORMAT = Format(
     "Weights & Biases offline runs",
-    read=lambda source: read_wandb(source.path, source.columns),
+    read=lambda source: read_wandb(source.path, source.columns, unfinished=source.unfinished),
     files_in=lambda folder: list(folder.rglob(RUN_FILES)),
     has_name=lambda path: path.suffix == ".wandb",
 )
 
 
-def read_wandb(path: Path, columns: Columns) -> Evidence:
+def read_wandb(path: Path, columns: Columns, *, unfinished: bool = False) -> Evidence:
     """Read the history of one run, at the steps of its loss; incomplete without a clean exit.
+
+    ``unfinished``: a record that the end of the file cuts off is left out.
 
     Raises EvidenceError when wandb is not installed, when the folder has several runs, when the
     file is damaged, or when no key is a known name of the loss.
@@ -51,7 +53,7 @@ def read_wandb(path: Path, columns: Columns) -> Evidence:
     rows = RowCollector(str(path), lambda number: f"{file}: record {number}", columns)
     wanted = candidates(columns)
     exit_code: int | None = None
-    for number, content in enumerate(records(file), start=1):
+    for number, content in enumerate(records(file, unfinished=unfinished), start=1):
         try:
             record = Record.FromString(content)
         except DecodeError as error:
@@ -100,18 +102,13 @@ _AFTER = {None: {_WHOLE, _FIRST}, _FIRST: {_MIDDLE, _LAST}, _MIDDLE: {_MIDDLE, _
 """By kind of a fragment (None: the start of a record), the kinds that may follow."""
 
 
-def records(path: Path) -> Iterator[bytes]:
+def records(path: Path, *, unfinished: bool = False) -> Iterator[bytes]:
     """Yield every record's content, in order.
 
     Raises EvidenceError at a damaged record, and at one that the end of the file cuts off, as in
-    the file of a killed run.
+    the file of a killed run; ``unfinished``: ends before that one.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise EvidenceError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if len(content) < HEADER.size or HEADER.unpack_from(content) != MAGIC:
-        raise EvidenceError(f"{path}: is not a run file of Weights & Biases (different header)")
+    content = _content(path, unfinished=unfinished)
     at = HEADER.size
     parts: list[bytes] = []
     before: int | None = None
@@ -121,22 +118,42 @@ def records(path: Path) -> Iterator[bytes]:
         if left < _FRAGMENT.size:
             at += left  # too short for a fragment: padding
             continue
-        place = f"{path}: record {number}"
-        if len(content) - at < _FRAGMENT.size:
-            fail(place, "the file ends within it; the run was killed, or is still going")
-        checksum, length, kind = _FRAGMENT.unpack_from(content, at)
-        part = content[at + _FRAGMENT.size : at + _FRAGMENT.size + length]
-        if len(part) < length:
-            fail(place, "the file ends within it; the run was killed, or is still going")
+        fragment = _fragment(content, at)
+        if fragment is None:
+            break
+        checksum, kind, part = fragment
         if zlib.crc32(part, zlib.crc32(bytes([kind]))) != checksum or kind not in _AFTER[before]:
-            fail(place, f"damaged at byte {at}")
+            fail(f"{path}: record {number}", f"damaged at byte {at}")
         parts.append(part)
-        at += _FRAGMENT.size + length
+        at += _FRAGMENT.size + len(part)
         if kind in (_WHOLE, _LAST):
             yield b"".join(parts)
             parts, before = [], None
             number += 1
         else:
             before = kind
-    if parts:
-        fail(f"{path}: record {number}", "the file ends within it; the run was killed")
+    if (parts or at < len(content)) and not unfinished:
+        place = f"{path}: record {number}"
+        fail(place, "the file ends within it; the run was killed, or is still going")
+
+
+def _content(path: Path, *, unfinished: bool) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise EvidenceError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if unfinished and content == HEADER.pack(*MAGIC)[: len(content)]:
+        raise NoRowError(f"{path}: has no record yet")
+    if len(content) < HEADER.size or HEADER.unpack_from(content) != MAGIC:
+        raise EvidenceError(f"{path}: is not a run file of Weights & Biases (different header)")
+    return content
+
+
+def _fragment(content: bytes, at: int) -> tuple[int, int, bytes] | None:
+    """Checksum, kind and content of the fragment at a byte; None if the file ends within it."""
+    start = at + _FRAGMENT.size
+    if len(content) < start:
+        return None
+    checksum, length, kind = _FRAGMENT.unpack_from(content, at)
+    part = content[start : start + length]
+    return None if len(part) < length else (checksum, kind, part)

@@ -317,7 +317,7 @@ class FaultView:
             return "did not strike"
         where = ABSENT if self.at_pass is None else f"pass {self.at_pass}"
         if self.curve_step is not None:  # nothing holds a program at the step of the script
-            where += f", once its curve had step {self.curve_step}"
+            where += f", when step {self.curve_step} of its curve had been read"
         return f"{where}, tore the checkpoint" if self.torn else where
 
 

@@ -38,6 +38,7 @@ from converge_harness.model import (
     GLOBAL_BATCH,
     LOCAL_BATCH,
     RESHARD,
+    FaultKind,
     Kind,
     Parallelism,
     RestartOwner,
@@ -355,7 +356,7 @@ def lacks(kind: Kind, command: Command) -> tuple[str, str]:
         other = f"launcher = {command.launcher.value!r}"
         return f"needs launcher = 'torchrun': converge resumes no program with {other} yet", ""
     why, hint = _checkpoints_lack(command, needed, purpose)
-    return (why, hint) if why else _curve_lacks(command)
+    return (why, hint) if why else _curve_lacks(kind, command)
 
 
 def lacks_to_continue(command: Command) -> tuple[str, str]:
@@ -379,7 +380,7 @@ def _checkpoints_lack(command: Command, needed: str, purpose: str) -> tuple[str,
     return "", ""
 
 
-def _curve_lacks(command: Command) -> tuple[str, str]:
+def _curve_lacks(kind: Kind, command: Command) -> tuple[str, str]:
     """The same of the curve that a program without the probe leaves of each of its starts."""
     form = command.checkpoints
     if not command.probed and form is not None and form.is_overwritten:
@@ -390,9 +391,13 @@ def _curve_lacks(command: Command) -> tuple[str, str]:
             "needs the loss of every step, and mean_over says that a row is a mean over several",
             "let the program log every step",
         )
-    if PurePath(command.curves or "").name == TRAINER_STATE:
+    curve = PurePath(command.curves or "")
+    if curve.name == TRAINER_STATE:
         why = f"needs a curve of each start alone: {TRAINER_STATE} has the rows of all starts"
         return why, "name a file to which the program writes the steps of this start"
+    if kind is Kind.FAULT and curve.suffix == ".json":
+        why = "needs a curve that grows by rows: of one JSON value, a kill may leave half"
+        return why, "write each step as a line of its own, to a .jsonl or .csv file"
     return "", ""
 
 
@@ -481,6 +486,16 @@ def node_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
             where("nodes"),
             f"{{{name}}} is put into the command once, and changes as nodes leave or join",
             "let it ask torch.distributed.get_world_size() instead",
+        )
+    joins = any(fault.kind is FaultKind.JOIN for fault in recovery.faults)
+    if joins and recovery.restarts is RestartOwner.HARNESS and RESUME_FROM in passed(command):
+        yield Problem(
+            where("faults"),
+            "when a node joins, torchrun starts the same command again, in which "
+            f"{{{RESUME_FROM}}} is still that of the start before: the program would go on from an "
+            "older step",
+            f"let the program look for its newest checkpoint in {{{CHECKPOINT_DIR}}} and leave "
+            f"{{{RESUME_FROM}}} out",
         )
 
 

@@ -91,8 +91,8 @@ RESUMED = (Kind.ELASTIC, Kind.FAULT)
 KEYS = ConfigKeys(warmup_steps="lr_scheduler.warmup_steps")
 FAULTS = frozenset(FaultKind)
 """All: the probe can make them, or wait for them."""
-FAULTS_BY_CURVE = frozenset({FaultKind.KILL})
-"""Without the probe: converge kills a rank once the curve has the step."""
+FAULTS_BY_CURVE = frozenset({FaultKind.KILL, FaultKind.HANG, FaultKind.PREEMPT})
+"""Without the probe: converge sends a rank, or all, a signal once the curve has the step."""
 
 
 def trained_by(command: Command) -> TrainerSpec:

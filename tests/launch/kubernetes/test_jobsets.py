@@ -16,8 +16,9 @@ from converge_harness.launch.kubernetes.objects import (
     quantity_of,
     seconds_of,
 )
-from converge_harness.launch.scripts import scripts_of, submit_argv
+from converge_harness.launch.kubernetes.written import WrittenObjects
 from converge_harness.model import Kind
+from converge_harness.store import Store
 
 pytest.importorskip("kubeflow_trainer_api")
 
@@ -66,14 +67,15 @@ def test_wrong_and_missing_values_are_refused():
     assert "spec.replicatedJobs[0].name: is required, and missing" in refused(made)
 
 
-def test_files_are_checked_before_there_are_any():
+def test_files_are_checked_before_there_are_any(tmp_path):
+    backend = WrittenObjects(Store(tmp_path))
     cluster = replace(ON_CPUS, kubernetes=replace(PLAIN, pod={"nodeSelectr": {}}))
     with pytest.raises(ConfigError, match="nodeSelectr"):
-        scripts_of(CASES["one_pod"][0], FOLDER, cluster, experiment="x")
-    files = scripts_of(CASES["one_pod"][0], FOLDER, ON_CPUS, experiment="x")
+        backend.files(CASES["one_pod"][0], FOLDER, cluster, experiment="x")
+    files = backend.files(CASES["one_pod"][0], FOLDER, ON_CPUS, experiment="x")
     assert sorted(files) == ["job.sh", "jobset.json"]
     argv = ("kubectl", "create", "-f", f"{FOLDER}/jobset.json")
-    assert submit_argv(FOLDER, ON_CPUS) == argv
+    assert backend.submit_argv(FOLDER) == argv
 
 
 def test_a_store_that_pods_do_not_see_is_refused():

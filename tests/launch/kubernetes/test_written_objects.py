@@ -7,12 +7,11 @@ import pytest
 from batch_jobs import job
 from test_pod_script import ON_CPUS, PLAIN
 
-from converge_harness.errors import StoreError
 from converge_harness.launch.kubernetes.objects import job_set, object_name, object_text
 from converge_harness.launch.kubernetes.written import RUNS, SEEDS, WrittenObjects
-from converge_harness.launch.slurm.backend import JobState, Phase, SubmitRequest
-from converge_harness.launch.slurm.result import Known, result_of
-from converge_harness.launch.slurm.submission import Submission, write_submission
+from converge_harness.launch.scheduler.backend import JobState, Known, Phase, SubmitRequest
+from converge_harness.launch.scheduler.result import result_of
+from converge_harness.launch.scheduler.submission import Submission, write_submission
 from converge_harness.model import Role, RunStatus
 from converge_harness.store import Store
 
@@ -97,7 +96,7 @@ def test_pods_that_were_ended_are_no_crash_of_ranks(written, cancelled, status, 
     logs.mkdir(parents=True)
     (logs / "torchrun.log").write_text(said)
     end(written, 143)
-    known = Known(RUN, folder_of(written), submission, state(written), ON_CPUS)
+    known = Known(RUN, folder_of(written), submission, state(written), ON_CPUS, written)
     record = result_of(known)
     assert record.status is status
     assert message in record.error.message
@@ -105,7 +104,8 @@ def test_pods_that_were_ended_are_no_crash_of_ranks(written, cancelled, status, 
 
 def failed(written):
     submission = Submission(RUN.identity, "", "", job_id=object_name(RUN))
-    return result_of(Known(RUN, folder_of(written), submission, state(written), ON_CPUS)).error
+    known = Known(RUN, folder_of(written), submission, state(written), ON_CPUS, written)
+    return result_of(known).error
 
 
 def test_a_rank_that_failed_before_pods_were_ended_is_the_error(written):
@@ -138,11 +138,17 @@ def test_a_run_that_continues_forgets_which_pods_had_started(written):
     assert not (folder_of(written) / "ended.json").exists()
 
 
-@pytest.mark.parametrize("content", ["{}", '{"schema": 1, "returncode": "x"}', "no JSON"])
-def test_a_damaged_end_is_an_error_and_no_end(written, content):
+@pytest.mark.parametrize("content", ["", "{}", '{"schema": 1, "returncode": "x"}', "no JSON"])
+def test_a_damaged_end_is_a_crash_of_that_job_alone(written, content):
+    seed = written.store.run_folder(SEED.name, SEED.identity)
+    (seed / "ended.json").write_text('{"schema": 1, "returncode": 0, "restart": 0}')
     (folder_of(written) / "ended.json").write_text(content)
-    with pytest.raises(StoreError, match="ended"):
-        state(written)
+    states = written.poll([object_name(SEED), object_name(RUN)])
+    assert states[object_name(SEED)] == JobState(Phase.ENDED, exit_code=0)
+    error = failed(written)
+    assert "ended.json: is damaged: " in error.message
+    assert "run or submit the experiment again" in error.message
+    assert "is gone" not in error.message
 
 
 def test_only_objects_of_jobs_that_are_not_over_stay(written):

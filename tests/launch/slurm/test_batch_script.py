@@ -11,7 +11,8 @@ import pytest
 from batch_jobs import HOSTILE, SEGMENTS, job, program, requeued_program
 
 from converge_harness.errors import ConfigError
-from converge_harness.launch.slurm.batch_script import batch_script, job_name
+from converge_harness.launch.scheduler.submission import job_name
+from converge_harness.launch.slurm.batch_script import batch_script
 from converge_harness.model import (
     Cluster,
     Fault,

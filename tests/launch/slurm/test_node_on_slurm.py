@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from launch_jobs import ROOT
 
-from converge_harness.launch.slurm.backend import Phase, SubmitRequest
-from converge_harness.launch.slurm.batch_script import batch_script, job_name
+from converge_harness.launch.scheduler.backend import Phase, SubmitRequest
+from converge_harness.launch.scheduler.submission import job_name
+from converge_harness.launch.slurm.batch_script import batch_script
 from converge_harness.launch.slurm.commands import Slurm
 from converge_harness.model import (
     Cluster,

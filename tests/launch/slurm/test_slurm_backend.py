@@ -9,8 +9,8 @@ from launch_jobs import tiny_job
 from slurm_daemons import slurm_daemons
 
 from converge_harness.errors import ClusterError
+from converge_harness.launch.scheduler.backend import NeverStarts, Phase, Refused, SubmitRequest
 from converge_harness.launch.slurm import commands as slurm_backend
-from converge_harness.launch.slurm.backend import Phase, Refused, SubmitRequest
 from converge_harness.launch.slurm.batch_script import batch_script
 from converge_harness.launch.slurm.commands import Slurm, phase_of, read_sacct
 from converge_harness.model import Cluster
@@ -160,8 +160,14 @@ def test_request_that_pends_for_ever_is_told_from_one_that_waits(tmp_path):
         held = backend.submit(request(tmp_path, "true", "--hold", name="c"))
         final = ("PartitionN", "PartitionT", "JobHeld")
         states = follow(backend, [wide, long, held], lambda state: state.reason.startswith(final))
-        assert (states[wide].reason, states[wide].never) == ("PartitionNodeLimit", True)
-        assert (states[long].reason, states[long].never) == ("PartitionTimeLimit", True)
+        assert (states[wide].reason, states[wide].never) == (
+            "PartitionNodeLimit",
+            NeverStarts.REQUEST,
+        )
+        assert (states[long].reason, states[long].never) == (
+            "PartitionTimeLimit",
+            NeverStarts.REQUEST,
+        )
         assert states[held].reason.startswith("JobHeld")
         assert not states[held].never
 
@@ -174,7 +180,7 @@ def test_job_that_waits_for_nodes_to_come_back_may_yet_start(tmp_path):
             cluster.down(node)
         job_id = backend.submit(request(tmp_path))
         state = follow(backend, [job_id], lambda state: "node" in state.reason.lower())[job_id]
-        assert (state.phase, state.never) == (Phase.PENDING, False)
+        assert (state.phase, state.never) == (Phase.PENDING, None)
 
 
 @pytest.mark.usefixtures("slurm_installed")

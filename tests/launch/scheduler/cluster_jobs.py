@@ -8,8 +8,8 @@ from launch_jobs import ROOT, TOOLCHAIN, tiny_job
 from light_toolchain import light_python
 
 from converge_harness.launch import RunOptions
+from converge_harness.launch.scheduler.job_status import Site
 from converge_harness.launch.slurm.commands import Slurm
-from converge_harness.launch.slurm.job_status import Site
 from converge_harness.model import Cluster, Experiment, Toolchain
 from converge_harness.store import Store
 

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from converge_harness.errors import ClusterError
 from converge_harness.launch.options import RunOptions
-from converge_harness.launch.script_end import has_ended
-from converge_harness.launch.scripts import scripts_of
-from converge_harness.launch.slurm.backend import Backend, JobState, Phase
-from converge_harness.launch.slurm.result import Known, facts, result_of, skipped
-from converge_harness.launch.slurm.submission import Submission, read_submission
+from converge_harness.launch.scheduler.backend import Backend, JobState, Known, Phase
+from converge_harness.launch.scheduler.result import facts, result_of, skipped
+from converge_harness.launch.scheduler.script_end import has_ended
+from converge_harness.launch.scheduler.submission import Submission, read_submission
 from converge_harness.launch.stopping import read_if_stopped
 from converge_harness.model import Cluster, Experiment, Job, RunRecord, RunStatus
 from converge_harness.run_folder.layout import RECORD
@@ -80,9 +79,9 @@ def files_of(
 ) -> dict[str, str]:
     """What is written into the run folder of a job before it is submitted, by file name.
 
-    Raises ConfigError as ``scripts_of`` does.
+    Raises ConfigError as ``Backend.files`` does.
     """
-    return scripts_of(
+    return site.backend.files(
         job,
         folder,
         site.cluster,
@@ -177,6 +176,7 @@ def known_of(site: Site, job_status: JobStatus, needed: RunRecord | None) -> Kno
         submission=job_status.submission,
         state=job_status.state,
         cluster=site.cluster,
+        backend=site.backend,
         needed=needed,
     )
 

@@ -15,11 +15,11 @@ from launch_jobs import plan_of
 
 from converge_harness import launch
 from converge_harness.errors import ClusterError
-from converge_harness.launch.slurm.backend import Refused
+from converge_harness.launch.scheduler.backend import Refused
+from converge_harness.launch.scheduler.detached import cancel, collect, status, submit_plan
+from converge_harness.launch.scheduler.follow import follow_plan
+from converge_harness.launch.scheduler.submission import read_submission
 from converge_harness.launch.slurm.commands import Slurm
-from converge_harness.launch.slurm.detached import cancel, collect, status, submit_plan
-from converge_harness.launch.slurm.follow import follow_plan
-from converge_harness.launch.slurm.submission import read_submission
 from converge_harness.launch.stopping import read_by
 from converge_harness.model import Recovery, RestartOwner, Role, RunStatus
 from converge_harness.store import read_record

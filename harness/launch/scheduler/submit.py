@@ -28,18 +28,15 @@ from converge_harness.launch.events import (
     RunsElsewhere,
 )
 from converge_harness.launch.interruption import Interruption
-from converge_harness.launch.script_end import has_ended
-from converge_harness.launch.scripts import submit_argv
-from converge_harness.launch.slurm.backend import (
+from converge_harness.launch.scheduler.backend import (
     Backend,
     JobState,
+    Known,
     Phase,
     Refused,
     SubmitRequest,
 )
-from converge_harness.launch.slurm.batch_script import job_name
-from converge_harness.launch.slurm.commands import with_keys
-from converge_harness.launch.slurm.job_status import (
+from converge_harness.launch.scheduler.job_status import (
     JobStatus,
     Site,
     files_of,
@@ -49,8 +46,14 @@ from converge_harness.launch.slurm.job_status import (
     read_statuses,
     write_records,
 )
-from converge_harness.launch.slurm.result import Known, facts, skipped
-from converge_harness.launch.slurm.submission import Submission, read_submission, write_submission
+from converge_harness.launch.scheduler.result import facts, skipped
+from converge_harness.launch.scheduler.script_end import has_ended
+from converge_harness.launch.scheduler.submission import (
+    Submission,
+    job_name,
+    read_submission,
+    write_submission,
+)
 from converge_harness.launch.stopping import used_again
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import Job, Plan, RankError, RunRecord, RunStatus
@@ -178,8 +181,8 @@ def _await_dying(
             reported = True
         if time.monotonic() > deadline:
             raise ClusterError(
-                f"{names_of(dying)}: cancelled, but still not over; see squeue, and run the same "
-                "command again later"
+                f"{names_of(dying)}: cancelled, but still not over; see "
+                f"{site.backend.queue_command}, and run the same command again later"
             )
         stop.check()
         time.sleep(min(_DYING_POLL_S, site.cluster.poll_s))
@@ -330,7 +333,7 @@ class Submitter:
         self.ours.add(job.identity)
         self.again += [job_id] if over else []
         self._note(job, job_id)
-        to_create = self._site.cluster.kubernetes is not None
+        to_create = self._site.backend.to_create
         self._tell(Queued(time.time(), job, job_id, to_create=to_create))
         return submission
 
@@ -360,7 +363,7 @@ class Submitter:
             return None
         store.continue_run(folder)
         reason = f"from its checkpoint of step {step}"
-        self._tell(GoingOn(time.time(), job, reason, submit_argv(folder, self._site.cluster)))
+        self._tell(GoingOn(time.time(), job, reason, self._site.backend.submit_argv(folder)))
         return calls_so_far(folder / LOGS)
 
     def _refused(self, job: Job, folder: Path, submission: Submission, words: str) -> RunRecord:
@@ -370,6 +373,7 @@ class Submitter:
             submission,
             JobState(Phase.ENDED, word="REFUSED"),
             self._site.cluster,
+            self._site.backend,
         )
         record = RunRecord(
             name=job.name,
@@ -378,7 +382,7 @@ class Submitter:
             status=RunStatus.REFUSED,
             wall_s=0.0,
             argv=known.argv,
-            error=RankError(None, with_keys(words, self._site.cluster)),
+            error=RankError(None, self._site.backend.with_keys(words, self._site.cluster)),
         )
         return self._site.store.finish_run(record, facts(known))
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import cast
 
 from converge_harness.errors import StoreError
+from converge_harness.model import Job
 from converge_harness.run_folder.layout import SUBMISSION
 from converge_harness.run_folder.records import SubmissionDocument
-from converge_harness.store import read_json, write_json
+from converge_harness.store import folder_key, read_json, slug, write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,11 @@ class Submission:
     continues_after: int | None = None
     """The number of the last call of an earlier job, from whose checkpoints it continues; None: it
     starts anew."""
+
+
+def job_name(job: Job) -> str:
+    """The job's name in the scheduler, by which it is found again."""
+    return f"cv-{slug(job.name)}-{folder_key(job.identity)}"
 
 
 def read_submission(folder: Path) -> Submission | None:

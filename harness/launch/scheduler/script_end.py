@@ -10,7 +10,7 @@ from converge_harness.errors import StoreError
 from converge_harness.run_folder.ended import REQUIRED, SHAPES, EndedDocument
 from converge_harness.run_folder.layout import ENDED
 from converge_harness.run_folder.shapes import misfit
-from converge_harness.store import read_json
+from converge_harness.store import upgraded
 
 
 class ScriptEnd(NamedTuple):
@@ -37,10 +37,12 @@ def read_script_end(folder: Path) -> ScriptEnd | None:
         return None
     path = folder / ENDED
     try:
-        json.loads(path.read_bytes())
-    except ValueError:
-        raise _damaged(path, "no JSON") from None
-    found = read_json(path)
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, f"cannot be read as JSON ({error})") from None
+    if not isinstance(found, dict) or "schema" not in found:
+        raise _damaged(path, "is no JSON object with a schema")
+    found = upgraded(path, ENDED, found)
     missing = [key for key in REQUIRED if found.get(key) is None]
     wrong = f"lacks {', '.join(missing)}" if missing else misfit(found, SHAPES)
     if wrong:
@@ -51,8 +53,25 @@ def read_script_end(folder: Path) -> ScriptEnd | None:
     return ScriptEnd(document["returncode"], document["restart"], seconds)
 
 
+def known_end(folder: Path) -> ScriptEnd | None:
+    """The same, but None for such a file, too: it concerns its own job, not all jobs of a plan."""
+    try:
+        return read_script_end(folder)
+    except StoreError:
+        return None
+
+
+def damage_of_end(folder: Path) -> str:
+    """Why the file of a script that is over cannot be understood; empty if nothing is wrong."""
+    try:
+        read_script_end(folder)
+    except StoreError as error:
+        return str(error)
+    return ""
+
+
 def _damaged(path: Path, wrong: str) -> StoreError:
     return StoreError(
-        f"{path}: is damaged: {wrong}; see how the job ended in {path.parent}, then delete that "
-        "folder to run the job again"
+        f"{path}: is damaged: {wrong}; see how the job ended in {path.parent}, then run or submit "
+        "the experiment again"
     )

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 from converge_harness.errors import StoreError
 from converge_harness.launch.events import Ended, Observer
 from converge_harness.launch.interruption import Interruption, interruptible
-from converge_harness.launch.kubernetes.objects import delete_command
 from converge_harness.launch.progress import last_line
-from converge_harness.launch.slurm.backend import Phase
-from converge_harness.launch.slurm.job_status import (
+from converge_harness.launch.scheduler.backend import Phase
+from converge_harness.launch.scheduler.job_status import (
     JobStatus,
     Site,
     known_of,
@@ -27,9 +26,9 @@ from converge_harness.launch.slurm.job_status import (
     record_of_needed,
     write_records,
 )
-from converge_harness.launch.slurm.result import result_of
-from converge_harness.launch.slurm.submission import read_submission
-from converge_harness.launch.slurm.submit import Submitter, cancel_all, prepare_plan
+from converge_harness.launch.scheduler.result import result_of
+from converge_harness.launch.scheduler.submission import read_submission
+from converge_harness.launch.scheduler.submit import Submitter, cancel_all, prepare_plan
 from converge_harness.model import Job, Plan, Role, RunRecord, RunStatus
 from converge_harness.run_folder.layout import JOB, RECORD
 from converge_harness.store import Store, read_json
@@ -230,8 +229,7 @@ def status(plan: Plan, site: Site) -> tuple[StatusRow, ...]:
     """
     statuses = read_statuses(site, plan.jobs)
     orphans = _orphans(site.store)
-    namespace = site.cluster.kubernetes.namespace if site.cluster.kubernetes else None
-    by_hand = " ".join(delete_command(namespace)) if namespace else "scancel"
+    by_hand = " ".join(site.backend.cancel_argv(site.cluster))
     foreseen: dict[str, JobStatus] = {}
     rows = {}
     for identity, job_status in statuses.items():

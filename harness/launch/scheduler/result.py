@@ -7,27 +7,21 @@ ended with 0. The error is that of the failing rank, never torchrun's exit code.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from converge_harness.errors import StoreError
-from converge_harness.launch.batch_step import TERMINATED
-from converge_harness.launch.kubernetes.objects import logs_command, object_name
 from converge_harness.launch.next_call import CallOutcome, after
 from converge_harness.launch.progress import last_line
-from converge_harness.launch.script_end import ScriptEnd, read_script_end
-from converge_harness.launch.scripts import submit_argv
-from converge_harness.launch.slurm.backend import JobState, Phase
-from converge_harness.launch.slurm.commands import with_keys
-from converge_harness.launch.slurm.submission import Submission
+from converge_harness.launch.scheduler.backend import JobEnd, Known, NeverStarts, Phase
+from converge_harness.launch.scheduler.script_end import damage_of_end, known_end
 from converge_harness.launch.stopping import stopped_error
-from converge_harness.model import Cluster, Job, Kubernetes, RankError, RunRecord, RunStatus
+from converge_harness.model import Job, RankError, RunRecord, RunStatus
 from converge_harness.run_folder.layout import (
     JOB,
     JOB_SCRIPT,
     LOGS,
-    SLURM_LOG,
     call_number,
     newest_call_logs,
 )
@@ -39,34 +33,7 @@ from converge_harness.trainers import (
     is_complete,
     trainer_of,
 )
-from converge_harness.trainers.failure import has_failed_rank, launcher_tail, log_tail, rank_log
-
-_TIME_IS_UP = frozenset({"TIMEOUT", "DEADLINE"})
-_TAKEN_AWAY = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED"})
-"""Ends without an error in the ranks' logs, or with one that is only a consequence."""
-_CANCELLED = "CANCELLED"
-DEPENDENCY = "DependencyNeverSatisfied"
-TOO_MANY_REQUEUES = "JobHoldMaxRequeue"
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """Everything that is known about a submitted job."""
-
-    job: Job
-    folder: Path
-    submission: Submission
-    state: JobState
-    cluster: Cluster
-    needed: RunRecord | None = None
-    """Record of the seed-checkpoint job from which it starts; None if it needs none, or if that job
-    is not over.
-    """
-
-    @property
-    def argv(self) -> tuple[str, ...]:
-        """The command that submits the job, without its dependencies."""
-        return submit_argv(self.folder, self.cluster)
+from converge_harness.trainers.failure import launcher_tail, log_tail, rank_log
 
 
 def result_of(known: Known) -> RunRecord | None:
@@ -77,7 +44,7 @@ def result_of(known: Known) -> RunRecord | None:
     state = known.state
     if state.phase in (Phase.PENDING, Phase.RUNNING) and not state.never:
         return None
-    status, error = _never(known) if state.never else _over(known)
+    status, error = _over(known) if state.never is None else _never(known, state.never)
     return RunRecord(
         name=known.job.name,
         identity=known.job.identity,
@@ -132,46 +99,45 @@ def skipped(job: Job, folder: Path, needed: RunRecord) -> RunRecord:
 # ------------------------------------------------------------------- decisions
 
 
-def _never(known: Known) -> tuple[RunStatus, RankError]:
-    needed, reason = known.needed, known.state.reason
-    if reason == DEPENDENCY:
+def _never(known: Known, why: NeverStarts) -> tuple[RunStatus, RankError]:
+    needed, reason, backend = known.needed, known.state.reason, known.backend
+    if why is NeverStarts.NEEDED:
         if needed is not None and needed.status is not RunStatus.FINISHED:
             return RunStatus.SKIPPED, _error(skipped(known.job, known.folder, needed))
         return RunStatus.CANCELLED, RankError(
             None, f"not started: a job that it waited for is gone ({reason})"
         )
-    if reason == TOO_MANY_REQUEUES:
+    if why is NeverStarts.REQUEUES:
         times = f" {count} times," if (count := _requeues(known)) else ""
         return RunStatus.REFUSED, RankError(
             None,
             f"was requeued{times} more often than the cluster allows ({reason}): find out why "
-            f"(see {known.folder / SLURM_LOG}), and submit it again",
+            f"(see {known.folder / (backend.script_log or LOGS)}), and submit it again",
         )
     return RunStatus.REFUSED, RankError(
         None,
-        f"Slurm will never start it: {with_keys(reason or known.state.word, known.cluster)}; "
+        f"{backend.name} will never start it: "
+        f"{backend.with_keys(reason or known.state.word, known.cluster)}; "
         f"see {known.folder / JOB_SCRIPT}",
     )
 
 
 def _over(known: Known) -> tuple[RunStatus, RankError | None]:
     state, submission = known.state, known.submission
-    word = state.word
     returncode = _returncode(known)
-    if returncode == 0 and word in ("", "COMPLETED"):
+    if returncode == 0 and state.end is JobEnd.BY_CODE:
         return _ended_well(known)
     if submission.hung:
-        return RunStatus.HUNG, _with_log(known, submission.cancelled)
-    if word in _TIME_IS_UP:
+        return RunStatus.HUNG, with_log(known, submission.cancelled)
+    if state.end is JobEnd.TIME_IS_UP:
         limit = f" of {known.cluster.time} ([cluster] time)" if known.cluster.time else ""
-        return RunStatus.TIMED_OUT, _with_log(
-            known, f"reached its time limit{limit} {_where(known)}"
-        )
-    if word == _CANCELLED or (submission.cancelled and state.phase is Phase.UNKNOWN):
+        return RunStatus.TIMED_OUT, with_log(known, f"reached its time limit{limit} {where(known)}")
+    cancelled_and_gone = bool(submission.cancelled) and state.phase is Phase.UNKNOWN
+    if cancelled_and_gone or state.end in (JobEnd.CANCELLED, JobEnd.NEEDED):
         return _cancelled(known)
-    if word in _TAKEN_AWAY:
-        return RunStatus.CRASHED, _with_log(known, _taken(known))
-    return RunStatus.CRASHED, _failed(known, returncode)
+    if state.end is JobEnd.TAKEN_AWAY:
+        return RunStatus.CRASHED, with_log(known, _taken(known))
+    return RunStatus.CRASHED, known.backend.failed(known, returncode)
 
 
 def _stopped(known: Known) -> tuple[RunStatus, RankError]:
@@ -186,7 +152,7 @@ def _ended_well(known: Known) -> tuple[RunStatus, RankError | None]:
     last = last_line(known.folder, in_passes=comes_in_passes(known.job))
     step = None if last is None else last.step
     message = trainer_of(known.job.spec).incomplete(known.job, known.folder, step)
-    return RunStatus.CRASHED, _with_log(known, message)
+    return RunStatus.CRASHED, with_log(known, message)
 
 
 def _cancelled(known: Known) -> tuple[RunStatus, RankError]:
@@ -196,14 +162,15 @@ def _cancelled(known: Known) -> tuple[RunStatus, RankError]:
     if known.submission.cancelled:
         by = known.submission.cancelled
     elif needed is not None and needed.status is not RunStatus.FINISHED:
-        # By --kill-on-invalid-dep; some versions of Slurm show it only like this.
+        # Slurm's --kill-on-invalid-dep; some of its versions show it only like this.
         return RunStatus.SKIPPED, _error(skipped(known.job, known.folder, needed))
     elif state.reason.startswith("by "):
         by = f"cancelled {state.reason} (a user's number)"
     else:
         by = "cancelled, not by converge"
-        by += f" (Slurm: {state.reason})" if state.reason == DEPENDENCY else ""
-    return RunStatus.CANCELLED, RankError(None, f"{by}, {_where(known)}")
+        needs = state.end is JobEnd.NEEDED
+        by += f" ({known.backend.name}: {state.reason})" if needs else ""
+    return RunStatus.CANCELLED, RankError(None, f"{by}, {where(known)}")
 
 
 def _taken(known: Known) -> str:
@@ -211,10 +178,10 @@ def _taken(known: Known) -> str:
     state = known.state
     reason = f" ({state.reason})" if state.reason not in ("", "None", state.word) else ""
     nodes = f" on {state.nodes}" if state.nodes else ""
-    return f"Slurm: {state.word}{reason}{nodes}, {_where(known)}"
+    return f"{known.backend.name}: {state.word}{reason}{nodes}, {where(known)}"
 
 
-def _where(known: Known) -> str:
+def where(known: Known) -> str:
     """The last finished step of the job, if its ranks say it."""
     if curves_of(known.job, known.folder) is not None:
         return "while the program ran"
@@ -224,12 +191,14 @@ def _where(known: Known) -> str:
     return f"after step {last.step} of {known.job.steps}"
 
 
-def _with_log(known: Known, message: str) -> RankError:
+def with_log(known: Known, message: str) -> RankError:
     """An error with the end of rank 0's log, else of its launcher's or the script's output."""
     logs = newest_call_logs(known.folder / LOGS)
     texts = (read for each in logs for read in (rank_log(each, 0), _of_launcher(known, each)))
     text = next(filter(None, texts), "")
-    return RankError(None, message, text or log_tail(known.folder / SLURM_LOG))
+    if not text and known.backend.script_log is not None:
+        text = log_tail(known.folder / known.backend.script_log)
+    return RankError(None, message, text)
 
 
 def _of_launcher(known: Known, logs: Path) -> str:
@@ -238,50 +207,7 @@ def _of_launcher(known: Known, logs: Path) -> str:
     return "" if own else launcher_tail(logs)
 
 
-def _failed(known: Known, returncode: int | None) -> RankError:
-    """The error of the rank that failed first; for an elastic set, with its segment."""
-    job, logs = known.job, newest_call_logs(known.folder / LOGS)
-    if known.cluster.kubernetes is not None:
-        return _failed_in_pods(known, known.cluster.kubernetes, returncode)
-    if returncode is None and known.state.phase is Phase.UNKNOWN:
-        message = (
-            f"Slurm no longer knows job {known.submission.job_id}, and its end was not recorded"
-        )
-        return _with_log(known, f"{message} ({_where(known)})")
-    if returncode == TERMINATED and known.state.phase is Phase.UNKNOWN:
-        message = "was ended by SIGTERM (time limit, preemption, scancel): Slurm no longer says why"
-        return _with_log(known, f"{message}, {_where(known)}")
-    script = known.folder / SLURM_LOG
-    return _of_segment(known, trainer_of(job.spec).error(logs, logs, returncode, script))
-
-
-def _failed_in_pods(known: Known, site: Kubernetes, returncode: int | None) -> RankError:
-    """The same where converge cannot ask how a job ended."""
-    job, logs, trainer = (
-        known.job,
-        newest_call_logs(known.folder / LOGS),
-        trainer_of(known.job.spec),
-    )
-    name = known.submission.job_id or object_name(job)
-    if returncode is None:
-        message = f"{JOB_SCRIPT} of JobSet {name} is gone, and its end was not recorded"
-        return _with_log(known, f"{message} ({_where(known)})")
-    error = trainer.error(logs, logs, returncode, None)
-    # Without an error of a rank, torchrun's own last line would stand for rank 0.
-    of_rank = error.rank is not None and (not trainer.own_rank_code or has_failed_rank(*logs))
-    if returncode == TERMINATED and not of_rank:
-        message = (
-            "its first pod was ended by SIGTERM (deleted, evicted, time limit, or another pod of "
-            f"the job failed), {_where(known)}: see kubectl events --namespace={site.namespace}"
-        )
-        return _with_log(known, message)
-    if not logs:
-        message = f"failed with exit code {returncode} before its ranks started"
-        return RankError(None, f"{message}: see {logs_command(site.namespace, name)}")
-    return _of_segment(known, error)
-
-
-def _of_segment(known: Known, error: RankError) -> RankError:
+def of_segment(known: Known, error: RankError) -> RankError:
     """The error of a call, in an elastic set with its segment."""
     job, logs = known.job, newest_call_logs(known.folder / LOGS)
     number = call_number(logs[0]) if logs else 0
@@ -292,15 +218,11 @@ def _of_segment(known: Known, error: RankError) -> RankError:
     return replace(error, message=f"{problem}: {error.message}")
 
 
-def known_end(folder: Path) -> ScriptEnd | None:
-    """How the script ended; None if its file is damaged, too: then Slurm's own answer counts alone.
-
-    Otherwise one damaged file would end all jobs that are followed with it.
-    """
-    try:
-        return read_script_end(folder)
-    except StoreError:
-        return None
+def unknown_end(known: Known, gone: str) -> str:
+    """A sentence; ``gone`` says that nothing but ``ended.json`` could tell how the job ended."""
+    if damage := damage_of_end(known.folder):
+        return f"it is unknown how it ended, {where(known)}: {damage}"
+    return f"{gone}, and its end was not recorded ({where(known)})"
 
 
 def _returncode(known: Known) -> int | None:

@@ -11,7 +11,7 @@ from cluster_jobs import light_job, light_toolchain, site_of
 from launch_jobs import plan_of
 
 from converge_harness.errors import Interrupted
-from converge_harness.launch.slurm.follow import follow_plan
+from converge_harness.launch.scheduler.follow import follow_plan
 
 
 def main(folder, *described):

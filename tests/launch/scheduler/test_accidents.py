@@ -12,13 +12,13 @@ from launch_jobs import plan_of
 from converge_harness import launch
 from converge_harness.errors import ClusterError, StoreError
 from converge_harness.launch.interruption import interruptible
-from converge_harness.launch.slurm import submit
-from converge_harness.launch.slurm.backend import Refused
+from converge_harness.launch.scheduler import submit
+from converge_harness.launch.scheduler.backend import Refused
+from converge_harness.launch.scheduler.detached import cancel, collect, status, submit_plan
+from converge_harness.launch.scheduler.follow import follow_plan
+from converge_harness.launch.scheduler.submission import read_submission, write_submission
+from converge_harness.launch.scheduler.submit import prepare_plan
 from converge_harness.launch.slurm.commands import Slurm, unknown_job
-from converge_harness.launch.slurm.detached import cancel, collect, status, submit_plan
-from converge_harness.launch.slurm.follow import follow_plan
-from converge_harness.launch.slurm.submission import read_submission, write_submission
-from converge_harness.launch.slurm.submit import prepare_plan
 from converge_harness.model import Role, RunStatus
 
 pytestmark = pytest.mark.timeout(300)

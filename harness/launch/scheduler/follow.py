@@ -18,13 +18,17 @@ from converge_harness.launch.events import Ended, GoingOn, Notice, Observer, Ove
 from converge_harness.launch.interruption import Interruption, interruptible
 from converge_harness.launch.options import Training
 from converge_harness.launch.progress import Growth, MetricsTail, remaining_s
-from converge_harness.launch.script_end import has_ended
-from converge_harness.launch.scripts import submit_argv
-from converge_harness.launch.slurm.backend import JobState, Phase
-from converge_harness.launch.slurm.job_status import UNKNOWN_LOOKS, Site, state_of, write_record
-from converge_harness.launch.slurm.result import Known, known_end, skipped
-from converge_harness.launch.slurm.submission import Submission, read_submission
-from converge_harness.launch.slurm.submit import PreparedPlan, Submitter, cancel_all, prepare_plan
+from converge_harness.launch.scheduler.backend import JobState, Known, Phase
+from converge_harness.launch.scheduler.job_status import UNKNOWN_LOOKS, Site, state_of, write_record
+from converge_harness.launch.scheduler.result import skipped
+from converge_harness.launch.scheduler.script_end import has_ended, known_end
+from converge_harness.launch.scheduler.submission import Submission, read_submission
+from converge_harness.launch.scheduler.submit import (
+    PreparedPlan,
+    Submitter,
+    cancel_all,
+    prepare_plan,
+)
 from converge_harness.launch.stopping import Looks
 from converge_harness.model import Experiment, Job, Plan, RunRecord, RunStatus
 from converge_harness.run_folder.layout import LOGS
@@ -35,19 +39,6 @@ from converge_harness.wording import counted
 OUTAGE_S = 3600.0
 """How long to retry a scheduler that does not answer; its jobs go on."""
 _PAUSE_S = 0.1
-_ORDINARY = frozenset(
-    {
-        "",
-        "None",
-        "Priority",
-        "Resources",
-        "Dependency",
-        "BeginTime",
-        "Cleaning",
-        "WaitingForScheduling",
-    }
-)
-"""Normal reasons for waiting, which are not reported."""
 
 
 def follow_plan(plan: Plan, site: Site, observer: Observer) -> tuple[RunRecord, ...]:
@@ -75,6 +66,7 @@ class _Follower:
     def __init__(self, prepared: PreparedPlan, site: Site, observer: Observer) -> None:
         self._site = site
         self._tell = observer
+        self._queue = f"{site.backend.name}'s queue"
         self._looks = Looks(site.experiment, site.options, observer)
         self._records = prepared.records
         self._waiting = list(prepared.todo)
@@ -169,12 +161,12 @@ class _Follower:
         restarts = _unreported_start(followed, state)
         if restarts is not None:
             followed.note_start(state, restarts)
-            argv = submit_argv(followed.folder, self._site.cluster)
+            argv = self._site.backend.submit_argv(followed.folder)
             if followed.starts == 1:
                 attempt = restarts + 1
                 self._tell(Started(time.time(), followed.job, (), argv, attempt, state.nodes))
             else:
-                reason = f"requeued by Slurm, restart {restarts}"
+                reason = f"requeued by {self._site.backend.name}, restart {restarts}"
                 self._tell(GoingOn(time.time(), followed.job, reason, argv))
         for line in followed.new_steps():
             step = Step(
@@ -196,6 +188,7 @@ class _Follower:
             submission=followed.submission,
             state=state,
             cluster=self._site.cluster,
+            backend=self._site.backend,
             needed=self._records.get(job.needs) if job.needs else None,
         )
         record = write_record(self._site, known)
@@ -221,11 +214,11 @@ class _Follower:
     def _say_why_jobs_wait(self) -> None:
         """Report an unusual reason for waiting once."""
         found = self._reasons()
-        for reason in found.keys() - _ORDINARY - self._reported_reasons:
+        for reason in found.keys() - self._site.backend.ordinary_reasons - self._reported_reasons:
             self._reported_reasons.add(reason)
             count = found[reason]
             jobs = f"{counted(count, 'job')} {'waits' if count == 1 else 'wait'}"
-            self._tell(Notice(time.time(), f"{jobs} in Slurm's queue: {reason}"))
+            self._tell(Notice(time.time(), f"{jobs} in {self._queue}: {reason}"))
 
     def _reasons(self) -> Counter[str]:
         states = (each.state for each in self._followed.values())
@@ -242,12 +235,12 @@ class _Follower:
         ]
         if not ours:
             return
-        message = f"{len(ours)} jobs in Slurm's queue are cancelled"
+        message = f"{len(ours)} jobs in {self._queue} are cancelled"
         try:
             self._cancel(ours, f"cancelled by converge ({why or 'its own end'})")
         except ClusterError as error:
             message = (
-                f"{len(ours)} jobs may still be in Slurm's queue, see `converge cancel`: {error}"
+                f"{len(ours)} jobs may still be in {self._queue}, see `converge cancel`: {error}"
             )
         except StoreError as error:
             message += f", but this could not be recorded in their folders: {error}"
@@ -420,7 +413,7 @@ class Followed:
         """
         if self.state is None or self.state.phase is not Phase.RUNNING:
             return ""
-        if self.state.word not in ("", "RUNNING"):  # suspended, or ending
+        if self.state.paused:
             return ""
         if self.growth is not None:
             self.growth.look()

@@ -8,12 +8,17 @@ import pytest
 from launch_jobs import tiny_job
 
 from converge_harness.errors import StoreError
-from converge_harness.launch.script_end import read_script_end
-from converge_harness.launch.slurm.backend import JobState, Phase
-from converge_harness.launch.slurm.follow import follow_from
-from converge_harness.launch.slurm.result import Known, result_of
-from converge_harness.launch.slurm.submission import Submission, read_submission, write_submission
-from converge_harness.launch.slurm.submit import Chains, chains_of
+from converge_harness.launch.scheduler.backend import JobState, Known, NeverStarts, Phase
+from converge_harness.launch.scheduler.follow import follow_from
+from converge_harness.launch.scheduler.result import result_of
+from converge_harness.launch.scheduler.script_end import read_script_end
+from converge_harness.launch.scheduler.submission import (
+    Submission,
+    read_submission,
+    write_submission,
+)
+from converge_harness.launch.scheduler.submit import Chains, chains_of
+from converge_harness.launch.slurm.commands import Slurm, end_of
 from converge_harness.model import (
     Cluster,
     Experiment,
@@ -30,15 +35,18 @@ from converge_harness.trainers.command.settings import Command, RankLauncher
 CLUSTER = Cluster(ranks_per_node=8, time="04:00:00")
 SUBMITTED = Submission("identity", "cv-job-identity", "2026-11-22T03:00:00+00:00", "7")
 UNKNOWN = JobState(Phase.UNKNOWN)
+HELD = JobState(Phase.PENDING, reason="JobHoldMaxRequeue", never=NeverStarts.REQUEUES)
 
 
 def ended(word, **values):
-    return JobState(Phase.ENDED, word, nodes="node[1-2]", ran_s=60.0, **values)
+    end = end_of(word, values.get("reason", ""))
+    return JobState(Phase.ENDED, word, end=end, nodes="node[1-2]", ran_s=60.0, **values)
 
 
 def known(folder, state, *, job=None, **values):
     submission = replace(SUBMITTED, **values.pop("submission", {}))
-    return Known(job or tiny_job("job", steps=20), folder, submission, state, CLUSTER, **values)
+    job = job or tiny_job("job", steps=20)
+    return Known(job, folder, submission, state, CLUSTER, Slurm({}), **values)
 
 
 def with_steps(folder, last, *, complete=False):
@@ -70,11 +78,12 @@ def test_a_damaged_end_of_a_script_is_named(tmp_path, told, words):
 def test_a_damaged_end_leaves_it_to_slurm_how_a_job_ended(tmp_path, content):
     with_steps(tmp_path, 20, complete=True)
     (tmp_path / "ended.json").write_text(content)
-    with pytest.raises(StoreError, match=r"is damaged|schema"):
-        read_script_end(tmp_path)
     over = ended("COMPLETED", exit_code=0)
     assert result_of(known(tmp_path, over)).status is RunStatus.FINISHED
-    assert result_of(known(tmp_path, UNKNOWN)).status is RunStatus.CRASHED
+    unknown = result_of(known(tmp_path, UNKNOWN))
+    assert unknown.status is RunStatus.CRASHED
+    assert "unknown how it ended, after step 20 of 20: " in unknown.error.message
+    assert "ended.json: is damaged: " in unknown.error.message
 
 
 def with_error(logs, rank, message):
@@ -124,12 +133,12 @@ def test_a_job_in_the_queue_has_no_record(tmp_path, state):
             "Slurm no longer knows job 7, and its end was not recorded (after step 5 of 20)",
         ),
         (
-            JobState(Phase.PENDING, reason="PartitionNodeLimit", never=True),
+            JobState(Phase.PENDING, reason="PartitionNodeLimit", never=NeverStarts.REQUEST),
             RunStatus.REFUSED,
             "Slurm will never start it: PartitionNodeLimit; see {folder}/job.sh",
         ),
         (
-            JobState(Phase.PENDING, reason="JobHoldMaxRequeue", never=True, restarts=6),
+            replace(HELD, restarts=6),
             RunStatus.REFUSED,
             (
                 "was requeued 6 times, more often than the cluster allows (JobHoldMaxRequeue): "
@@ -137,7 +146,7 @@ def test_a_job_in_the_queue_has_no_record(tmp_path, state):
             ),
         ),
         (
-            JobState(Phase.PENDING, reason="JobHoldMaxRequeue", never=True),
+            HELD,
             RunStatus.REFUSED,
             (
                 "was requeued more often than the cluster allows (JobHoldMaxRequeue): find out why "
@@ -199,7 +208,7 @@ def test_a_script_that_dies_before_its_ranks_tells_why(tmp_path):
 @pytest.mark.parametrize(
     "state",
     [
-        JobState(Phase.PENDING, reason="DependencyNeverSatisfied", never=True),
+        JobState(Phase.PENDING, reason="DependencyNeverSatisfied", never=NeverStarts.NEEDED),
         ended("CANCELLED", reason="DependencyNeverSatisfied"),
     ],
 )
