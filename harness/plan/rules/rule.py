@@ -200,7 +200,8 @@ def _less_layers(job: Job) -> Iterator[int]:
 
 
 def microbatch_size(job: Job) -> int:
-    size = job.spec.setting("parallelism.pipeline_parallel_microbatch_size", 1)
+    """Samples of a pipeline microbatch; 1 where the trainer has no key for them."""
+    size = job.spec.setting(job.spec.trainer.keys.pipeline_microbatch_size, 1)
     return size if isinstance(size, int) and size > 0 else 1
 
 
