@@ -463,7 +463,7 @@ def test_a_wrong_value_is_named_with_its_place(problems, change, message):
         ("[[test]]", "[test]", ": test: must be a list, not {"),
     ],
 )
-def test_a_wrong_file_is_told_what_is_wrong(problems, old, new, message):
+def test_the_problems_of_a_wrong_file_are_reported(problems, old, new, message):
     assert message in "\n".join(problems(MINIMAL.replace(old, new)))
 
 

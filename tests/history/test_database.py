@@ -137,7 +137,7 @@ def test_several_processes_append_at_once_to_a_file_that_none_has_made_yet(histo
         assert [(night.finished - START).days for night in found] == list(range(10))
 
 
-def test_a_killed_process_leaves_whole_nights_and_none_that_was_told_is_lost(history):
+def test_a_killed_process_leaves_whole_nights_and_loses_none_that_it_reported(history):
     told = 0
     for attempt in range(6):
         with appending(history, f"killed-{attempt}", 0) as process:
@@ -164,7 +164,7 @@ def test_a_night_that_cannot_be_written_whole_is_not_there_at_all(history):
     assert [count_of(history.path, table) for table in ("nights", "results")] == [1, 1]
 
 
-def test_a_full_disk_is_told_as_one_and_keeps_the_nights_before(tmp_path):
+def test_a_full_disk_is_reported_as_one_and_keeps_the_nights_before(tmp_path):
     many = tuple(deviation(f"check {index}", 1e-7) for index in range(40_000))  # more than a cache
     with small_disk_at(tmp_path / "small disk", "1m") as disk:
         history = History(disk / "history.sqlite")

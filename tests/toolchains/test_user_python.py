@@ -71,7 +71,7 @@ def test_what_a_pth_file_prints_is_no_answer(tmp_path):
         ("#!/bin/sh\necho no such thing >&2; exit 3\n", "no such"),
     ],
 )
-def test_what_is_no_python_is_told_in_one_sentence(tmp_path, script, says):
+def test_what_is_no_python_is_reported_in_one_sentence(tmp_path, script, says):
     program = tmp_path / "python"
     program.write_text(script)
     program.chmod(0o755)

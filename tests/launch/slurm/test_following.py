@@ -213,7 +213,7 @@ def test_a_node_that_fails_gives_its_job_back_to_the_queue(light, site, slurm):
     assert (row.state, row.requeues) == ("finished", 1)
 
 
-def test_a_life_that_ended_between_two_looks_is_told_whole(light, site, slurm):
+def test_a_life_that_ended_between_two_looks_is_reported_whole(light, site, slurm):
     def lose_the_node(event):
         events.append(event)
         if isinstance(event, launch.Step) and event.step == 2 and not lost:
