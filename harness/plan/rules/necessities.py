@@ -33,7 +33,7 @@ def pp_microbatches_fit(planned: PlannedJob) -> Iterator[Breach]:
     size, local = microbatch_size(planned.job), planned.job.local_batch_size
     if local % size:
         yield Breach(
-            "set.parallelism.pipeline_parallel_microbatch_size",
+            f"set.{planned.job.spec.trainer.keys.pipeline_microbatch_size}",
             f"a local batch of {local} does not divide into microbatches of {size}",
         )
         return

@@ -1,7 +1,7 @@
 """What a rule is, the registry of rules, and how they are applied to an experiment.
 
 A rule checks every segment of a job: a part in which its degrees do not change. Pipeline stages and
-microbatches are counted as torchtitan counts them.
+microbatches are counted as torchtitan counts them: only rules of guided trainers ask for them.
 """
 
 from __future__ import annotations
