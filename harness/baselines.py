@@ -63,6 +63,7 @@ from converge_harness.model import (
     Precision,
     RunRecord,
     Toolchain,
+    flattened,
 )
 from converge_harness.readers import read_spec
 from converge_harness.run_folder.documents import spell_not_finite
@@ -472,17 +473,9 @@ def _kind(key: str, before: Any, after: Any) -> Across | None:
 def _meaning(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that decide the training, by dotted key; ``set`` and train config combined."""
     config = facts["train_config"]
-    settings = {**dict(_flat(config["settings"])), **facts["overrides"]}
+    settings = {**flattened(config["settings"]), **facts["overrides"]}
     written = {f"train_config.{key}": value for key, value in sorted(settings.items())}
     shape = {f"model.{key}": value for key, value in config["model"].items()}
     skipped = {*FREE, "train_config", "overrides"}
     rest = {key: value for key, value in facts.items() if key not in skipped}
     return {"module": config["module"], "config": config["config"], **shape, **written, **rest}
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

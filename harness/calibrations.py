@@ -42,6 +42,7 @@ from converge_harness.model import (
     Precision,
     SignalScale,
     TensorScale,
+    flattened,
 )
 from converge_harness.store import read_json, write_json
 
@@ -325,7 +326,7 @@ def find_calibration(
 
 def what_changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
     """Clauses on the differences between the facts of two controls, in the order of ``now``."""
-    before, after = dict(_flat(then)), dict(_flat(now))
+    before, after = (flattened(json.loads(json.dumps(dict(each)))) for each in (then, now))
     return tuple(
         _change(key, before.get(key), after.get(key))
         for key in dict.fromkeys((*after, *before))
@@ -338,15 +339,6 @@ def _change(key: str, before: object, after: object) -> str:
     if key in DIGESTS and before is not None and after is not None:
         return f"{key} has changed"
     return f"{key} is {_show(after)}, was {_show(before)}"
-
-
-def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in json.loads(json.dumps(dict(facts))).items():
-        key = f"{prefix}{name}"
-        if isinstance(value, dict):
-            yield from _flat(value, f"{key}.")
-        else:
-            yield key, value
 
 
 def _show(value: object) -> str:

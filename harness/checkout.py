@@ -80,7 +80,7 @@ def _if_shallow(checkout: Path) -> str:
     return "it is a shallow clone: fetch more of it by git fetch --unshallow (fetch-depth: 0 in CI)"
 
 
-def files_of(checkout: Path) -> frozenset[str]:
+def unignored_files(checkout: Path) -> frozenset[str]:
     """Paths of a checkout's files, but those that git ignores."""
     found = _answer(
         checkout, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "."

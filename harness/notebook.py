@@ -26,9 +26,9 @@ import numpy as np
 import pandas as pd
 
 from converge_harness.errors import EvidenceError, StoreError, suggest
-from converge_harness.judge import JUDGED_SIGNALS, SignalSeries, calibrate, curve_difference
+from converge_harness.judge import SignalSeries, calibrate, curve_difference
 from converge_harness.matrix.compare import CurveQuestion, Given, compare_curves
-from converge_harness.model import Ask, Evidence
+from converge_harness.model import JUDGED_SIGNALS, Ask, Evidence
 from converge_harness.readers import read_curves, read_table, same_path
 from converge_harness.report.renderers.json_document import SCHEMA_VERSION, document
 from converge_harness.report.renderers.npz_tables import FILE, Tables, read_npz, tables_of

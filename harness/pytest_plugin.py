@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tomllib  # tomli may be missing: ranks import this plugin, too
+import tomllib  # not tomli: pytest loads this plugin in the Python of ranks, too, which lacks it
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -8,11 +8,12 @@ own as an example, with the files that it names.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+
+import tomli
 
 from converge_harness.errors import ConfigError, Problem, suggest
 
@@ -85,7 +86,7 @@ def _named_files(experiment: Path) -> Iterator[tuple[str, Path]]:
     seen: set[str] = set()
     texts = [experiment]
     while texts:
-        for text in _texts(tomllib.loads(texts.pop().read_text())):
+        for text in _texts(tomli.loads(texts.pop().read_text())):
             name = text.partition(":")[0]
             if name.isidentifier():
                 name = f"{name}.py"

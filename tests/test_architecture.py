@@ -13,7 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from converge_harness.model.trainer import PLAIN_DEFAULTS
+from converge_harness.model.trainer import DATA_TYPE_KEYS, PLAIN_DEFAULTS
+from converge_harness.rank import settings
 from converge_harness.run_folder import arrays, layout
 from converge_harness.toolchains.recipes import RECIPES
 
@@ -343,6 +344,8 @@ TITAN_KEY = re.compile(
 )
 OF_EVERY_TRAINER = PLAIN_DEFAULTS.keys()
 """Keys by which converge itself knows every trainer's config."""
+WRITE_KEYS = {"rank", "run_folder", "trainers", "model", "experiment", "plan", "guide"}
+"""Layers that may write out keys: those of a trainer, of every trainer, and of guided sets."""
 
 
 def titan_keys(path: Path) -> set[str]:
@@ -355,11 +358,16 @@ def titan_keys(path: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in SOURCES if layer_of(path) == "judge"],
+    [path for path in SOURCES if layer_of(path) not in WRITE_KEYS],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
-def test_the_judge_gets_the_keys_of_a_trainers_config_from_the_trainer(path):
+def test_keys_of_a_trainers_config_come_from_the_trainer_or_the_model(path):
     assert not titan_keys(path)
+
+
+def test_ranks_know_the_keys_of_data_types_that_the_harness_knows():
+    """Ranks cannot import the model, so both write them out."""
+    assert settings.DATA_TYPE_KEYS == DATA_TYPE_KEYS
 
 
 @pytest.mark.parametrize("key", ["debug.deterministic", "training.max_norm"])

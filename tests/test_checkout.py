@@ -11,7 +11,7 @@ from converge_harness.checkout import (
     commit_of,
     commits_between,
     described,
-    files_of,
+    unignored_files,
 )
 from converge_harness.errors import CheckoutError
 
@@ -116,7 +116,7 @@ def test_files_are_those_that_git_knows_or_does_not_ignore(fork):
     (fork / ".gitignore").write_text("*.log\n")
     (fork / "new.py").write_text("")
     (fork / "run.log").write_text("")
-    assert files_of(fork) == {".gitignore", "new.py", "package/code.py"}
+    assert unignored_files(fork) == {".gitignore", "new.py", "package/code.py"}
 
 
 def test_commits_are_listed_whatever_their_subjects_and_the_users_settings(tmp_path):

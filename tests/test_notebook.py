@@ -170,7 +170,7 @@ def test_a_folder_of_an_earlier_version_has_verdicts_and_says_how_to_get_the_res
         (FILE, b"", "cannot be read: "),
     ],
 )
-def test_damaged_files_are_told(tmp_path, written, name, content, words):
+def test_damaged_files_are_errors(tmp_path, written, name, content, words):
     folder = tmp_path / "report"
     shutil.copytree(written, folder)
     (folder / name).write_bytes(content)
@@ -187,7 +187,7 @@ def test_damaged_files_are_told(tmp_path, written, name, content, words):
         ("limits.set", np.array([99]), "has an index outside of names"),
     ],
 )
-def test_arrays_that_do_not_fit_are_told(tmp_path, written, name, value, words):
+def test_arrays_that_do_not_fit_are_errors(tmp_path, written, name, value, words):
     folder = tmp_path / "report"
     shutil.copytree(written, folder)
     with np.load(folder / FILE) as stored:
@@ -291,7 +291,7 @@ def test_a_margin_a_tolerance_and_a_first_step_are_used():
         ({"step": [], "loss": []}, "has no row"),
     ],
 )
-def test_columns_that_are_no_curve_are_told(change, words):
+def test_columns_that_are_no_curve_are_errors(change, words):
     curve = {"step": [1, 2, 3], "loss": [1.0, 2.0, 3.0]}
     with pytest.raises(EvidenceError, match=rf"^test: .*{words}"):
         notebook.compare(curve, {**curve, **change})

@@ -69,7 +69,7 @@ def test_goals_are_met_or_missed(probe_cost):
     assert [line.rsplit(maxsplit=1)[1] for line in lines] == ["met", "met", "met", "MISSED"]
 
 
-def test_a_frozen_step_is_told_in_steps_without_the_probe(probe_cost):
+def test_a_frozen_step_is_measured_in_steps_without_the_probe(probe_cost):
     head, ratio = probe_cost._frozen_lines(probe_cost.FROZEN[0], [0.3] * 16, [0.2] * 30)
     assert head == "bf16 mixed, FSDP 2: 200 ms a step, 16 frozen steps in 4.8 s"
     assert ratio.split() == ["a", "frozen", "step", "1.500", "1.500", "to", "1.500"]

@@ -252,7 +252,7 @@ IMPORTED_AS_PLANNED = {"/a/titan/titan/__init__.py": "00", "/a/titan/titan/train
         ({"/b/titan/__init__.py": "00"}, "imported titan from /a/titan/ and /b/"),
     ],
 )
-def test_ranks_that_imported_other_code_than_was_planned_are_told_from_others(changed, says):
+def test_ranks_that_imported_other_code_than_was_planned_are_noticed(changed, says):
     found = other_code(CODE, IMPORTED_AS_PLANNED | changed)
     assert says in found if says else found == ""
 

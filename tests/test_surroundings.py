@@ -159,7 +159,7 @@ def test_the_hardware_of_a_cluster_is_its_name_or_what_is_asked_for(asked, hardw
     assert found == f"{hardware} in nodes of 8"
 
 
-def test_what_a_cluster_gives_besides_the_toolchain_is_told_without_its_requests():
+def test_what_a_cluster_gives_besides_the_toolchain_is_listed_without_its_requests():
     assert cluster_software(Cluster(ranks_per_node=8, partition="p", sbatch=("--x",))) == {}
     given = Cluster(ranks_per_node=8, environment={"A": "1"}, container=("apptainer", "exec"))
     assert cluster_software(given) == {
@@ -321,7 +321,7 @@ def refused(file: Path, folder: Path, **trainer) -> str:
 
 
 @pytest.mark.parametrize("beside", ["scripts", ""])
-def test_a_module_that_hides_this_package_is_told_before_anything_runs(tmp_path, beside):
+def test_a_module_that_hides_this_package_is_reported_before_anything_runs(tmp_path, beside):
     script = tmp_path / "scripts" / "train.py"
     script.parent.mkdir()
     script.write_text("")
@@ -341,7 +341,7 @@ def test_a_module_that_hides_this_package_is_told_before_anything_runs(tmp_path,
     assert f"{folder / PACKAGE}.py has the name" in refused(script, tmp_path)
 
 
-def test_a_folder_on_pythonpath_that_hides_this_package_is_told(tmp_path, monkeypatch):
+def test_a_folder_on_pythonpath_that_hides_this_package_is_reported(tmp_path, monkeypatch):
     script = tmp_path / "train.py"
     script.write_text("")
     library = tmp_path / "library"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from converge_harness.report.text import number
+from converge_harness.report.text import digits
 from proof.regimes import Regime
 from proof.results import EARLY, Proof, ProvenBug
 
@@ -125,15 +125,15 @@ def _limits(proof: Proof, targets: Targets) -> list[Goal]:
         if target is None or min(rung.graded.bug.magnitude or 0 for rung in ladder.rungs) > target:
             continue
         met = ladder.limit is not None and ladder.limit <= target
-        measured = "not the largest rung" if ladder.limit is None else number(ladder.limit)
+        measured = "not the largest rung" if ladder.limit is None else digits(ladder.limit)
         if not met:
             first = next(rung.graded for rung in ladder.rungs if not rung.graded.answer.caught)
             effect = f" ({first.answer.effect})" if first.answer.effect else ""
-            measured += f"; {number(first.bug.magnitude)} is not caught{effect}"
+            measured += f"; {digits(first.bug.magnitude)} is not caught{effect}"
         found.append(
             Goal(
                 ladder.name,
-                f"the smallest {_LADDERS[ladder.name]} that is caught is at most {number(target)}",
+                f"the smallest {_LADDERS[ladder.name]} that is caught is at most {digits(target)}",
                 measured,
                 met,
             )

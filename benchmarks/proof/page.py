@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from converge_harness.report.renderers.palette import SYMBOLS
-from converge_harness.report.text import ABSENT, number
+from converge_harness.report.text import ABSENT, digits
 from converge_harness.wording import plural
 from proof.goals import can_show_early, goals, share
 from proof.grading import Answer, Graded
@@ -214,9 +214,9 @@ def _limits(ladders: Sequence[Ladder]) -> str:
         rows.append(
             (
                 f"`{ladder.name}`: {ladder.rungs[0].graded.bug.summary}",
-                ", ".join(map(number, sizes)),
+                ", ".join(map(digits, sizes)),
                 ", ".join(map(_rung, missed)) or "none",
-                number(ladder.limit),
+                digits(ladder.limit),
             )
         )
     return _table(("bug", "magnitudes tried", "not caught", "detection limit"), rows) + (
@@ -227,7 +227,7 @@ def _limits(ladders: Sequence[Ladder]) -> str:
 
 
 def _rung(graded: Graded) -> str:
-    size = number(graded.bug.magnitude)
+    size = digits(graded.bug.magnitude)
     effect = graded.answer.effect
     return size if effect is None else f"{size} ({effect.error:.2f} x)"
 

@@ -12,7 +12,7 @@ import tomli_w
 
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.experiment import load_experiment
-from converge_harness.model import Experiment
+from converge_harness.model import TRAINING_STEPS, Experiment
 from converge_harness.store import atomic_write
 from proof.catalogue import Catalogue, Matrix
 from proof.regimes import Regime, home_of, rewritten, why_not
@@ -23,7 +23,6 @@ SEEDS = (43, 44, 45, 46)
 """The others are run with their own seed, or 42."""
 EVERY = 2
 """The nightly part has every second bug and every second correct configuration."""
-_STEPS = "training.steps"
 _SETS = ("control", "controls", "test")
 _REFUSED = ("matrix", "anchor")
 _PATH_KEYS = ("train_config", "inject")
@@ -180,14 +179,14 @@ def _shorten(path: Path, data: dict[str, Any], steps: int) -> None:
     """
     common = data.setdefault("trainer", {}).setdefault("set", {})
     tables = [common, *(table.get("set", {}) for table in _set_tables(data))]
-    found = [table for table in tables if _STEPS in table]
+    found = [table for table in tables if TRAINING_STEPS in table]
     if not found:
         problem = Problem(
-            f"{path}: trainer.set", f"has no {_STEPS!r}, so --steps cannot shorten it"
+            f"{path}: trainer.set", f"has no {TRAINING_STEPS!r}, so --steps cannot shorten it"
         )
         raise ConfigError([problem])
     for table in found:
-        table[_STEPS] = steps
+        table[TRAINING_STEPS] = steps
 
 
 def _set_tables(data: Mapping[str, Any]) -> list[dict[str, Any]]:

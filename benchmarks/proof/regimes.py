@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
-from converge_harness.model import SetSpec, Technique
-from converge_harness.plan.sizes import DTYPE_KEYS, numerics_of
+from converge_harness.model import DATA_TYPE_KEYS, SetSpec, Technique
+from converge_harness.plan.sizes import numerics_of
 
-_STORED, _COMPUTED = DTYPE_KEYS
+_STORED, _COMPUTED = DATA_TYPE_KEYS
 _BFLOAT16 = "bfloat16"
 _NOT_1D = "control-is-1d-fsdp"
 """The rule that is waived for a control with a technique."""

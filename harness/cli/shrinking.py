@@ -15,6 +15,7 @@ from converge_harness.cli.console import error_console, say
 from converge_harness.cli.exit_codes import ExitCode
 from converge_harness.cli.options import TRIALS
 from converge_harness.cli.quiet import RunningQuietly, short
+from converge_harness.model import SEQ_LEN, TRAINING_STEPS
 from converge_harness.wording import counted
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def _conclude(console: Console, found: Shrunk, set_name: str, out: Path) -> None
 
 def _sizes(found: Shrunk) -> str:
     (test,) = found.experiment.tests
-    steps, length = test.setting("training.steps"), test.setting("training.seq_len")
+    steps, length = test.setting(TRAINING_STEPS), test.setting(SEQ_LEN)
     layers = test.train_config.model.get("n_layers")
     return f"{steps} steps, sequences of {length} tokens" + (
         f", {counted(layers, 'layer')}" if layers else ""

@@ -8,7 +8,15 @@ from typing import NamedTuple
 
 from converge_harness.errors import Problem
 from converge_harness.experiment.tables import FaultSetTable, FaultTable
-from converge_harness.model import Fault, FaultKind, Recovery, RestartOwner, SetSpec, Torn
+from converge_harness.model import (
+    TRAINING_STEPS,
+    Fault,
+    FaultKind,
+    Recovery,
+    RestartOwner,
+    SetSpec,
+    Torn,
+)
 from converge_harness.toml import Where
 
 OF_A_RANK = frozenset(
@@ -187,7 +195,7 @@ def _who(spec: SetSpec) -> str:
 
 
 def _step_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wrong]:
-    step, steps, every = at.fault.step, spec.setting("training.steps"), recovery.checkpoint_every
+    step, steps, every = at.fault.step, spec.setting(TRAINING_STEPS), recovery.checkpoint_every
     if not isinstance(steps, int):  # refused with the sizes of the set (harness/plan)
         return
     if step > steps:

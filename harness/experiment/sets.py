@@ -22,6 +22,7 @@ from converge_harness.experiment.tables import (
 )
 from converge_harness.model import (
     LOCAL_BATCH,
+    TRAINING_STEPS,
     Ask,
     Kind,
     OwnTechnique,
@@ -389,7 +390,7 @@ def segments_of(
                 )
             )
         before = segment.until
-    steps = spec.setting("training.steps")
+    steps = spec.setting(TRAINING_STEPS)
     if isinstance(steps, int) and before != steps:
         problems.append(
             Problem(
@@ -440,7 +441,7 @@ def continuing(
             hint += "; [cluster] of the experiment may set it"
     if every is None:
         return None
-    steps = spec.setting("training.steps")
+    steps = spec.setting(TRAINING_STEPS)
     if isinstance(steps, int) and every > steps:
         why = f"{every} comes after the last step of {spec.name!r}: training.steps is {steps}"
         problems.append(Problem(place, why, f"at most {steps}{hint}"))

@@ -20,7 +20,7 @@ Kinds of ``[[test]]`` other than ``parallel``::
     parallelism = { dp_shard = 2 }
     checkpoint_every = 4            # steps
     faults = [{ kind = "kill", step = 6, rank = 1 }]
-    restarts = "torchrun"           # in place; or "harness" (the default): a new torchrun call
+    restarts = "torchrun"           # in place; or "harness" (the default): a new call
     max_restarts = 3                # the default
     recover_within_s = 120          # the default: from a fault to the first step that ends after it
     nodes = [1, 2]                  # least and most; the default is [1, 1]

@@ -25,11 +25,10 @@ from converge_harness.model import (
     Toolchain,
     TrainConfig,
 )
+from converge_harness.plan import precision_of
 from converge_harness.plan.rules import RULES, PlannedJob
-from converge_harness.plan.sizes import precision_of
 from converge_harness.trainers import DEFAULT_TRAINER, features_of, trainer_of_kind
 
-MICROBATCH = "parallelism.pipeline_parallel_microbatch_size"
 CUDA_GRAPHS = "training.disable_cuda_graphs"
 PIPELINE_RULES = ("pp-microbatches", "pp-microbatches-fit", "batch-divisible")
 """Rules that the choice of the local batch can satisfy."""
@@ -54,6 +53,11 @@ class Base:
     @property
     def dp(self) -> int:
         return self.control.spec.parallelism.dp
+
+    @property
+    def microbatch_key(self) -> str:
+        """The trainer's key for the samples of a pipeline microbatch."""
+        return self.control.spec.trainer.keys.pipeline_microbatch_size
 
     def spec(self, factors: Iterable[Factor], name: str = "proposed") -> SetSpec:
         """The test set with these factors; ``overrides`` are the control's and its own."""
@@ -108,7 +112,7 @@ class Base:
             return spec
         overrides = dict(spec.overrides)
         if self._fuses_in_twos(spec):
-            overrides[MICROBATCH] = FUSING_MICROBATCH
+            overrides[self.microbatch_key] = FUSING_MICROBATCH
         for local in self._locals():
             other = local != self.control.local_batch_size
             tried = replace(spec, overrides=overrides | ({LOCAL_BATCH: local} if other else {}))
@@ -121,7 +125,7 @@ class Base:
         return (
             Technique.ASYNC_TP in spec.techniques
             and features_of(self.control).fuses_in_twos
-            and spec.setting(MICROBATCH) is None
+            and spec.setting(self.microbatch_key) is None
         )
 
     def _locals(self) -> Iterator[int]:

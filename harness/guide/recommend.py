@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from converge_harness.errors import ConfigError, Problem
-from converge_harness.guide.base import MICROBATCH, Base
+from converge_harness.guide.base import Base
 from converge_harness.guide.cover import cover_pairs
 from converge_harness.guide.factor import DATA, DDP, DEFAULT_SCHEDULE, HSDP, Factor, ordered
 from converge_harness.guide.fit import Combination, breaches, completed, why_apart, with_needs
@@ -171,7 +171,8 @@ def _sizes(base: Base, spec: SetSpec) -> Iterator[str]:
             f"So the local batch is {job.local_batch_size}, not {base.control.local_batch_size}; "
             f"the global batch stays {job.global_batch_size} (same-token-budget)."
         )
-    if MICROBATCH in spec.overrides and spec.train_config.setting(MICROBATCH) is None:
+    key = base.microbatch_key
+    if key in spec.overrides and spec.train_config.setting(key) is None:
         yield "Microbatches of 2: the all-gathers of a smaller one do not fuse for async TP."
 
 

@@ -21,7 +21,7 @@ from converge_harness.model import Judgement, Outcome
 from converge_harness.report.renderers.assets import packed_plotly, resource, source, typed_array
 from converge_harness.report.renderers.palette import SYMBOLS
 from converge_harness.report.sanitize import plain
-from converge_harness.report.text import ABSENT, anchors, number
+from converge_harness.report.text import ABSENT, anchors, digits
 from converge_harness.wording import counted
 
 PACKAGE = "converge_harness.history"
@@ -124,8 +124,8 @@ def _short(name: str, value: str) -> str:
     if not value:
         return "unknown"
     if name in ("commit", "rank code"):
-        digits, dash, dirty = value.partition("-")
-        return plain(f"{digits[:_COMMIT]}{dash}{dirty}")
+        commit, dash, dirty = value.partition("-")
+        return plain(f"{commit[:_COMMIT]}{dash}{dirty}")
     return plain(value)
 
 
@@ -149,7 +149,7 @@ def _trend_payload(trend: Trend, index: dict[int, int]) -> dict[str, Any]:
         "check": plain(series.check),
         "places": typed_array(places.astype("<i4")),
         "heights": typed_array((10**trend.decades).astype("<f4")),
-        "measured": [number(value) for value in series.measured.tolist()],
+        "measured": [digits(value) for value in series.measured.tolist()],
         "limits": typed_array(limits.astype("<f4")),
         "outside": [
             place for place, outcome in enumerate(series.outcomes) if outcome is not Outcome.PASS
@@ -174,7 +174,7 @@ def _rest(move: Move) -> str:
 
 
 def _went(step: StepChange) -> str:
-    return f"{number(step.before)} → {number(step.after)}"
+    return f"{digits(step.before)} → {digits(step.after)}"
 
 
 @functools.cache

@@ -14,8 +14,8 @@ Other packages import only from here, except benchmarks of a single part.
 """
 
 from converge_harness.judge.calibration import calibrate
-from converge_harness.judge.changes import ChangeKind, RunChange, SignalChange, classify
-from converge_harness.judge.checks.selection import CHECKS, SEED_CHECKS
+from converge_harness.judge.changes import ChangeKind, RunChange, classify
+from converge_harness.judge.checks.selection import CHECKS
 from converge_harness.judge.compare.activations import ModuleComparison, ModuleDifference
 from converge_harness.judge.compare.curves import (
     CurveDifference,
@@ -25,7 +25,7 @@ from converge_harness.judge.compare.curves import (
     series,
     whole_series,
 )
-from converge_harness.judge.compare.envelopes import Envelope, LearntLimit
+from converge_harness.judge.compare.envelopes import LearntLimit
 from converge_harness.judge.compare.limits import rounding_of_experts
 from converge_harness.judge.compare.loss_only import LossOnlyGate
 from converge_harness.judge.compare.precision_errors import PrecisionRuns
@@ -43,19 +43,14 @@ from converge_harness.judge.resume.passes import (
     superseded,
     tokens_off,
 )
-from converge_harness.judge.verdict import JudgedPair, judge
-from converge_harness.model import JUDGED_SIGNALS
+from converge_harness.judge.verdict import judge
 
 __all__ = [
     "CHECKS",
     "INTERRUPTED",
-    "JUDGED_SIGNALS",
-    "SEED_CHECKS",
     "ChangeKind",
     "Comparisons",
     "CurveDifference",
-    "Envelope",
-    "JudgedPair",
     "LearntLimit",
     "LossOnlyGate",
     "ModuleComparison",
@@ -64,7 +59,6 @@ __all__ = [
     "RcpInputs",
     "RunChange",
     "RunComparison",
-    "SignalChange",
     "SignalSeries",
     "TensorComparison",
     "TensorDifferences",

@@ -17,6 +17,7 @@ from converge_harness.model import (
     GLOBAL_BATCH,
     JUDGED_SIGNALS,
     LOCAL_BATCH,
+    SEQ_LEN,
     Evidence,
     InForce,
     Precision,
@@ -82,7 +83,7 @@ def not_as_called(spec: SetSpec, ran: InForce) -> Iterator[str]:
         yield from _unlike("global_batch_size", whole, ran.global_batch_size)
         accumulated, seen = whole // (local * dp), ran.gradient_accumulation_steps
         yield from _unlike("gradient_accumulation_steps", accumulated, seen)
-    yield from _unlike("training.seq_len", spec.setting("training.seq_len"), ran.seq_len)
+    yield from _unlike(SEQ_LEN, spec.setting(SEQ_LEN), ran.seq_len)
     dtype, stored = spec.setting("training.dtype"), ran.param_dtype
     if stored is not None and not _is_of(dtype, stored.split("+")):
         named_as = f"{dtype} is named" if dtype is not None else "is not named, which means float32"

@@ -11,7 +11,7 @@ from converge_harness.judge.causes import Cause, likely_cause
 from converge_harness.judge.causes.first_wrong import first_wrong
 from converge_harness.judge.checks import integrity
 from converge_harness.judge.checks.envelope import open_curves, what_settles
-from converge_harness.judge.checks.selection import SEED_CHECKS, Asked, answer, asked
+from converge_harness.judge.checks.selection import SEED_CHECKS, Asked, asked, check_of
 from converge_harness.judge.compare.envelopes import REPEATS, curves_alone
 from converge_harness.judge.compare.precision_errors import PrecisionRuns
 from converge_harness.judge.compare.tost import ALPHA
@@ -127,13 +127,13 @@ def judge(
     )
     by_limits = integrity.repeats_sound in asks.rest and _by_limits_alone(compared)
     questions = (*asks.first, integrity.repeats_sound) if by_limits else asks.first
-    first = tuple(answer(question, compared) for question in questions)
+    first = tuple(check_of(question, compared) for question in questions)
     broken = [check for check in first if check.outcome is Outcome.INVALID]
     if broken:
         cause = Cause(broken[0].detail)
         verdict = _verdict(compared, ask, asks, Judgement.INVALID, first, cause)
         return JudgedPair(verdict, compared)
-    rest = tuple(answer(each, compared) for each in asks.rest if each not in questions)
+    rest = tuple(check_of(each, compared) for each in asks.rest if each not in questions)
     checks = first + rest
     judgement = _judgement(_ended(compared).status, checks, asks.needed)
     cause = _cause(compared, judgement, checks, stepwise=_stepwise(asks) or compared.draws)

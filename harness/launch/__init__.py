@@ -39,7 +39,7 @@ from converge_harness.launch.events import (
     Step,
     Waiting,
 )
-from converge_harness.launch.local.supervisor import finished_runs, run_plan
+from converge_harness.launch.local.supervisor import run_plan
 from converge_harness.launch.options import RunOptions
 
 __all__ = [
@@ -58,6 +58,5 @@ __all__ = [
     "Started",
     "Step",
     "Waiting",
-    "finished_runs",
     "run_plan",
 ]

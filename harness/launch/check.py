@@ -28,7 +28,7 @@ _TIMEOUT_S = 600.0
 _POLL_S = 0.05
 _SHOWN_KEYS = 12
 _ELSEWHERE = ("ImportError", "ModuleNotFoundError", "AttributeError")
-"""Exit code of the rank code if torchtitan has moved a module or a name."""
+"""Errors of the rank code where the trainer has moved a module or a name."""
 
 
 def unchecked(jobs: Sequence[Job], store: Store) -> tuple[Job, ...]:

@@ -87,6 +87,6 @@ class RunOptions:
         return self.cluster_device or ("cuda" if self.gpus else "cpu")
 
     def data_of(self, job: Job) -> Path | None:
-        """The folder of a job's corpus; None if it reads torchtitan's own dataset."""
+        """The folder of a job's corpus; None if it reads another dataset."""
         data = job.spec.train_config.data
         return None if data is None else self.data[data]

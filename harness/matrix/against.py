@@ -25,8 +25,8 @@ from converge_harness.checkout import (
     checkout_of,
     commit_of,
     described,
-    files_of,
     is_dirty,
+    unignored_files,
 )
 from converge_harness.errors import CheckoutError, ConfigError, Problem
 from converge_harness.matrix.calibrate import calibrate_controls
@@ -257,7 +257,7 @@ def of_other_code(fork: Fork, folder: Path, record: RunRecord) -> str:
 
     ``folder`` is where the revision is checked out.
     """
-    known = files_of(fork.checkout)
+    known = unignored_files(fork.checkout)
     for path, digest in record.sources.items():
         if not Path(path).is_relative_to(fork.checkout):
             continue
@@ -307,7 +307,7 @@ def _at(experiment: Experiment, fork: Fork, folder: Path) -> tuple[Experiment, d
 
     Its control is repeated, because a calibration or baseline belongs to the working tree's code.
     """
-    known = files_of(fork.checkout)
+    known = unignored_files(fork.checkout)
 
     def moved(path: Path) -> Path:
         real = path.resolve()

@@ -29,9 +29,7 @@ from converge_harness.model.experiment import (
     ENOUGH_RERUNS,
     FEWEST_DRAWN,
     FROZEN_STEPS,
-    GLOBAL_BATCH,
     JUDGED_SIGNALS,
-    LOCAL_BATCH,
     LONG,
     POWERS_OF_TWO,
     RESHARD,
@@ -59,6 +57,7 @@ from converge_harness.model.experiment import (
     SyntheticData,
     Technique,
     TrainConfig,
+    flattened,
     settling_steps,
 )
 from converge_harness.model.in_force import (
@@ -90,6 +89,11 @@ from converge_harness.model.plan import (
 )
 from converge_harness.model.runs import RankError, RunRecord, RunStatus
 from converge_harness.model.trainer import (
+    DATA_TYPE_KEYS,
+    GLOBAL_BATCH,
+    LOCAL_BATCH,
+    SEQ_LEN,
+    TRAINING_STEPS,
     Capabilities,
     ConfigKeys,
     ImpliedSetting,
@@ -137,6 +141,7 @@ __all__ = [
     "CADENCE_OFF",
     "CHECKOUT",
     "DATA_TYPES",
+    "DATA_TYPE_KEYS",
     "DEFAULT_REPEATS",
     "ENOUGH_RERUNS",
     "FEWEST_DRAWN",
@@ -147,9 +152,11 @@ __all__ = [
     "LONG",
     "POWERS_OF_TWO",
     "RESHARD",
+    "SEQ_LEN",
     "SPMD_BACKEND",
     "SPMD_BACKENDS",
     "STOP_AFTER",
+    "TRAINING_STEPS",
     "ZERO_2",
     "ZERO_3",
     "Across",
@@ -229,6 +236,7 @@ __all__ = [
     "TrainConfig",
     "TrainerSpec",
     "Verdict",
+    "flattened",
     "settling_steps",
 ]
 

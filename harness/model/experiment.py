@@ -114,10 +114,6 @@ SPMD_BACKEND = "parallelism.spmd_backend"
 """Train config key of torchtitan 0.3's SPMD backend."""
 SPMD_BACKENDS = ("spmd_types", "partial_dtensor", "full_dtensor")
 """Its values."""
-LOCAL_BATCH = "training.local_batch_size"
-"""Train config key of the samples per rank and microbatch."""
-GLOBAL_BATCH = "training.global_batch_size"
-"""Train config key of the samples per step, over all ranks; -1: no accumulation."""
 
 
 class Role(StrEnum):
@@ -313,6 +309,15 @@ DATA_TYPES: Mapping[str, Precision] = MappingProxyType(
 """Names of data types in a command trainer's config, and the floor used for each. A floor is never
 finer than the type's own (float16 has more bits than bfloat16, but no floor of its own).
 """
+
+
+def flattened(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested tables by dotted keys; an empty table has none."""
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        key = f"{prefix}{name}"
+        flat |= flattened(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
+    return flat
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,8 @@ class Surroundings:
     hardware: str
     """Hardware class: bit-identical results are expected only within one."""
     rank_code: str
-    """Hex digest of the code that runs inside ranks (dialects, CPU shim, recorder, probe)."""
+    """Hex digest of the code that runs inside ranks (dialects, CPU shim, recorder, probe, and
+    the file formats of ``run_folder``)."""
     data: Mapping[SyntheticData, str] = field(default_factory=dict)
     """Hex digest of every synthetic corpus that the experiment uses."""
     injected: Mapping[str, str] = field(default_factory=dict)

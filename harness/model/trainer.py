@@ -115,12 +115,19 @@ class ConfigKeys:
     """A list of the parts of a checkpoint that a resume leaves out."""
 
 
+# Keys that mean the same in the train configs of all trainers.
+TRAINING_STEPS = "training.steps"
+"""Steps of the whole run."""
+LOCAL_BATCH = "training.local_batch_size"
+"""Samples per rank and microbatch."""
+GLOBAL_BATCH = "training.global_batch_size"
+"""Samples per step, over all ranks; -1: no accumulation."""
+SEQ_LEN = "training.seq_len"
+"""Tokens of a sample."""
+DATA_TYPE_KEYS = ("training.dtype", "training.mixed_precision_param")
+"""The data type of parameters, and the one that they are cast to for computing."""
 PLAIN_DEFAULTS: Mapping[str, Any] = MappingProxyType(
-    {
-        "training.seq_len": 1,
-        "training.dtype": "float32",
-        "training.mixed_precision_param": "float32",
-    }
+    {SEQ_LEN: 1, **dict.fromkeys(DATA_TYPE_KEYS, "float32")}
 )
 """Defaults for trainers that have none of their own; samples need not be sequences."""
 

@@ -15,9 +15,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from converge_harness.model import Ask, Experiment, Precision, Role, SetSpec, Technique
+from converge_harness.model import (
+    DATA_TYPE_KEYS,
+    TRAINING_STEPS,
+    Ask,
+    Experiment,
+    Precision,
+    Role,
+    SetSpec,
+    Technique,
+)
 from converge_harness.plan.sizes import (
-    DTYPE_KEYS,
     FLOAT8_RECIPES,
     Numerics,
     numerics_of,
@@ -26,7 +34,6 @@ from converge_harness.plan.sizes import (
 
 FLOAT32 = "float32"
 FLOAT32_NUMERICS = Numerics((), FLOAT32, FLOAT32)
-_STEPS = "training.steps"
 _COARSE = FLOAT8_RECIPES | {Technique.FLOAT8_TP, Technique.BF16}
 
 
@@ -152,14 +159,14 @@ def _with_numerics_of(test: SetSpec, control: SetSpec) -> SetSpec:
 def _short(control: SetSpec, name: str, numerics: Numerics) -> SetSpec:
     """A control as a one-step run in another precision."""
     made = _with_numerics(control, numerics)
-    overrides = {**made.overrides, _STEPS: 1}
+    overrides = {**made.overrides, TRAINING_STEPS: 1}
     return replace(made, name=f"{control.name}.{name}", overrides=overrides, note="")
 
 
 def _with_numerics(spec: SetSpec, numerics: Numerics) -> SetSpec:
     """A set in another precision."""
     kept = [technique for technique in spec.techniques if technique not in _COARSE]
-    types = dict(zip(DTYPE_KEYS, (numerics.stored, numerics.computed), strict=True))
+    types = dict(zip(DATA_TYPE_KEYS, (numerics.stored, numerics.computed), strict=True))
     return replace(
         spec, techniques=(*kept, *numerics.float8), overrides={**spec.overrides, **types}
     )

@@ -8,8 +8,10 @@ from typing import NamedTuple, cast
 
 from converge_harness.errors import Problem, suggest
 from converge_harness.model import (
+    DATA_TYPE_KEYS,
     DATA_TYPES,
     GLOBAL_BATCH,
+    TRAINING_STEPS,
     Experiment,
     Precision,
     SetSpec,
@@ -17,7 +19,6 @@ from converge_harness.model import (
     Technique,
 )
 
-DTYPE_KEYS = ("training.dtype", "training.mixed_precision_param")
 SIZES = ("steps", "local_batch_size", "seq_len")
 """Keys of ``training`` that have to be set, or have a default."""
 FLOAT8_RECIPES = frozenset({Technique.FLOAT8, Technique.FLOAT8_ROWWISE})
@@ -53,7 +54,7 @@ def numerics_of(spec: SetSpec) -> Numerics:
     float8 = tuple(sorted(FLOAT8_RECIPES & set(spec.techniques)))
     if Technique.BF16 in spec.techniques:
         return Numerics(float8, "bfloat16", "bfloat16")
-    stored, computed = (str(_setting(spec, key)) for key in DTYPE_KEYS)
+    stored, computed = (str(_setting(spec, key)) for key in DATA_TYPE_KEYS)
     return Numerics(float8, stored, computed)
 
 
@@ -72,29 +73,29 @@ def size_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
     written = spec.setting(GLOBAL_BATCH, -1)
     if written != -1 and positive(written) is None:
         yield Problem(
-            f"{experiment.path}: {spec.name!r}: training.global_batch_size",
+            f"{experiment.path}: {spec.name!r}: {GLOBAL_BATCH}",
             f"must be a positive integer, or -1 for local batch x dp, not {written!r}",
         )
     if written == -1 and (spec.segments or _changes_nodes(spec)):
         yield Problem(
-            f"{experiment.path}: {spec.name!r}: training.global_batch_size",
+            f"{experiment.path}: {spec.name!r}: {GLOBAL_BATCH}",
             "is not set, and would change with the data-parallel degree",
             f"in {spec.train_config.path}, or by set",
         )
     yield from _dtype_problems(experiment, spec)
-    steps = positive(spec.setting("training.steps"))
+    steps = positive(spec.setting(TRAINING_STEPS))
     if isinstance(experiment.cadence, tuple) and steps is not None:
         for step in (step for step in experiment.cadence if step > steps):
             yield Problem(
                 f"{experiment.path}: probe.cadence",
                 f"step {step} comes after the last step of {spec.name!r}",
-                f"training.steps is {steps}",
+                f"{TRAINING_STEPS} is {steps}",
             )
 
 
 def _dtype_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
     """Unknown data types, in a config that its trainer cannot check."""
-    for key in () if spec.trainer.can.checks_config else DTYPE_KEYS:
+    for key in () if spec.trainer.can.checks_config else DATA_TYPE_KEYS:
         value = _setting(spec, key)
         if not isinstance(value, str) or value not in DATA_TYPES:
             yield Problem(

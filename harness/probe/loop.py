@@ -372,7 +372,7 @@ class ProbedLoop:
 
     def _write_in_force(self) -> None:
         """Collective over the world."""
-        sizes = counted(self._first, first_of_dp=self._place.first_of_dp)
+        sizes = observed_sizes(self._first, first_of_dp=self._place.first_of_dp)
         dtype, by_type = in_force.param_dtypes(dtypes(self._names.parameters, local_shard))
         if not self._recorder.is_writer:
             return
@@ -456,7 +456,7 @@ class FirstStep:
         self.lengths.add(tokens // max(len(inputs), 1))
 
 
-def counted(mine: FirstStep, *, first_of_dp: bool) -> in_force.InForceDocument:
+def observed_sizes(mine: FirstStep, *, first_of_dp: bool) -> in_force.InForceDocument:
     """The run's sizes; None for a size that differs between batches or ranks. Collective."""
     everyone = world.everyones((mine.sizes, sorted(mine.lengths), first_of_dp))
     return {
@@ -474,7 +474,7 @@ def dtypes(parameters: Sequence[tuple[str, Any]], local: Any) -> dict[str, list[
 
 
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables by dotted keys."""
+    """As ``converge_harness.model.flattened``, which ranks cannot import."""
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):

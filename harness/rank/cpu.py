@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from converge_harness.rank.settings import DATA_TYPE_KEYS
+
 
 @functools.cache
 def stay_forkable() -> None:
@@ -34,8 +36,7 @@ def multiply_bf16_by_float32_kernels(settings: Mapping[str, Any]) -> None:
     Args:
         settings: the trainer's config, flat: dotted keys to values.
     """
-    keys = ("training.dtype", "training.mixed_precision_param")
-    if "bfloat16" in map(settings.get, keys) and not multiplies_bf16_fast():
+    if "bfloat16" in map(settings.get, DATA_TYPE_KEYS) and not multiplies_bf16_fast():
         replace_products()
 
 

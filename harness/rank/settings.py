@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, Union
 
+DATA_TYPE_KEYS = ("training.dtype", "training.mixed_precision_param")
+"""As ``converge_harness.model.DATA_TYPE_KEYS``, which ranks cannot import."""
 _PART = re.compile(r"(?P<name>[^.\[\]]+)(?P<indices>(\[\d+\])*)\Z")
 
 

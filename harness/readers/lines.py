@@ -81,7 +81,7 @@ def json_objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         yield line, value
 
 
-def number(place: Place, row: int, name: str, value: object) -> float | None:
+def number_at(place: Place, row: int, name: str, value: object) -> float | None:
     """A cell or JSON value as a number; None for None and empty text; raises EvidenceError.
 
     Non-finite numbers may have any spelling that ``float`` reads: ``nan``, ``inf``, ``-Infinity``.
@@ -99,7 +99,7 @@ def number(place: Place, row: int, name: str, value: object) -> float | None:
 
 
 def numbers(place: Place, rows: Sequence[int], name: str, values: Sequence[object]) -> Column:
-    """``number`` of every value, one per row."""
+    """``number_at`` of every value, one per row."""
     kinds = set(map(type, values))
     try:
         if kinds <= {float, int, type(None)}:
@@ -109,13 +109,13 @@ def numbers(place: Place, rows: Sequence[int], name: str, values: Sequence[objec
     except (ValueError, OverflowError):
         pass  # a missing value or not a number: distinguished below
     return Column.of(
-        number(place, row, name, value) for row, value in zip(rows, values, strict=True)
+        number_at(place, row, name, value) for row, value in zip(rows, values, strict=True)
     )
 
 
 def step_number(place: Place, row: int, value: object) -> int:
     """A step: a whole number from 0 to ``LARGEST_STEP``; raises EvidenceError."""
-    step = number(place, row, "step", value)
+    step = number_at(place, row, "step", value)
     if (
         step is None
         or not math.isfinite(step)

@@ -18,7 +18,7 @@ def tail(text: str, lines: int) -> str:
     return "\n".join([f"… {len(every) - lines} earlier lines left out", *every[-lines:]])
 
 
-def number(value: float | None) -> str:
+def digits(value: float | None) -> str:
     """Three significant digits: ``0.00123``, ``1.2e-7``, ``nan``."""
     if value is None:
         return ABSENT
@@ -37,7 +37,7 @@ def excess(measured: float | None, limit: float | None) -> str:
         return ""
     times = measured / limit
     rounded = float(f"{times:.3g}")
-    return f"{rounded:,.0f}x" if 100 <= rounded < 1e9 else f"{number(times)}x"  # noqa: PLR2004
+    return f"{rounded:,.0f}x" if 100 <= rounded < 1e9 else f"{digits(times)}x"  # noqa: PLR2004
 
 
 def percent(fraction: float) -> str:
@@ -45,7 +45,7 @@ def percent(fraction: float) -> str:
     if not math.isfinite(fraction):
         return "not finite"
     least = 1e-4
-    return "<0.01%" if 0 < fraction < least else f"{number(100 * fraction)}%"
+    return "<0.01%" if 0 < fraction < least else f"{digits(100 * fraction)}%"
 
 
 def glued(sentence: str) -> str:
@@ -78,7 +78,7 @@ def of_limit(measured: float | None, limit: float | None) -> str:
     if measured is None or limit is None:
         return ABSENT
     times = excess(measured, limit) if not measured <= limit else ""
-    return f"{number(measured)}, limit {number(limit)}" + (f" ({times})" if times else "")
+    return f"{digits(measured)}, limit {digits(limit)}" + (f" ({times})" if times else "")
 
 
 def anchors(names: Iterable[str]) -> list[str]:

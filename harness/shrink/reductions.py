@@ -7,9 +7,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from converge_harness.model import (
+    DATA_TYPE_KEYS,
     DATA_TYPES,
     GLOBAL_BATCH,
+    LOCAL_BATCH,
     POWERS_OF_TWO,
+    SEQ_LEN,
+    TRAINING_STEPS,
     Experiment,
     Kind,
     Precision,
@@ -20,11 +24,7 @@ from converge_harness.model import (
 )
 from converge_harness.wording import counted
 
-STEPS = "training.steps"
-LOCAL_BATCH = "training.local_batch_size"
-SEQ_LEN = "training.seq_len"
-DATA_TYPE_KEYS = ("training.mixed_precision_param", "training.dtype")
-OF_BOTH = frozenset({STEPS, LOCAL_BATCH, GLOBAL_BATCH, SEQ_LEN})
+OF_BOTH = frozenset({TRAINING_STEPS, LOCAL_BATCH, GLOBAL_BATCH, SEQ_LEN})
 """Settings that are changed in both sets together."""
 SIMPLEST_SCHEDULE = "1F1B"
 FEWEST_STEPS = 2
@@ -107,8 +107,10 @@ def reductions(experiment: Experiment) -> Iterator[Reduction]:
 def with_steps(experiment: Experiment, steps: int) -> Experiment | None:
     """The pair with so many steps; None if it has no more than that, or says no number of steps."""
     (control,) = experiment.controls
-    now = _whole(control, STEPS)
-    return _both_with(experiment, {STEPS: steps}) if now is not None and now > steps else None
+    now = _whole(control, TRAINING_STEPS)
+    return (
+        _both_with(experiment, {TRAINING_STEPS: steps}) if now is not None and now > steps else None
+    )
 
 
 def _both(experiment: Experiment, change: Callable[[SetSpec], SetSpec]) -> Experiment:
@@ -152,9 +154,9 @@ def _halves(value: int, least: int) -> list[int]:
 
 
 def _fewer_steps(experiment: Experiment, control: SetSpec) -> Iterator[Reduction]:
-    steps = _whole(control, STEPS) or 0
+    steps = _whole(control, TRAINING_STEPS) or 0
     for fewer in _halves(steps, FEWEST_STEPS):
-        made = _both_with(experiment, {STEPS: fewer})
+        made = _both_with(experiment, {TRAINING_STEPS: fewer})
         yield Reduction(f"{steps} steps", f"{fewer} steps instead of {steps}", made, part=False)
 
 
@@ -231,7 +233,7 @@ def _without_settings(
 
 
 def _in_float32(experiment: Experiment, test: SetSpec) -> Iterator[Reduction]:
-    for key in DATA_TYPE_KEYS:
+    for key in reversed(DATA_TYPE_KEYS):  # first the one that costs less
         value = test.setting(key)
         if isinstance(value, str) and DATA_TYPES.get(value, Precision.FP32) != Precision.FP32:
             made = _both_with(experiment, {key: "float32"})

@@ -6,13 +6,13 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
+import tomli
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -270,8 +270,8 @@ def pinned_by(torchtitan: str) -> tuple[str, ...]:
     show = ("git", "-C", unquote(found[1]), "show", f"{found[2]}:pyproject.toml")
     try:
         asked = subprocess.run(show, capture_output=True, text=True, check=False)
-        needed = tomllib.loads(asked.stdout).get("project", {}).get("dependencies", ())
-    except (OSError, tomllib.TOMLDecodeError):
+        needed = tomli.loads(asked.stdout).get("project", {}).get("dependencies", ())
+    except (OSError, tomli.TOMLDecodeError):
         return ()
     wanted = (Requirement(each) for each in needed)
     return tuple(

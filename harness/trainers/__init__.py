@@ -19,11 +19,11 @@
 from converge_harness.run_folder.launcher_variables import is_of_launcher
 from converge_harness.trainers.base import (
     RANK_MODULE,
+    CallOptions,
     CurveFile,
     DifferenceNotPassed,
     Features,
     SourceFile,
-    Start,
     Trainer,
     curve_outside,
 )
@@ -86,6 +86,7 @@ __all__ = [
     "PATH_VARIABLE",
     "RANK_MODULE",
     "Call",
+    "CallOptions",
     "CurveFile",
     "DifferenceNotPassed",
     "Features",
@@ -94,7 +95,6 @@ __all__ = [
     "Rendezvous",
     "Resources",
     "SourceFile",
-    "Start",
     "Trainer",
     "TrainerOfFile",
     "TrainerTable",

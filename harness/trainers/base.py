@@ -121,7 +121,7 @@ class Features:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class CallOptions:
     """Options of one call of a job; the defaults give what a user would type."""
 
     rank_module: str = RANK_MODULE
@@ -416,14 +416,14 @@ class Trainer(ABC):
         return {**common, "trainer": self.kind}
 
     @abstractmethod
-    def argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
+    def argv(self, job: Job, folder: Path, options: CallOptions) -> tuple[str, ...]:
         """A call of a job, as a user would type it."""
 
-    def agent_argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
+    def agent_argv(self, job: Job, folder: Path, options: CallOptions) -> tuple[str, ...]:
         """The command that converge itself starts for one agent of a call."""
-        return self.argv(job, folder, start)
+        return self.argv(job, folder, options)
 
-    def node_command(self, job: Job, folder: Path, start: Start) -> NodeCommand:
+    def node_command(self, job: Job, folder: Path, options: CallOptions) -> NodeCommand:
         """What srun starts for one call of a scheduler's job, on as many nodes as meet.
 
         Raises ValueError for a trainer that cannot run under a scheduler.
@@ -441,7 +441,7 @@ class Trainer(ABC):
 
         Raises ValueError if the ranks do not fill nodes of that size.
         """
-        return shlex.join(self.argv(job, folder, Start(data=data)))
+        return shlex.join(self.argv(job, folder, CallOptions(data=data)))
 
     def is_offline(self, job: Job) -> bool:
         """Whether a job needs no network, so that its libraries are kept offline."""

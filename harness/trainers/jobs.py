@@ -12,7 +12,7 @@ from converge_harness.errors import ToolchainError
 from converge_harness.model import Job, Toolchain, TrainerSpec
 from converge_harness.toolchains.recipes import purpose
 from converge_harness.toolchains.user_python import before
-from converge_harness.trainers.base import RANK_MODULE, Features, Start
+from converge_harness.trainers.base import RANK_MODULE, CallOptions, Features
 from converge_harness.trainers.calls import Call, NodeCommand, Rendezvous
 from converge_harness.trainers.environment import Resources, pinned_environment
 from converge_harness.trainers.registry import kinds, trainer_of, trainer_of_kind
@@ -48,8 +48,8 @@ def argv(
     ``devices`` are the ids of its GPUs, ``data`` is the folder of its corpus; only programs other
     than torchtitan get them as arguments.
     """
-    start = Start(rank_module, call, meeting, devices, data)
-    return trainer_of(job.spec).argv(job, folder, start)
+    options = CallOptions(rank_module, call, meeting, devices, data)
+    return trainer_of(job.spec).argv(job, folder, options)
 
 
 def agent_argv(
@@ -70,13 +70,13 @@ def agent_argv(
     each rank failed. Otherwise it is torchrun started by a file of ours, which also keeps it on
     loopback. ``python`` replaces the toolchain's (warm start only).
     """
-    start = Start(rank_module, call, meeting, devices, data, logs, python)
-    return trainer_of(job.spec).agent_argv(job, folder, start)
+    options = CallOptions(rank_module, call, meeting, devices, data, logs, python)
+    return trainer_of(job.spec).agent_argv(job, folder, options)
 
 
-def node_command(job: Job, folder: Path, start: Start) -> NodeCommand:
+def node_command(job: Job, folder: Path, options: CallOptions) -> NodeCommand:
     """What srun starts for one call of a scheduler's job."""
-    return trainer_of(job.spec).node_command(job, folder, start)
+    return trainer_of(job.spec).node_command(job, folder, options)
 
 
 def work_folder(job: Job, folder: Path) -> Path:

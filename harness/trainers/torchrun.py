@@ -13,7 +13,7 @@ from signal import SIGUSR1
 from converge_harness.model import Job, RankError
 from converge_harness.run_folder.layout import JOB, LOGS
 from converge_harness.toolchains.user_python import before
-from converge_harness.trainers.base import RANK_MODULE, Start, Trainer
+from converge_harness.trainers.base import RANK_MODULE, CallOptions, Trainer
 from converge_harness.trainers.calls import (
     Call,
     NodeCommand,
@@ -37,24 +37,24 @@ class TorchrunTrainer(Trainer):
     own_rank_code = True
     stack_signal = SIGUSR1
 
-    def argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
-        return torchrun_argv(job, folder, start.rank_module, start.call, start.meeting)
+    def argv(self, job: Job, folder: Path, options: CallOptions) -> tuple[str, ...]:
+        return torchrun_argv(job, folder, options.rank_module, options.call, options.meeting)
 
-    def agent_argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
+    def agent_argv(self, job: Job, folder: Path, options: CallOptions) -> tuple[str, ...]:
         return (
-            *(str(start.python or job.toolchain.python), "-m", AGENT_MODULE),
+            *(str(options.python or job.toolchain.python), "-m", AGENT_MODULE),
             *torchrun_arguments(
-                job, folder, start.rank_module, start.call, start.meeting, start.logs
+                job, folder, options.rank_module, options.call, options.meeting, options.logs
             ),
         )
 
-    def node_command(self, job: Job, folder: Path, start: Start) -> NodeCommand:
-        call = start.call or first_call(job)
+    def node_command(self, job: Job, folder: Path, options: CallOptions) -> NodeCommand:
+        call = options.call or first_call(job)
         folder = folder.absolute()
         return NodeCommand(
             starter=node_starter(job, folder, call),
-            launcher=node_options(job, call, start.meeting or Rendezvous()),
-            program=_rank_arguments(folder, start.rank_module, call),
+            launcher=node_options(job, call, options.meeting or Rendezvous()),
+            program=_rank_arguments(folder, options.rank_module, call),
         )
 
     def printable(
@@ -144,7 +144,7 @@ def torchrun_argv(
     call: Call | None = None,
     meeting: Rendezvous | None = None,
 ) -> tuple[str, ...]:
-    """A torchrun call of a job, as a user would type it; None: the first."""
+    """A call of a job, as a user would type it; None: the first."""
     return (*_torchrun(job), *torchrun_arguments(job, folder, rank_module, call, meeting))
 
 
@@ -153,7 +153,7 @@ def _torchrun(job: Job) -> tuple[str, ...]:
 
 
 def printable_command(job: Job, folder: Path, ranks_per_node: int | None = None) -> str:
-    """The torchrun call as one shell line, to be run on every node.
+    """The call as one shell line, to be run on every node.
 
     For a run in several segments, their calls one after another.
     Raises ValueError when the ranks do not fill nodes of that size.

@@ -148,7 +148,7 @@ def test_other_hardware_and_dtype_need_a_word(path, change, across):
     assert misfits(then, {**now, "seed": 7}).across == frozenset()
 
 
-def test_another_dtype_of_the_train_config_is_named_and_told(path):
+def test_another_dtype_of_the_train_config_is_refused_and_can_be_waived(path):
     (path.parent / "t.toml").write_text(TRAIN_CONFIG.replace("float32", "bfloat16"))
     assert 'if intended, baseline_across = ["dtype"]' in problem(path)
     path.write_text(BY_BASELINE.replace("[trainer]", 'baseline_across = ["dtype"]\n[trainer]'))

@@ -116,7 +116,7 @@ def test_a_change_that_computes_nothing_is_bitwise_identical(checkout):
     assert (report.returncode, says in report.stdout) == (0, True), report.stdout + report.stderr
 
 
-def test_a_change_of_one_set_is_told_with_its_verdict_before_and_after(checkout):
+def test_a_change_of_one_set_is_shown_with_its_verdict_before_and_after(checkout):
     (checkout / "losses.py").write_text(LOSSES.replace("3.0 /", '(3.0 if word == "a" else 4.0) /'))
     git(checkout, "add", ".")
     git(checkout, "commit", "-q", "-m", "wrong")
@@ -132,7 +132,7 @@ def test_a_change_of_one_set_is_told_with_its_verdict_before_and_after(checkout)
     assert "against" not in json.loads((checkout.parent / "out" / "report.json").read_text())
 
 
-def test_other_rounding_is_told_from_another_training(checkout):
+def test_other_rounding_is_not_taken_for_another_training(checkout):
     (checkout / "losses.py").write_text(LOSSES.replace("3.0 / step", "3.0 / step * (1 + 1e-9)"))
     ended = converge(checkout, "--against", "HEAD")
     assert {each["change"] for each in against(checkout)["sets"]} == {"same within rounding"}

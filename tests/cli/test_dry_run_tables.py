@@ -71,12 +71,12 @@ def test_the_table_shows_the_largest_pipeline_rank_and_what_it_needs_of_a_gpu(pl
 
 
 @pytest.mark.parametrize(("peak", "unit"), [(2**30, "GiB"), (2**30 - 1, "MiB"), (1, "MiB")])
-def test_memory_is_told_in_a_unit_that_leaves_digits(plan, peak, unit):
+def test_memory_is_printed_in_a_unit_that_leaves_digits(plan, peak, unit):
     made = DryRun(plan, "cuda", [answer(parts_of(plan.jobs)[0], peak_bytes=peak)])
     assert f": {unit} per rank" in str(told._table(made).title)
 
 
-def test_problems_of_all_sets_are_told_with_set_and_key(plan):
+def test_problems_of_all_sets_are_reported_with_set_and_key(plan):
     control, _, _, first, second, *_, last = parts_of(plan.jobs)
     entry = {"key": "parallelism.tp", "message": "32 heads over 3", "valid": []}
     answers = [

@@ -50,7 +50,7 @@ def printed(tmp_path, monkeypatch, capsys):
     return capsys.readouterr().out
 
 
-def test_a_toolchain_that_is_not_built_is_told_with_the_command_that_builds_it(printed):
+def test_a_toolchain_that_is_not_built_is_reported_with_the_command_that_builds_it(printed):
     (line,) = (line for line in printed.splitlines() if line.startswith("toolchain "))
     assert line.endswith(
         " is not built yet; build it with: converge toolchain build torchtitan-0.3.0"
@@ -63,7 +63,7 @@ def test_every_segment_has_its_own_way_to_the_global_batch(printed):
     assert " 8 = 2x4 " in rows["killed"]
 
 
-def test_a_script_of_faults_is_told_with_its_checkpoints_and_restarts(printed):
+def test_a_script_of_faults_is_printed_with_its_checkpoints_and_restarts(printed):
     assert "faults: kill of rank 1 at step 6\n" in printed
     assert (
         "a checkpoint every 4 steps; restarts by harness, at most 3, each within 120 s" in printed

@@ -55,7 +55,7 @@ def test_nodes_and_ranks_stand_in_the_table(plan, tmp_path):
 
 
 @pytest.mark.parametrize(("device", "where"), [("cuda", "one GPU each"), ("cpu", "on CPUs")])
-def test_a_job_of_slurm_is_told_by_its_script(plan, tmp_path, device, where):
+def test_a_job_of_slurm_is_planned_by_its_script(plan, tmp_path, device, where):
     (tmp_path / "mine.toml").write_text(f'{MINE}device = "{device}"\n')
     _, printed, _ = plan("--launcher", "slurm", "--cluster", str(tmp_path / "mine.toml"))
     told = [line.strip() for line in printed.splitlines()]
@@ -67,7 +67,7 @@ def test_a_job_of_slurm_is_told_by_its_script(plan, tmp_path, device, where):
     assert "the scripts are written and submitted by `converge submit`" in printed
 
 
-def test_a_note_that_begins_with_the_rule_is_told_without_it(plan):
+def test_a_note_that_begins_with_the_rule_is_printed_without_it(plan):
     rule = "minimal test set of TP: 2D, FSDP + TP"
     _, printed, _ = plan(experiment=f'{EXPERIMENT}note = "{rule}. And more."\n')
     assert printed.count(rule) == 1

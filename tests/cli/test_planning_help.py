@@ -56,7 +56,7 @@ def test_an_experiment_file_is_no_base(capsys):
     assert "its own train config is train_configs/llama3_8b.toml" in told
 
 
-def test_a_launcher_that_is_not_known_is_told_with_those_that_are(capsys):
+def test_an_unknown_launcher_is_reported_with_those_that_are_known(capsys):
     with pytest.raises(SystemExit):
         main(["run", "e.toml", "--launcher", "lsf"])
     assert (
@@ -101,7 +101,7 @@ def test_a_name_is_written_so_that_it_is_read_again(capsys, name):
         (["--technique", "cp=2", "--dp", "2", "--base", "bad.toml"], "this is not TOML"),
     ],
 )
-def test_mistakes_are_told_without_a_traceback(capsys, arguments, word):
+def test_mistakes_are_reported_without_a_traceback(capsys, arguments, word):
     Path("bad.toml").write_text("= 1")
     told = refused(capsys, "init", *arguments)
     assert word in told

@@ -131,7 +131,7 @@ def test_a_program_that_breaks_its_promise_is_named(judged, name):
     require(judged[name], name)
 
 
-def test_what_was_lost_by_stopping_too_late_is_told(judged):
+def test_what_was_lost_by_stopping_too_late_is_reported(judged):
     found = judged["StopsTooLate"]
     struck = next(each for each in found["checks"] if each["name"] == "faults-struck")
     assert "pass 1 saved no step after SIGTERM at step 6" in struck["detail"]

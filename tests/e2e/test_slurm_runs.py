@@ -187,7 +187,7 @@ def test_sets_on_several_nodes_are_judged(attached):
     assert nodes == "node[1-4]"
 
 
-def test_what_went_wrong_is_told_in_the_words_of_whoever_knows(attached):
+def test_what_went_wrong_is_reported_in_the_words_of_whoever_knows(attached):
     tests = attached[0].tests()
     assert "gradients are scaled by 2" in tests["doubled"]["cause"]
     assert "the disk of rank 1 is on fire" in tests["crashing"]["cause"]
@@ -240,7 +240,7 @@ def test_numbers_on_several_nodes_are_those_of_this_machine(attached):
             assert_same_arrays(slurm / "tensors" / sample, local / "tensors" / sample)
 
 
-def test_a_time_limit_is_told_as_one(late):
+def test_a_time_limit_is_reported_as_one(late):
     site, process = late
     code, printed = ended(process)
     assert code == 3, printed

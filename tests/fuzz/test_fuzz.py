@@ -88,12 +88,12 @@ def case(tmp_path):
         (Ended(0, "\u202e", ""), "prints"),
     ],
 )
-def test_what_no_command_may_do_is_told(case, ended, word):
+def test_what_no_command_may_do_is_reported(case, ended, word):
     told(case, ("plan",), ended, {0, 2})
     assert word in case.wrong[0]
 
 
-def test_what_escapes_a_command_and_what_takes_too_long_is_told(case, monkeypatch):
+def test_what_escapes_a_command_and_what_takes_too_long_is_reported(case, monkeypatch):
     def loop(_arguments):
         while True:
             pass

@@ -103,7 +103,7 @@ def test_every_parallelism_agrees_over_nccl(shared, tmp_path):
     assert {"fsdp2_tp2", "fsdp2_pp2_1f1b", "fsdp2_cp2", "fsdp2_tp2_pp2"} <= set(verdicts)
 
 
-def test_a_bug_of_a_release_is_told_by_its_module(shared, tmp_path):
+def test_a_bug_of_a_release_is_found_in_its_module(shared, tmp_path):
     """torchtitan pull request 4245: experts add their bias once per TP rank."""
     names = ("gpt_oss_tp2", "gpt_oss_tp2_mended")
     _, report = report_of(tmp_path, EXPERIMENTS / "models.toml", "--only", *names)

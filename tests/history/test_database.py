@@ -137,7 +137,7 @@ def test_several_processes_append_at_once_to_a_file_that_none_has_made_yet(histo
         assert [(night.finished - START).days for night in found] == list(range(10))
 
 
-def test_a_killed_process_leaves_whole_nights_and_none_that_was_told_is_lost(history):
+def test_a_killed_process_leaves_whole_nights_and_loses_none_that_it_reported(history):
     told = 0
     for attempt in range(6):
         with appending(history, f"killed-{attempt}", 0) as process:

@@ -80,7 +80,7 @@ def test_a_history_too_young_for_a_trend_claims_none(tmp_path):
     assert "Nowhere" not in page
 
 
-def test_what_changed_is_told_versions_first():
+def test_what_changed_is_listed_versions_first():
     changed = (
         Changed("commit", "a" * 40, "b" * 40 + "-dirty"),
         Changed("driver", "570.1", "580.2"),

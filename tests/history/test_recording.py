@@ -197,7 +197,7 @@ def test_json_has_checks_circumstances_and_the_verdict_before(history, capsys):
         (["--history", "nowhere.sqlite"], "nowhere.sqlite: no history yet"),
     ],
 )
-def test_a_mistake_is_told_in_a_line(history, arguments, message, capsys):
+def test_a_mistake_is_reported_in_a_line(history, arguments, message, capsys):
     assert main(["history", *arguments]) == 2
     assert message in capsys.readouterr().err
 

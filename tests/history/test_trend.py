@@ -54,7 +54,7 @@ def test_nights_without_a_value_are_gaps(tmp_path):
     assert Changed("torch", "2.12.0", "2.13.0") in step.changed
 
 
-def test_a_changed_experiment_file_is_told_as_such(tmp_path):
+def test_a_changed_experiment_file_is_reported_as_such(tmp_path):
     nights = [
         replace(each, results=(replace(each.results[0], definition="e" * 64),))
         if day >= 20

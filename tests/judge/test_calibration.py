@@ -78,7 +78,7 @@ def test_growth_is_the_exponent_of_the_power_law(law, growth):
     assert learnt.doubling_steps is None
 
 
-def test_exponential_growth_is_told_by_its_doubling_time():
+def test_exponential_growth_is_measured_by_its_doubling_time():
     repeats = [
         repeat(str(sign), lambda step, s=sign: s * 1e-9 * 2 ** (step / 4)) for sign in (-1, 1)
     ]

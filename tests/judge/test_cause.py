@@ -131,7 +131,7 @@ def test_a_wrong_objective():
     assert "on the same samples and weights" in cause
 
 
-def test_two_losses_are_told_in_digits_that_tell_them_apart():
+def test_two_losses_are_printed_with_digits_that_differ():
     norms_off = changed(run("t"), lambda step, x: x * 1.01, *BOTH_NORMS)
     cause = cause_of(changed(norms_off, lambda step, x: x * (1 + 6e-7), *BOTH_LOSSES))
     assert "recomputed loss 8.0000048 (control: 8) at step 1" in cause

@@ -137,7 +137,7 @@ def test_the_output_is_the_first_that_an_objective_turns():
     assert "objective differs" not in verdict.cause
 
 
-def test_a_term_whose_gradients_are_rounded_away_is_told_by_its_shape():
+def test_a_term_whose_gradients_are_rounded_away_is_recognised_by_its_shape():
     verdict = verdict_of(low(broken(), with_term), REFERENCE)
     assert verdict.cause_class is CauseClass.OBJECTIVE
     assert "another term: the loss that the trainer reports is the cross entropy" in verdict.cause

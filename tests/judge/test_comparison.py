@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from judge_examples import STEPS, run, spec, with_signals
 
-from converge_harness.judge import JUDGED_SIGNALS, calibrate, compare_runs
+from converge_harness.judge import calibrate, compare_runs
 from converge_harness.judge import judge as judge_pair
+from converge_harness.model import JUDGED_SIGNALS
 
 CONTROL = run()
 

@@ -199,7 +199,7 @@ def test_where_several_modules_get_a_tensor_the_code_around_is_named(monkeypatch
     assert "w.r.t. the input of layers.0.norm and layers.0.mlp is off" in place.sentence
 
 
-def test_another_loss_is_told_from_a_wrong_module():
+def test_another_loss_is_not_taken_for_a_wrong_module():
     tensors = dict(CONTROL_TENSORS)
     for name in CALLS:
         tensors[name, True] = np.roll(tensors[name, True], 1, axis=1)

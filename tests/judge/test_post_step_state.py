@@ -343,7 +343,7 @@ def test_a_factor_for_each_parameter_is_wrong_clipping(norms, words):
     assert words in verdict.cause
 
 
-def test_gradients_that_are_zero_after_clipping_are_told():
+def test_gradients_that_are_zero_after_clipping_are_reported():
     found = clipped(broken(), lambda _, name: 0.0 if name == "norm.weight" else 1.0)
     assert "norm.weight by 0" in verdict_of(found, REFERENCE).cause
 

@@ -275,7 +275,7 @@ def test_gradients_in_bfloat16_may_err_more_where_more_parts_are_added_up(
         (range(12), 5e-6, CauseClass.OBJECTIVE),
     ],
 )
-def test_a_forward_pass_that_the_loss_does_not_show_is_told_from_a_backward_pass(off, shift, kind):
+def test_a_forward_pass_that_the_loss_does_not_show_is_no_backward_pass(off, shift, kind):
     gradients = rounded(1)
     noise = np.random.default_rng(5).standard_normal(gradients.shape)
     gradients[:, list(off)] += 5e-2 * noise[:, list(off)]

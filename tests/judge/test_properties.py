@@ -8,9 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from judge_examples import STEPS, foreign, judge, run, spec, truncated, with_signals
 
-from converge_harness.judge import CHECKS, JUDGED_SIGNALS, calibrate
+from converge_harness.judge import CHECKS, calibrate
 from converge_harness.judge.checks.question import check
-from converge_harness.model import Judgement, Outcome, Parallelism, Tier
+from converge_harness.model import JUDGED_SIGNALS, Judgement, Outcome, Parallelism, Tier
 
 CONTROL = run()
 SPEC = spec()

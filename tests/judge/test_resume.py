@@ -898,7 +898,7 @@ def test_a_later_replay_of_a_nan_step_is_compared():
     assert "pass 3 after pass 2" in found.detail
 
 
-def test_a_count_of_tokens_that_is_one_ranks_own_is_told_and_no_failure():
+def test_a_count_of_tokens_that_is_one_ranks_own_is_reported_and_no_failure():
     """torchtitan restores the count of one rank on every rank: half of it on half the ranks."""
     verdict = judged(with_loaded(ELASTIC, 2, tokens_seen=4000), ELASTIC_SPEC)
     assert verdict.judgement is Judgement.PASS, verdict.cause
@@ -1165,7 +1165,7 @@ def test_a_crash_while_the_last_step_of_a_segment_is_saved_is_no_crash_at_a_resu
     assert judged(test, ELASTIC_SPEC).cause == f"the run crashed: rank 0: {ERROR.message}"
 
 
-def test_a_program_that_ignores_the_checkpoint_that_it_is_given_is_told_so():
+def test_a_program_that_ignores_the_checkpoint_that_it_is_given_is_named_as_the_cause():
     test = ELASTIC_CASES["checkpoint ignored"][1]
     of_program = judged(test, replace(ELASTIC_SPEC, trainer=PROGRAM))
     said = "the program does not go on from the checkpoint of step 8: pass 2 starts from the "

@@ -24,7 +24,7 @@ def renamed(run, old, new):
     "name",
     ["moe.router.gate.weight", "moe.experts.w1", "mlp.experts.3.up_proj", "moe.shared_experts.w1"],
 )
-def test_experts_are_told_by_their_names(name):
+def test_experts_are_recognised_by_their_names(name):
     assert routed(broken(), renamed(CONTROL, "feed_forward.w1.weight", name))
 
 

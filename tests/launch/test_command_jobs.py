@@ -158,7 +158,7 @@ torch.distributed.DistBackendError: Connection closed by peer
 
 
 @pytest.mark.parametrize("log", [CHAIN + AFTERMATH, AFTERMATH + CHAIN + "mpirun: killed\n"])
-def test_the_first_cause_is_told_of_a_log_that_ranks_share(tmp_path, log):
+def test_the_first_cause_is_reported_of_a_log_that_ranks_share(tmp_path, log):
     (tmp_path / "program.log").write_text(f"step 1\n{log}")
     error = program_error([tmp_path], 1)
     assert (error.rank, error.message) == (1, "RuntimeError: no loss")
@@ -179,7 +179,7 @@ LISTED = """\
 
 
 @pytest.mark.parametrize("by_agent", [True, False])
-def test_a_rank_of_another_node_is_told_by_its_own_log(tmp_path, by_agent):
+def test_the_error_of_a_rank_on_another_node_is_read_from_its_own_log(tmp_path, by_agent):
     first, second = tmp_path / "call-01", tmp_path / "call-01.node-1"
     own = second / "7.1_x" / "attempt_0" / "1"
     for folder in (first, own):

@@ -135,7 +135,7 @@ def test_it_starts_over_before_its_first_checkpoint_and_never_from_a_torn_one(jo
     assert (steps[0], said) == (5, ["from its checkpoint of step 4"])
 
 
-def test_a_crash_is_told_as_any_other_and_continues_too(warm_tiny, store, options):
+def test_a_crash_is_reported_as_any_other_and_continues_too(warm_tiny, store, options):
     job = with_checkpoints(warm_tiny("wrong", ranks=2, steps=12, mode="crash", at=6))
     assert not calls_again(job)
     record, steps, _ = run(job, store, options)

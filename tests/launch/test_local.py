@@ -259,7 +259,7 @@ def test_toolchain_that_cannot_check_says_why(tiny, store, cold):
         run(plan_of(tiny("job")), store, replace(cold, check=True, rank_module="no_such_module"))
 
 
-def test_commit_that_lacks_what_ranks_import_is_told_in_one_line(
+def test_commit_that_lacks_what_ranks_import_is_reported_in_one_line(
     tiny, store, cold, tmp_path, monkeypatch
 ):
     (tmp_path / "moved.py").write_text("from torchtitan.components.no_such import Loader\n")
@@ -300,7 +300,7 @@ def test_gpu_jobs_want_gpus(tiny, store):
     assert "NCCL_MULTI_RANK_GPU_ENABLE=1" in str(caught.value)
 
 
-def test_ranks_that_share_a_gpu_are_told_which(tiny, store, cold):
+def test_ranks_that_share_a_gpu_get_its_number(tiny, store, cold):
     """No GPU is used: the ranks write down what they were given."""
     plan = plan_of(tiny("shared", steps=1), tiny("alone", ranks=1, steps=1))
     records, _ = run(plan, store, replace(cold, gpus=(3, 3)))

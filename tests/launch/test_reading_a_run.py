@@ -14,7 +14,7 @@ def line(step, loss):
     return json.dumps({"kind": "step", "step": step, "loss": loss}) + "\n"
 
 
-def test_every_step_is_told_once_also_over_the_renaming(tmp_path):
+def test_every_step_is_reported_once_also_over_the_renaming(tmp_path):
     tail = tail_in(tmp_path)
     part = tmp_path / "metrics.jsonl.part"
     assert tail.new_steps() == ()

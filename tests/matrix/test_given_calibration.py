@@ -230,7 +230,7 @@ def test_a_run_of_ours_is_judged_by_its_own_calibration_only(tmp_path):
             for_curves(tmp_path, held, other)
 
 
-def test_curves_from_elsewhere_are_taken_on_trust_and_the_user_is_told(tmp_path):
+def test_curves_from_elsewhere_are_taken_on_trust_with_a_note(tmp_path):
     found, note = for_curves(tmp_path, calibration("main", None), curve(None))
     assert found.control == "main"
     assert "whether 'c' is such a run cannot be checked" in note

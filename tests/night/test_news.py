@@ -68,7 +68,7 @@ def history(tmp_path):
         ("undecided undecided pass", [0]),
     ],
 )
-def test_the_first_bad_night_is_told_of_once(history, words, nights_with_news):
+def test_the_first_bad_night_is_reported_once(history, words, nights_with_news):
     for number, word in enumerate(words.split()):
         remembered(history, number, tp2=word)
     assert [number for number, news in enumerate(told(history)) if news] == nights_with_news
@@ -124,7 +124,7 @@ def test_a_message_is_written_on_the_first_bad_night_and_removed_on_the_next(
     assert "1 still bad, already reported" in capsys.readouterr().out
 
 
-def test_a_night_is_told_of_as_it_was_then(history, tmp_path):
+def test_a_night_is_reported_as_it_was_then(history, tmp_path):
     for number, word in enumerate(["pass", "fail", "fail"]):
         remembered(history, number, report=str(tmp_path / str(number)), tp2=word)
     notify(history, tmp_path / "1", tmp_path / "message.md")
@@ -195,7 +195,7 @@ def nightly(tmp_path):
         ("silent fail fail", [0, 1]),
     ],
 )
-def test_nights_that_judge_nothing_are_told_of_once_in_a_row(nightly, words, nights_with_messages):
+def test_nights_that_judge_nothing_are_reported_once_in_a_row(nightly, words, nights_with_messages):
     told = [nightly.night(word) is not None for word in words.split()]
     assert [number for number, message in enumerate(told) if message] == nights_with_messages
 
@@ -217,7 +217,7 @@ def test_a_silent_night_is_one_of_the_experiment_though_its_file_is_what_is_wron
 
 
 @pytest.mark.parametrize("word", ["silent", "fail"])
-def test_a_night_is_told_of_when_the_history_is_damaged(nightly, word):
+def test_a_night_is_reported_when_the_history_is_damaged(nightly, word):
     nightly.night("pass")
     nightly.history.path.write_bytes(b"no database at all" * 100)
     message = nightly.night(word, is_remembered=False)
@@ -225,7 +225,7 @@ def test_a_night_is_told_of_when_the_history_is_damaged(nightly, word):
     assert "damaged" in message
 
 
-def test_a_night_that_could_not_be_remembered_is_told_of_by_its_report(nightly):
+def test_a_night_that_is_not_in_the_history_is_reported_by_its_report(nightly):
     nightly.night("pass")
     message = nightly.night("fail", is_remembered=False)
     assert "### FAIL: tp2 (gradient scale), from step 7" in message

@@ -137,7 +137,7 @@ def test_a_week_of_nights(tmp_path):
     assert "bugs that nothing found: ddp2" in run.log
 
 
-def test_a_wrong_file_is_red_and_told_of_once(tmp_path):
+def test_a_wrong_file_is_red_and_reported_once(tmp_path):
     nights = Nights(tmp_path)
     wrong = EXPERIMENT.replace("dp_replicate", "dp_copies")
     code, run = nights.night(wrong)
@@ -152,7 +152,7 @@ def test_a_wrong_file_is_red_and_told_of_once(tmp_path):
     assert (code, nights.asked_of_github()) == (2, []), run.log
 
 
-def test_a_night_without_converge_is_told_of(tmp_path):
+def test_a_night_without_converge_is_reported(tmp_path):
     nights = Nights(tmp_path)
     nights.installed = None
     code, run = nights.night(EXPERIMENT)

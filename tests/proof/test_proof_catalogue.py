@@ -95,7 +95,7 @@ def test_docstrings_become_bugs(folder):
     assert (doubled.magnitude, scaled.magnitude, scaled.first_step) == (None, 1e-4, 3)
 
 
-def test_correct_configurations_are_told_by_the_file(folder):
+def test_correct_configurations_are_marked_by_the_file(folder):
     matrices = {matrix.name: matrix for matrix in read_catalogue(folder).matrices}
     assert list(matrices) == ["c1", "correct"]
     assert [matrix.correct for matrix in matrices.values()] == [False, True]

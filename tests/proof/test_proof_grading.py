@@ -92,7 +92,7 @@ def test_the_delay_counts_from_the_first_effect():
     ]
 
 
-def test_an_error_is_told_with_its_rank():
+def test_an_error_is_reported_with_its_rank():
     given = answer("ERROR", error={"rank": 1, "message": "the disk is on fire"})
     assert (given.judgement, given.error) == (Judgement.ERROR, "rank 1: the disk is on fire")
 
@@ -131,7 +131,7 @@ def measured(ratio: float, scale: float = 0.0, loss: float = 0.0) -> list[dict]:
     return checks
 
 
-def test_an_effect_is_told_in_the_rounding_of_its_regime():
+def test_an_effect_is_measured_in_the_rounding_of_its_regime():
     effect = answer("PASS", *measured(1.1, scale=1e-4, loss=1e-4)).effect
     assert effect.error == pytest.approx(1.1)
     assert 0 < effect.scale < 1

@@ -266,7 +266,7 @@ def with_effect(proof: Proof, **effects: Effect) -> Proof:
 SMALL = Effect(error=1.1, scale=0.3, loss=0.2)
 
 
-def test_what_is_below_rounding_is_told_with_its_number_and_does_not_count(report):
+def test_what_is_below_rounding_is_listed_with_its_number_and_does_not_count(report):
     missed = replace(SILENT, kind="C4")
     counted = proof_of(report, QUIET, missed)
     told = with_effect(counted, silent=SMALL)

@@ -130,7 +130,7 @@ def flat(config):
     return dataclasses.asdict(config)
 
 
-def test_a_config_is_changed_and_the_keys_are_told(techniques):
+def test_a_config_is_changed_and_the_keys_are_listed(techniques):
     own = techniques("to_config", "config")
     config, keys = own.apply_to_config(Config(), flat)
     assert (config.lr, keys) == (2.0, ("lr",))

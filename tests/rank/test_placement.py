@@ -76,5 +76,5 @@ def not_passed():
         held(lying)
 
 
-def test_shards_whose_entries_cannot_be_told_are_refused():
+def test_shards_whose_entries_are_unknown_are_refused():
     run_on_ranks(not_passed, 2)

@@ -213,7 +213,7 @@ def train_on_mesh(path):
         probe.step(loss=loss)
 
 
-def test_ranks_that_share_samples_are_told_by_the_names_of_mesh_dimensions(tmp_path):
+def test_ranks_that_share_samples_are_known_by_the_names_of_mesh_dimensions(tmp_path):
     path = write_job(tmp_path / "mesh", steps=1, sample_steps=[1])
     run_on_ranks(train_on_mesh, 4, path)
     (line,) = lines_of(tmp_path / "mesh")

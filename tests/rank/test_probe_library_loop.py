@@ -139,7 +139,7 @@ def test_gradients_are_taken_without_the_factor_of_a_loss_scaler(job, clips):
     assert found == pytest.approx(norms, rel=1e-12)
 
 
-def test_clipping_that_is_not_seen_is_told(job):
+def test_clipping_that_is_not_seen_is_recorded_as_such(job):
     folder = job(steps=1)
     norm = Loop().step(by_hand)
     (line,) = lines_of(folder)

@@ -167,7 +167,7 @@ def placed_unlike_its_placements(folder):
     assert "did not clip" in samples.problems[-1]
 
 
-def test_a_shard_whose_entries_cannot_be_told_makes_its_row_nan(tmp_path):
+def test_a_shard_whose_entries_are_unknown_makes_its_row_nan(tmp_path):
     run_on_ranks(placed_unlike_its_placements, 2, tmp_path)
     sample = load(tmp_path, 0)
     assert sample["names"].tolist() == ["plain", "weight"]

@@ -93,7 +93,7 @@ def test_the_data_type_of_the_config_is_that_of_the_run(tmp_path):
         ({"probed": True}, ""),
     ],
 )
-def test_what_cannot_be_read_is_told_and_breaks_nothing(tmp_path, changes, words):
+def test_what_cannot_be_read_is_reported_and_breaks_nothing(tmp_path, changes, words):
     run = read_run(run_folder(tmp_path, **changes))
     assert not run.complete
     assert all(words in problem for problem in run.problems)
@@ -101,7 +101,7 @@ def test_what_cannot_be_read_is_told_and_breaks_nothing(tmp_path, changes, words
     assert run.expected_steps == 3
 
 
-def test_how_a_program_was_called_is_part_of_what_a_run_was_told_to_be(tmp_path):
+def test_how_a_program_was_called_is_part_of_what_was_planned(tmp_path):
     spec = read_spec(run_folder(tmp_path))
     assert spec.trainer.settings.launcher is RankLauncher.MPIRUN
     assert (spec.trainer.settings.probed, spec.trainer.settings.folder) == (False, Path("/lab"))

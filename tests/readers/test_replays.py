@@ -32,14 +32,14 @@ def test_a_restart_that_goes_back_several_steps(tmp_path):
     assert evidence.problems == ()
 
 
-def test_the_last_value_is_kept_and_a_different_one_before_it_is_told(tmp_path):
+def test_the_last_value_is_kept_and_a_different_one_before_it_is_reported(tmp_path):
     evidence = read(tmp_path, rows((1, 9.0), (2, 8.0), (2, 8.5), (3, 7.0), (2, 8.25)))
     assert evidence.signals["loss"] == (9.0, 8.25, 7.0)
     assert evidence.replayed == (2,)
     assert evidence.replay_conflicts == (ReplayConflict(2, "loss 8.0, then 8.25"),)
 
 
-def test_a_value_that_differed_in_between_is_told(tmp_path):
+def test_a_value_that_differed_in_between_is_reported(tmp_path):
     evidence = read(tmp_path, rows((1, 9.0), (1, 9.5), (1, 9.0)))
     assert evidence.replay_conflicts == (ReplayConflict(1, "loss 9.0, then 9.5"),)
 
@@ -78,7 +78,7 @@ def test_every_conflict_is_listed(tmp_path):
     assert str(evidence.replay_conflicts[19]) == "step 20: loss 9.0, then 8.0"
 
 
-def test_steps_out_of_order_are_sorted_and_told(tmp_path):
+def test_steps_out_of_order_are_sorted_and_reported(tmp_path):
     evidence = read(tmp_path, rows((1, 9.0), (3, 7.0), (2, 8.0), (5, 5.0), (4, 6.0)))
     assert evidence.steps.tolist() == [1, 2, 3, 4, 5]
     assert evidence.signals["loss"] == (9.0, 8.0, 7.0, 6.0, 5.0)

@@ -299,7 +299,7 @@ def test_parameters_without_gradient_keep_their_names(tmp_path):
     assert evidence.signals["grads_missing"] == (2.0, 1.0)
 
 
-def test_what_the_probe_could_not_measure_is_told_with_its_step(tmp_path):
+def test_what_the_probe_could_not_measure_is_reported_with_its_step(tmp_path):
     lines = [HEADER, step(1), step(2, problems=["lm_head.weight: placement _StridedShard"])]
     evidence = read_run(write(tmp_path / "r", lines))
     assert evidence.problems == ("step 2: lm_head.weight: placement _StridedShard",)

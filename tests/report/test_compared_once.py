@@ -12,7 +12,7 @@ from tensor_samples import tensor_samples
 import converge_harness.judge
 import converge_harness.report
 from converge_harness.judge import calibrate, comparison, judge
-from converge_harness.model import Experiment, Parallelism, Plan, Role, SetSpec
+from converge_harness.model import JUDGED_SIGNALS, Experiment, Parallelism, Plan, Role, SetSpec
 from converge_harness.report import build_view
 from converge_harness.report.renderers.html_page import to_html
 from converge_harness.report.renderers.json_document import document
@@ -125,7 +125,5 @@ def test_every_pair_is_aligned_and_compared_once(monkeypatch):
     # By its tolerance and, for what the report says of learnt limits, without.
     assert envelopes == by_judging
     assert envelopes == {
-        (signal, *pair): 2 if pair[0] == "two" else 1
-        for signal in converge_harness.judge.JUDGED_SIGNALS
-        for pair in pairs
+        (signal, *pair): 2 if pair[0] == "two" else 1 for signal in JUDGED_SIGNALS for pair in pairs
     }

@@ -38,7 +38,7 @@ def view_of(evidences, *, probed, seq_len=256):
     )
 
 
-def test_curves_alone_are_told_with_what_the_file_changes():
+def test_curves_alone_are_noted_with_what_the_file_changes():
     view = view_of([evidence("one", 20), evidence("two", 20)], probed=False)
     (note,) = (note for note in view.notes if note.startswith("Curves only"))
     assert "Gradients, weights, optimizer state" in note
@@ -48,7 +48,7 @@ def test_curves_alone_are_told_with_what_the_file_changes():
     assert test.run.command == "converge run x.toml --only two --fresh"
 
 
-def test_curves_without_a_common_signal_are_told_to_compare_nothing():
+def test_of_curves_without_a_common_signal_nothing_is_compared_and_a_note_says_so():
     runs = [evidence("one", 20), replace(evidence("two", 20), signals={})]
     (note,) = (note for note in view_of(runs, probed=False).notes if note.startswith("Curves"))
     assert note.endswith("nothing was compared, and the causes say why.")
@@ -62,7 +62,7 @@ def test_a_set_without_a_signal_does_not_hide_what_the_others_were_compared_by()
     assert "only the loss of 3 runs was compared" in note
 
 
-def test_a_probe_that_saw_less_is_told():
+def test_a_probe_that_saw_less_is_noted():
     seen = in_force_of({"probe": PROBE})
     runs = [evidence(name, 20, in_force=seen) for name in ("one", "two")]
     view = view_of(runs, probed=True)

@@ -8,10 +8,10 @@ from converge_harness.report.sanitize import plain, plain_block
 from converge_harness.report.text import (
     ABSENT,
     anchors,
+    digits,
     duration,
     excess,
     glued,
-    number,
     percent,
     tail,
 )
@@ -31,7 +31,7 @@ from converge_harness.report.text import (
     ],
 )
 def test_numbers_are_short(value, expected):
-    assert number(value) == expected
+    assert digits(value) == expected
 
 
 @pytest.mark.parametrize(

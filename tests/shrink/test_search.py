@@ -87,7 +87,7 @@ def test_what_a_larger_pair_needed_is_tried_again(pair):
     assert found.needed == ()
 
 
-def test_what_a_larger_pair_told_is_kept_where_a_smaller_one_tells_nothing(pair):
+def test_what_a_larger_pair_showed_is_kept_where_a_smaller_one_shows_nothing(pair):
     """Without compile it passes, and cannot be judged once there is no Float8 either."""
 
     def trial(reduction):

@@ -493,7 +493,7 @@ def _column(place: str, signal: str, column: str) -> str | Problem:
 
 def _tolerance(place: str, signal: str, value: str) -> float | Problem:
     """``loss=1e-3`` to its number."""
-    from converge_harness.judge import JUDGED_SIGNALS
+    from converge_harness.model import JUDGED_SIGNALS
 
     if signal not in JUDGED_SIGNALS:
         return Problem(place, f"there is no signal {signal!r}", suggest(signal, JUDGED_SIGNALS))

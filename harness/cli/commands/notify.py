@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import tomli
 
 from converge_harness.cli.exit_codes import ExitCode
 from converge_harness.cli.leaving import leaving_when_interrupted
@@ -208,7 +209,7 @@ def _remember_silence(
 def _name(experiment: Path) -> str:
     """The experiment's name, although its file may be invalid."""
     try:
-        name = tomllib.loads(experiment.read_text()).get("name")
+        name = tomli.loads(experiment.read_text()).get("name")
     except (OSError, ValueError):
         name = None
     return name if isinstance(name, str) and name else experiment.stem

@@ -114,4 +114,4 @@ def _unknown(context: Context) -> Cause:
     return Cause(f"unknown: {failed.name} failed ({failed.detail})", CauseClass.UNKNOWN)
 
 
-__all__ = ["ORDERED", "SIGNATURES", "Cause", "Signature", "likely_cause"]
+__all__ = ["ORDERED", "SIGNATURES", "Cause", "likely_cause"]

@@ -90,7 +90,7 @@ def sort(test: Floats, control: Floats, found: TensorDifferences) -> Sorting:
     gone = [index for index in outside if ours[index] == 0]
     left = [index for index in outside if index not in set(gone)]
 
-    rounding = rounding_of(found)
+    rounding = residual_limits(found)
     with np.errstate(invalid="ignore", divide="ignore"):
         explained = np.minimum(np.abs(factors - 1), np.abs(1 - 1 / factors)) / residuals
     clean = residuals <= rounding
@@ -121,7 +121,7 @@ def sort(test: Floats, control: Floats, found: TensorDifferences) -> Sorting:
     )
 
 
-def rounding_of(found: TensorDifferences) -> Floats:
+def residual_limits(found: TensorDifferences) -> Floats:
     """Shape (parameters,): largest residual of a tensor that counts as explained."""
     return np.clip(2 * found.limit, LEAST_ROUNDING, MOST_ROUNDING)
 

@@ -22,7 +22,7 @@ from converge_harness.judge.resume.passes import (
     Gap,
     gaps,
     loads,
-    newest_whole,
+    newest_whole_before,
 )
 from converge_harness.judge.resume.saved_state import BUFFERS, PARAMETERS
 from converge_harness.model import CauseClass, Loader, Outcome
@@ -48,7 +48,7 @@ def data_lost(context: Context) -> Cause | None:
     if not _first(context, "data-resumed"):
         return None
     sentence = f"data order is lost at the resume: {context.detail('data-resumed')}"
-    sentence += _counted(context) + _excluded(context, "dataloader") + _shuffled_again(context)
+    sentence += _lost_data(context) + _excluded(context, "dataloader") + _shuffled_again(context)
     spec = context.compared.spec
     streaming = spec is not None and spec.train_config.loader is Loader.STREAMING
     return Cause(sentence, CauseClass.DATA, _STREAMING if streaming else _look_at(context).data)
@@ -109,7 +109,7 @@ def nothing_loaded(context: Context) -> Cause | None:
     before = context.first_failure("recovers-in-time")
     if before is not None and max(before, 1) < found.step:
         return None
-    untorn = newest_whole(test, found.unplaced)
+    untorn = newest_whole_before(test, found.unplaced)
     when = "" if untorn else "while no checkpoint of the run was whole, "
     sample = context.sample(0) if found.step == 1 else None
     weights = initial_difference(sample) if sample is not None else ""
@@ -395,7 +395,7 @@ def _excluded(context: Context, *parts: str) -> str:
     return ""
 
 
-def _counted(context: Context) -> str:
+def _lost_data(context: Context) -> str:
     """What the counter of samples shows about lost data; empty when it shows nothing."""
     check = context.checks["passes-continuous"]
     return f"; {check.detail}" if check.outcome is Outcome.FAIL else ""

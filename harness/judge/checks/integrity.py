@@ -31,7 +31,7 @@ from converge_harness.judge.compare.reported import agreement, other_objective
 from converge_harness.judge.compare.sketches import sizes_of
 from converge_harness.judge.compare.tensors import Comparisons
 from converge_harness.judge.probed_runs import probing, required
-from converge_harness.judge.resume.passes import INTERRUPTED, newest_whole
+from converge_harness.judge.resume.passes import INTERRUPTED, newest_whole_before
 from converge_harness.judge.soundness import (
     Flaw,
     began_later,
@@ -385,7 +385,7 @@ def starts_as_the_control(
 def _advice(test: Evidence) -> str:
     """What a program should do that starts from other weights than its control."""
     for each in test.passes:
-        saved = newest_whole(test, each.number)
+        saved = newest_whole_before(test, each.number)
         if saved and each.loaded_step == 0:
             return (
                 f"pass {each.number} counts its steps from 1 again, although a checkpoint of step "

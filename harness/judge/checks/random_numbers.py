@@ -6,6 +6,8 @@ of dropout come a second time. Training that draws nothing is not asked.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from converge_harness.judge.checks.question import (
     CheckResult,
     Question,
@@ -27,10 +29,6 @@ from converge_harness.judge.compare.random_states import (
 from converge_harness.model import Evidence, Outcome, Tier
 from converge_harness.wording import counted
 
-_NOTHING = "the run draws no random numbers in two steps one after the other"
-_NOT_THE_CONTROL = "the control draws no random numbers"
-_IDLE = (_NOTHING, _NOT_THE_CONTROL)
-
 
 @check(Tier.ENVELOPE)
 def random_numbers_go_on(generators: tuple[Generators, ...]) -> CheckResult:
@@ -45,29 +43,45 @@ def random_numbers_go_on(generators: tuple[Generators, ...]) -> CheckResult:
     one alone is drawn from.
     """
     answers = [_go_on(each) for each in generators]
-    failed = [each for each in answers if each.outcome is Outcome.FAIL]
+    results = [each.result for each in answers]
+    failed = [each for each in results if each.outcome is Outcome.FAIL]
     if failed:
         return min(failed, key=lambda each: each.onset or 0)
-    unknown = [each for each in answers if each.outcome is Outcome.INVALID]
+    unknown = [each for each in results if each.outcome is Outcome.INVALID]
     if unknown:
         return unknown[0]
-    right = [each for each in answers if each.outcome is Outcome.PASS]
-    drawn_from = [each for each in right if each.detail not in _IDLE]
-    return (drawn_from or answers)[0]
+    drawn_from = [each.result for each in answers if each.both_draw]
+    return (drawn_from or results)[0]
 
 
-def _go_on(kind: Generators) -> CheckResult:
+class _GoOn(NamedTuple):
     """The answer of one kind of generators."""
-    whose, test, control = kind.whose, kind.test, kind.control
+
+    both_draw: bool
+    """Whether both runs are known to draw from them in two steps one after the other."""
+    result: CheckResult
+
+
+def _go_on(kind: Generators) -> _GoOn:
+    test, control = kind.test, kind.control
     if unknown := _unknown(test, control):
-        return unknown
+        return _GoOn(both_draw=False, result=unknown)
     drawn = drawing(test)
-    if not drawn or not drawing(control):
-        return passed(_NOT_THE_CONTROL if drawn else _NOTHING)
-    again = list(repeats(test, control))
+    if not drawn:
+        nothing = "the run draws no random numbers in two steps one after the other"
+        return _GoOn(both_draw=False, result=passed(nothing))
+    if not drawing(control):
+        return _GoOn(both_draw=False, result=passed("the control draws no random numbers"))
+    return _GoOn(both_draw=True, result=_drawn_again(kind, len(drawn)))
+
+
+def _drawn_again(kind: Generators, drawn: int) -> CheckResult:
+    """Whether a step of the test begins as an earlier one; ``drawn`` of its steps draw."""
+    whose = kind.whose
+    again = list(repeats(kind.test, kind.control))
     if not again:
         by = "" if whose == "torch" else f" from {whose}"
-        return passed(f"{counted(len(drawn), 'step')} that draw{by}, none as an earlier one")
+        return passed(f"{counted(drawn, 'step')} that draw{by}, none as an earlier one")
     effects = [effect(kind, each) for each in again]
     if True not in effects:
         return _without_effect(again[0], known=None not in effects)

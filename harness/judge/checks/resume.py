@@ -53,7 +53,7 @@ from converge_harness.judge.resume.passes import (
     gaps,
     loads,
     never_interrupted,
-    newest_whole,
+    newest_whole_before,
 )
 from converge_harness.judge.resume.saved_state import (
     BUFFERS,
@@ -476,7 +476,7 @@ def _saved_nothing(test: Evidence) -> Iterator[str]:
         if fault.kind != FaultKind.PREEMPT or each is None:
             continue
         if max(each.whole, default=0) < fault.step:
-            newest = newest_whole(test, each.number + 1)
+            newest = newest_whole_before(test, each.number + 1)
             yield (
                 f"pass {each.number} saved no step after SIGTERM at step {fault.step}, or not "
                 f"before it was killed: training goes on from step {newest}"

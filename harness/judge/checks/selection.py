@@ -214,7 +214,7 @@ def _questions(
     return first, (*_OF_ONE_RUN, *rates, *pair, *budget, *of_losses)
 
 
-def answer(question: Question, compared: RunComparison) -> Check:
+def check_of(question: Question, compared: RunComparison) -> Check:
     """Ask a question, of every run where there are several seeds and it is about one run."""
     if compared.seeds is not None and question.name in _OF_EVERY_SEED:
         return of_every(question, compared, compared.seeds)

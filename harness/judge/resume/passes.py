@@ -119,7 +119,7 @@ def saved_before(
     return (whole or found)[-1]
 
 
-def newest_whole(evidence: Evidence, number: int) -> int:
+def newest_whole_before(evidence: Evidence, number: int) -> int:
     """Step of the newest checkpoint that was whole when a pass began; 0: there is none."""
     wrote: dict[int, Pass] = {}
     for each in evidence.passes:
@@ -229,7 +229,7 @@ def _wrong_start(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:
         yield Gap(
             f"pass {number} starts from step {loaded}, which no pass before it has trained",
             loaded + 1,
-            elsewhere=newest_whole(evidence, number),
+            elsewhere=newest_whole_before(evidence, number),
         )
     elif loaded and saved is None:
         yield Gap(f"nothing shows what was saved at step {loaded}", loaded + 1, shown=False)
@@ -248,7 +248,7 @@ def _wrong_start(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:
 
 def _older_start(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:
     """A pass that starts from an older step than the newest checkpoint's."""
-    newest = newest_whole(evidence, each.number)
+    newest = newest_whole_before(evidence, each.number)
     if loaded < newest:
         which = f"step {loaded}" if loaded else "the initial weights"
         text = f"pass {each.number} starts from {which} although step {newest} was saved"
@@ -269,7 +269,7 @@ def _torn_since(evidence: Evidence, each: Pass, newest: int) -> Struck | None:
 
 def _wrong_start_of_curve(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:
     """The same where only a curve shows where a pass starts: a row may also be missing in it."""
-    number, newest = each.number, newest_whole(evidence, each.number)
+    number, newest = each.number, newest_whole_before(evidence, each.number)
     yield from _older_start(evidence, each, loaded)
     if loaded > newest:
         before = [other.steps for other in evidence.passes if other.number < number]

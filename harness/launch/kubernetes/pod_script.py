@@ -215,5 +215,5 @@ def _step(job: Job, folder: Path, placed: PlacedCall) -> str:
     """The command of a call, in the background: bash notices SIGTERM only while it waits."""
     call = placed.call
     comment = "" if call.segment is None else segment_comment(job, call.segment)
-    lines = step_lines(job, folder, call, placed.layout, placed.start)
+    lines = step_lines(job, folder, call, placed.layout, placed.options)
     return comment + " \\\n    ".join(line for line in lines if line) + " &"

@@ -9,7 +9,3 @@
     curve_steps.py  which steps the curve of a program without the probe has so far
     agents.py       starts the agents of a call, and causes faults that ranks cannot cause
 """
-
-from converge_harness.launch.local.supervisor import finished_runs, run_plan
-
-__all__ = ["finished_runs", "run_plan"]

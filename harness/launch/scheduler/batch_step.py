@@ -18,9 +18,9 @@ from converge_harness.trainers import (
     MEETING_PORT,
     PATH_VARIABLE,
     Call,
+    CallOptions,
     Rendezvous,
     Resources,
-    Start,
     calls_of_segments,
     comes_in_passes,
     environment,
@@ -76,7 +76,7 @@ class PlacedCall:
     layout: Layout
     exported: Mapping[str, str]
     """Variables for everything that the script starts."""
-    start: Start
+    options: CallOptions
 
 
 def placed_calls(
@@ -99,12 +99,12 @@ def placed_calls(
         calls = tuple(replace(each, looks_for_checkpoint=True) for each in calls)
     layouts = [layout_of(job, part_of(job, call).world_size, cluster) for call in calls]
     largest = max(layouts, key=lambda layout: layout.nodes * layout.ranks)
-    start = Start(rank_module, devices=devices_of(cluster), data=data)
+    options = CallOptions(rank_module, devices=devices_of(cluster), data=data)
     placed = []
     for call, layout in zip(calls, layouts, strict=True):
         of_call = variables_of(job, folder, cluster, call, largest, data)
         placed.append(
-            PlacedCall(call, layout, of_call.exported, replace(start, variables=of_call.own))
+            PlacedCall(call, layout, of_call.exported, replace(options, variables=of_call.own))
         )
     return tuple(placed), largest
 
@@ -242,7 +242,7 @@ def checkpoint_lines(job: Job, folder: Path, *, starts: str = "", continues: boo
 
 
 def step_lines(
-    job: Job, folder: Path, call: Call, layout: Layout, start: Start
+    job: Job, folder: Path, call: Call, layout: Layout, options: CallOptions
 ) -> tuple[str, str, str]:
     """What every node starts for a call, as words of bash.
 
@@ -252,7 +252,7 @@ def step_lines(
     meeting = Rendezvous()
     if layout.nodes > 1:
         meeting = Rendezvous(layout.nodes, layout.nodes, MEETING_PLACE, here=False)
-    command = node_command(job, folder, replace(start, call=call, meeting=meeting))
+    command = node_command(job, folder, replace(options, call=call, meeting=meeting))
     return (
         " ".join(map(_quoted_but_checkpoint, command.starter)),
         " ".join(map(_quoted_but_meeting, command.launcher)),

@@ -194,7 +194,7 @@ def _call(job: Job, folder: Path, cluster: Cluster, placed: PlacedCall, largest:
         shlex.join(how),
         shlex.join(cluster.srun),
         shlex.join(cluster.container),
-        *step_lines(job, folder, call, layout, placed.start),
+        *step_lines(job, folder, call, layout, placed.options),
     )
     segment = "" if call.segment is None else segment_comment(job, call.segment)
     return segment + " \\\n    ".join(line for line in lines if line)

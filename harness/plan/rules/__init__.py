@@ -19,10 +19,7 @@ says, so they cannot be waived.
 from converge_harness.plan.rules import guide, necessities
 from converge_harness.plan.rules.rule import (
     RULES,
-    Breach,
     PlannedJob,
-    Rule,
-    Ruling,
     apply_rules,
     count_microbatches,
     pipeline_stages,
@@ -30,10 +27,7 @@ from converge_harness.plan.rules.rule import (
 
 __all__ = [
     "RULES",
-    "Breach",
     "PlannedJob",
-    "Rule",
-    "Ruling",
     "apply_rules",
     "count_microbatches",
     "guide",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from converge_harness.model import FaultKind, Kind, Launcher, RestartOwner, Stop, Technique
+from converge_harness.model import FaultKind, Job, Kind, Launcher, RestartOwner, Stop, Technique
 from converge_harness.plan.rules.rule import (
     Breach,
     PlannedJob,
@@ -33,7 +33,7 @@ def pp_microbatches_fit(planned: PlannedJob) -> Iterator[Breach]:
     size, local = microbatch_size(planned.job), planned.job.local_batch_size
     if local % size:
         yield Breach(
-            "set.parallelism.pipeline_parallel_microbatch_size",
+            f"set.{planned.job.spec.trainer.keys.pipeline_microbatch_size}",
             f"a local batch of {local} does not divide into microbatches of {size}",
         )
         return
@@ -150,18 +150,23 @@ def technique_needs(planned: PlannedJob) -> Iterator[Breach]:
     if spec.cp_rotation and degrees.cp == 1:
         yield Breach("cp_rotation", f"{spec.cp_rotation} needs parallelism.cp > 1")
     if spec.cp_rotation and not features_of(planned.job).cp_rotations:
-        yield Breach("cp_rotation", "torchtitan 0.3 has no ring rotation to choose")
+        yield Breach("cp_rotation", f"{_release(planned.job)} has no ring rotation to choose")
+
+
+def _release(job: Job) -> str:
+    """The release of a job's trainer, for messages."""
+    trainer, toolchain = trainer_of(job.spec), job.toolchain
+    return f"{trainer.kind} {trainer.release(toolchain)} of toolchain {toolchain.name}"
 
 
 @necessity
 @where_guided
 def spmd_backend_exists(planned: PlannedJob) -> Iterator[Breach]:
     """The release has the SPMD backend that a set names, and it knows the set's parallelism."""
-    spec, toolchain = planned.job.spec, planned.job.toolchain
-    trainer, features = trainer_of(spec), features_of(planned.job)
+    spec, features = planned.job.spec, features_of(planned.job)
     if spec.spmd_backend is None:
         return
-    who = f"{trainer.kind} {trainer.release(toolchain)} of toolchain {toolchain.name}"
+    who = _release(planned.job)
     if not features.spmd_backends:
         yield Breach(
             "spmd_backend",

@@ -1,7 +1,7 @@
 """What a rule is, the registry of rules, and how they are applied to an experiment.
 
 A rule checks every segment of a job: a part in which its degrees do not change. Pipeline stages and
-microbatches are counted as torchtitan counts them.
+microbatches are counted as torchtitan counts them: only rules of guided trainers ask for them.
 """
 
 from __future__ import annotations
@@ -200,7 +200,8 @@ def _less_layers(job: Job) -> Iterator[int]:
 
 
 def microbatch_size(job: Job) -> int:
-    size = job.spec.setting("parallelism.pipeline_parallel_microbatch_size", 1)
+    """Samples of a pipeline microbatch; 1 where the trainer has no key for them."""
+    size = job.spec.setting(job.spec.trainer.keys.pipeline_microbatch_size, 1)
     return size if isinstance(size, int) and size > 0 else 1
 
 

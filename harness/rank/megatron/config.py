@@ -12,7 +12,6 @@ implies, the experiment's ``set``. Then Megatron-Core's own checks run.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -29,7 +28,13 @@ from converge_harness.rank.job_checks import (
     repeat_problems,
     unknown_fixes,
 )
-from converge_harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
+from converge_harness.rank.settings import (
+    DATA_TYPE_KEYS,
+    KeyProblem,
+    SettingError,
+    apply_setting,
+    flatten,
+)
 from converge_harness.run_folder.job import Degrees, RankJob
 
 INTERLEAVED = "Interleaved1F1B"
@@ -178,7 +183,7 @@ def build_config(job: RankJob) -> MegatronConfig:
     _refuse([*_sizes_problems(tables, job, degrees, microbatches), *_value_problems(tables, job)])
     if job.data_folder is None:
         raise SettingError(KeyProblem("converge.data", "is missing, so there is nothing to read"))
-    flat = dict(_flat(tables))
+    flat = flat_config(tables)
     _validate(tables)
     return MegatronConfig(
         tables, flat, tuple({**implied, **job.overrides}), degrees, microbatches, job.data_folder
@@ -204,8 +209,7 @@ def _implied(job: RankJob, degrees: Degrees, chunks: int | None) -> dict[str, An
         "optimizer.bf16": low,
         "optimizer.use_distributed_optimizer": degrees.dp_shard > 1,
         "ddp.use_distributed_optimizer": degrees.dp_shard > 1,
-        "training.dtype": _plain(dtype),
-        "training.mixed_precision_param": _plain(dtype),
+        **dict.fromkeys(DATA_TYPE_KEYS, _plain(dtype)),
         **(_OF_ONE_RANK if job.makes_seed_checkpoint else {}),
     }
 
@@ -215,7 +219,6 @@ _OF_ONE_RANK = {
     "transformer.expert_tensor_parallel_size": None,
 }
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_DTYPE_KEYS = ("training.dtype", "training.mixed_precision_param")
 
 
 def _dtype(job: RankJob) -> torch.dtype:
@@ -223,7 +226,7 @@ def _dtype(job: RankJob) -> torch.dtype:
     if "bf16" in job.techniques:
         return torch.bfloat16
     said = {**dict(flatten(job.train_config.settings)), **job.overrides}
-    pairs = [(key, said[key]) for key in _DTYPE_KEYS if key in said]
+    pairs = [(key, said[key]) for key in DATA_TYPE_KEYS if key in said]
     for key, name in pairs:
         if not isinstance(name, str) or name not in _DTYPES:
             raise SettingError(KeyProblem(key, f"{name!r} is not trained", tuple(_DTYPES)))
@@ -232,7 +235,7 @@ def _dtype(job: RankJob) -> torch.dtype:
         message = (
             f"{named[1]!r}, and parameters are {named[0]}: Megatron-Core computes in their type"
         )
-        raise SettingError(KeyProblem(_DTYPE_KEYS[1], message))
+        raise SettingError(KeyProblem(DATA_TYPE_KEYS[1], message))
     return _DTYPES[named[0]]
 
 
@@ -392,12 +395,17 @@ def _refuse(problems: Iterable[KeyProblem]) -> None:
         raise SettingError(*found)
 
 
-def _flat(tables: MegatronTables) -> Iterator[tuple[str, Any]]:
+def flat_config(tables: MegatronTables) -> dict[str, Any]:
+    """The config by dotted keys, as JSON values."""
+    flat: dict[str, Any] = {}
     for table in fields(tables):
         values = getattr(tables, table.name)
-        for field in dataclasses.fields(values):
-            if not field.name.startswith("_"):
-                yield f"{table.name}.{field.name}", _plain(getattr(values, field.name))
+        flat |= {
+            f"{table.name}.{each.name}": _plain(getattr(values, each.name))
+            for each in fields(values)
+            if not each.name.startswith("_")
+        }
+    return flat
 
 
 def _plain(value: Any) -> Any:

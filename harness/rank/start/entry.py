@@ -46,7 +46,7 @@ def preload(dialect: str, device: str) -> None:
 def run(job_path: str, segment: int | None = None) -> None:
     """Be one rank of the job in a file; the rank's place comes from torchrun's environment.
 
-    An elastic job is run segment by segment, each in a torchrun call of its own.
+    An elastic job is run segment by segment, each in a call of its own.
 
     An exception reaches torchelastic's error file (``TORCHELASTIC_ERROR_FILE``, read now and not
     at import, so that a forked child uses its own) and is raised again.

@@ -11,7 +11,7 @@ from converge_harness.errors import EvidenceError
 from converge_harness.model import Column, Evidence
 from converge_harness.readers.foreign.format import Format
 from converge_harness.readers.foreign.printed_digits import half_unit
-from converge_harness.readers.lines import fail, line_of, number, step_number
+from converge_harness.readers.lines import fail, line_of, number_at, step_number
 from converge_harness.readers.points import Points, last_values
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -59,7 +59,7 @@ def read_console(path: Path, text: str) -> Evidence:
         steps.append(step_number(place, line, step["step"]))
         for signal, column in columns.items():
             printed = (values[signal] or "").replace(",", "")
-            column.append(number(place, line, signal, printed))
+            column.append(number_at(place, line, signal, printed))
             if "." in printed:  # NaN has no digits
                 places = len(printed.partition(".")[2])
                 rounding[signal] = max(rounding[signal], half_unit(places))

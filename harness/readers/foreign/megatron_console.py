@@ -29,7 +29,7 @@ from converge_harness.model import Evidence, Integers
 from converge_harness.readers.foreign.format import Format
 from converge_harness.readers.foreign.names import Columns, candidates
 from converge_harness.readers.foreign.rows import RowCollector
-from converge_harness.readers.lines import fail, line_of, number
+from converge_harness.readers.lines import fail, line_of, number_at
 
 _ITERATION = re.compile(r"\biteration +(?P<step>\d+)/ *\d+ *\|")
 _STEP = "iteration"
@@ -61,10 +61,12 @@ def read_megatron_console(path: Path, text: str, columns: Columns) -> Evidence:
     logs_it = any(loss in values for _, values in found)
     rows = RowCollector(str(path), place, columns)
     for line, values in found:
-        skipped, nans = (number(place, line, name, values[name]) or 0 for name in (_SKIPPED, _NAN))
+        skipped, nans = (
+            number_at(place, line, name, values[name]) or 0 for name in (_SKIPPED, _NAN)
+        )
         if nans or (logs_it and loss not in values):
             values[loss] = "nan"
-        elif skipped and number(place, line, loss, values.get(loss)) == 0:
+        elif skipped and number_at(place, line, loss, values.get(loss)) == 0:
             del values[loss]
         rows.add(line, values)
     evidence = rows.evidence(path.stem)

@@ -19,7 +19,7 @@ from converge_harness.model import Convergence, Evidence
 from converge_harness.readers.foreign.format import Format
 from converge_harness.readers.foreign.names import STEP, Columns
 from converge_harness.readers.foreign.rows import RowCollector
-from converge_harness.readers.lines import decode_json, fail, line_of, number, read_text
+from converge_harness.readers.lines import decode_json, fail, line_of, number_at, read_text
 
 TOKEN = ":::MLLOG"
 LOSSES = frozenset({"gpt3", "llama2_70b_lora", "llama31_405b", "llama31_8b"})
@@ -153,7 +153,7 @@ def _first_at_target(path: Path, evaluations: list[_Event]) -> float:
         if each.metadata.get("samples_count") == 0:
             continue  # before training
         at = _length(path, each, STABLE_DIFFUSION)
-        value = number(place, each.line, each.key, each.value)
+        value = number_at(place, each.line, each.key, each.value)
         scores.setdefault(at, {})[str(each.metadata.get("metric"))] = value
     there = []
     for at, score in scores.items():

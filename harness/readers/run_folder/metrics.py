@@ -13,7 +13,7 @@ from converge_harness.readers.lines import (
     fail,
     json_objects,
     line_of,
-    number,
+    number_at,
     numbers,
     read_text,
     step_number,
@@ -169,7 +169,7 @@ def _loaded(place: Place, lines: _Lines) -> Loaded | None:
     if len(lines) > 1:
         fail(place(lines[1][0]), "a second line of kind 'loaded', but a pass loads once")
     for line, value in lines:
-        at = number(place, line, "at", value.get("at"))
+        at = number_at(place, line, "at", value.get("at"))
         if "step" in value and value["step"] is None:
             return Loaded(None, at)
         return Loaded(step_number(place, line, value.get("step")), at)

@@ -19,7 +19,7 @@ from converge_harness.report.renderers.downsample import corners, downsample
 from converge_harness.report.renderers.marks import Mark, marks
 from converge_harness.report.renderers.palette import style
 from converge_harness.report.renderers.scales import SignedLog, ratio_needs_log, ratio_range
-from converge_harness.report.text import number
+from converge_harness.report.text import digits
 from converge_harness.report.view.curves import Comparison, Curve
 from converge_harness.report.view.gradient_map import GradientMap
 from converge_harness.report.view.report_view import (
@@ -206,7 +206,7 @@ class Figures:
         floor = self.view.entropy_floor
         if floor is None:
             return []
-        return [{"y": floor, "text": f"entropy floor {number(floor)}", "colour": _QUIET}]
+        return [{"y": floor, "text": f"entropy floor {digits(floor)}", "colour": _QUIET}]
 
     def _line(
         self,

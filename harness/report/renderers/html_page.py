@@ -72,7 +72,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "number": text.number,
+        "digits": text.digits,
         "duration": text.duration,
         "step_range": text.step_range,
         "glued": text.glued,

@@ -13,7 +13,7 @@ from converge_harness.report.renderers.markdown import (
     set_up,
     table,
 )
-from converge_harness.report.text import ABSENT, number
+from converge_harness.report.text import ABSENT, digits
 from converge_harness.report.view.report_view import ReportView, RunView, TestView
 
 CHECKS = 6
@@ -108,7 +108,7 @@ def _sentence(text: str) -> str:
 def _cells(check: Check) -> list[str]:
     return [
         escape(check.title),
-        escape(f"{number(check.measured)} {check.unit}".strip()),
+        escape(f"{digits(check.measured)} {check.unit}".strip()),
         escape(limit_text(check)),
         escape(check.detail) or ABSENT,
     ]
@@ -121,7 +121,7 @@ def _tensors(failed: Sequence[Check]) -> Iterator[str]:
     yield f"**Tensors** outside of the limit of “{escape(check.title)}”, largest excess first:"
     yield ""
     for each in check.deviations[:TENSORS]:
-        measured, allowed = number(each.measured), number(each.limit)
+        measured, allowed = digits(each.measured), digits(each.limit)
         yield f"- `{escape(each.tensor)}` at step {each.step}: {measured}, allowed {allowed}"
     if len(check.deviations) > TENSORS:
         yield f"- and {len(check.deviations) - TENSORS} more"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from converge_harness.model import Check, Deviation, Judgement, Outcome
-from converge_harness.report.text import duration, number, step_range
+from converge_harness.report.text import digits, duration, step_range
 from converge_harness.report.view.report_view import ReportView, TestView
 
 
@@ -104,7 +104,7 @@ def _sentence(check: Check) -> str:
     parts = [check.detail or check.title]
     if check.measured is not None and check.limit is not None:
         unit = f" {check.unit}" if check.unit else ""
-        parts.append(f"measured {number(check.measured)}{unit}, limit {check.limit}")
+        parts.append(f"measured {digits(check.measured)}{unit}, limit {check.limit}")
     if check.onset is not None:
         parts.append(f"from step {check.onset}")
     return "; ".join(parts)
@@ -112,7 +112,7 @@ def _sentence(check: Check) -> str:
 
 def _deviation(deviation: Deviation) -> str:
     return (
-        f"{deviation.tensor}: {number(deviation.measured)}, limit {number(deviation.limit)} "
+        f"{deviation.tensor}: {digits(deviation.measured)}, limit {digits(deviation.limit)} "
         f"(step {deviation.step})"
     )
 

@@ -11,9 +11,9 @@ from converge_harness.report.renderers.palette import SYMBOLS
 from converge_harness.report.renderers.verdict_table import header, rows
 from converge_harness.report.text import (
     ABSENT,
+    digits,
     duration,
     excess,
-    number,
     of_limit,
     step_range,
     tail,
@@ -146,7 +146,7 @@ def _facts(view: ReportView) -> Iterator[str]:
     for sentence in view.notes:
         yield f"- {escape(sentence)}"
     if view.entropy_floor is not None:
-        yield f"- entropy floor of the data: {number(view.entropy_floor)} nats per token"
+        yield f"- entropy floor of the data: {digits(view.entropy_floor)} nats per token"
     if view.steps is not None:
         yield f"- {view.steps} steps, seed {view.seed}"
     if view.wall_s is not None:
@@ -237,7 +237,7 @@ def _checks(checks: Sequence[Check]) -> Iterator[str]:
             [
                 check.outcome.value if check.outcome is not Outcome.FAIL else "**FAIL**",
                 escape(check.title),
-                escape(f"{number(check.measured)} {check.unit}".strip()),
+                escape(f"{digits(check.measured)} {check.unit}".strip()),
                 escape(limit_text(check)),
                 step_range(check.steps),
                 escape(check.detail) or ABSENT,
@@ -254,8 +254,8 @@ def _checks(checks: Sequence[Check]) -> Iterator[str]:
                 (
                     [
                         escape(each.tensor),
-                        number(each.measured),
-                        number(each.limit),
+                        digits(each.measured),
+                        digits(each.limit),
                         excess(each.measured, each.limit) or ABSENT,
                         str(each.step),
                     ]
@@ -286,7 +286,7 @@ def _tensors(tensors: TensorTable) -> Iterator[str]:
                 [
                     escape(group.name),
                     str(group.parameters),
-                    *map(number, (group.norm, group.control, group.ratio)),
+                    *map(digits, (group.norm, group.control, group.ratio)),
                 ]
                 for group in tensors.groups
             ),
@@ -338,10 +338,10 @@ def _tolerances(view: ReportView) -> Iterator[str]:
                     [
                         escape(SIGNAL_TITLES.get(each.signal, each.signal)),
                         *(
-                            f"{number(scale)} (step {step})"
+                            f"{digits(scale)} (step {step})"
                             for scale, step in zip(each.scale, each.steps, strict=True)
                         ),
-                        f"step^{number(each.growth)}",
+                        f"step^{digits(each.growth)}",
                         each.doubling,
                     ]
                     for each in calibration.signals
@@ -354,7 +354,7 @@ def limit_text(check: Check) -> str:
     if check.limit is None:
         return ABSENT
     times = excess(check.measured, check.limit.value) if check.outcome is Outcome.FAIL else ""
-    return f"{number(check.limit.value)} ({check.limit.origin})" + (f"; {times}" if times else "")
+    return f"{digits(check.limit.value)} ({check.limit.origin})" + (f"; {times}" if times else "")
 
 
 def _run(run: RunView) -> Iterator[str]:

@@ -27,7 +27,7 @@ from converge_harness.report.renderers.downsample import corners, downsample, si
 from converge_harness.report.renderers.marks import Mark, MarkKind, marks
 from converge_harness.report.renderers.palette import SYMBOLS, Style, style
 from converge_harness.report.renderers.scales import SignedLog, ratio_needs_log, ratio_range
-from converge_harness.report.text import number
+from converge_harness.report.text import digits
 from converge_harness.report.view.curves import Curve
 from converge_harness.report.view.report_view import ReportView, TestView
 from converge_harness.report.view.resumed_run import PassesView
@@ -97,7 +97,7 @@ def _overview(view: ReportView) -> Picture | None:
     handles = _handles_of(lines)
     if view.entropy_floor is not None:
         axes.axhline(view.entropy_floor, color=QUIET, linewidth=1.2, linestyle=(0, (2, 2)))
-        label = f"entropy floor {number(view.entropy_floor)}"
+        label = f"entropy floor {digits(view.entropy_floor)}"
         handles.append((Line2D([], [], color=QUIET, linestyle=(0, (2, 2))), label))
     return _to_files(figure, axes, handles)
 
@@ -125,7 +125,7 @@ def _sizes(view: ReportView) -> Picture | None:
     if not _plot(axes, [line._replace(curve=_positive(line.curve)) for line in (*repeats, *tests)]):
         return None
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(float(value))))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: digits(float(value))))
     limits = _limits(view)
     for limit in map(downsample, map(corners, limits)):
         axes.plot(limit.steps, limit.values, color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)))
@@ -205,7 +205,7 @@ def _grad_norm_ratio(view: ReportView) -> Picture | None:
     if ratio_needs_log(line.curve for line in lines):
         axes.set_yscale("log")
         axes.set_ylabel("test / control (log scale)")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(float(value))))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: digits(float(value))))
         axes.yaxis.set_minor_locator(FixedLocator([]))
     else:
         axes.ticklabel_format(axis="y", useOffset=False)

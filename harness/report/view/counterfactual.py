@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from converge_harness.model import Calibration, Check, Judgement, Outcome, Verdict
-from converge_harness.report.text import excess, number
+from converge_harness.report.text import digits, excess
 from converge_harness.wording import counted
 
 _NAMED = 3
@@ -42,7 +42,7 @@ def _of_pass(checks: Sequence[Check]) -> Iterator[str]:
         yield "It would FAIL if any check did."
         return
     share, check, limit = max(measured, key=lambda each: each[0])
-    reached = f"{check.name} reached {number(check.measured)} of its limit {number(limit)}"
+    reached = f"{check.name} reached {digits(check.measured)} of its limit {digits(limit)}"
     if share > 0:
         room = excess(limit, check.measured)
         yield f"Nearest to a FAIL: {reached}; more than {room} that would be outside."
@@ -70,8 +70,8 @@ def _of_fail(
         beyond = f", {times} its limit" if times else ""
         unit = f" {check.unit}" if check.unit else ""
         yield (
-            f"{check.name}: {number(check.measured)}{unit}{beyond} of "
-            f"{number(check.limit.value)} ({check.limit.origin})."
+            f"{check.name}: {digits(check.measured)}{unit}{beyond} of "
+            f"{digits(check.limit.value)} ({check.limit.origin})."
         )
     if by_steps and (calibration is None or not calibration.taught_by):
         yield (

@@ -19,6 +19,7 @@ from converge_harness.model import (
     Probing,
     SetSpec,
     Technique,
+    flattened,
 )
 from converge_harness.report.sanitize import from_here, plain
 from converge_harness.report.text import ABSENT
@@ -141,16 +142,8 @@ def _only_in_the_file(job: Job | None) -> TypeGuard[Job]:
 def _config(evidence: Evidence | None, job: Job | None) -> Mapping[str, Any]:
     """A run's whole configuration, flattened: as it was in force, else as in the file."""
     if _only_in_the_file(job):
-        return {**_flat(job.spec.train_config.settings), **job.spec.overrides}
+        return {**flattened(job.spec.train_config.settings), **job.spec.overrides}
     return _ran(evidence).config
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else None
-        found |= {f"{prefix}{key}": value} if inner is None else inner
-    return found
 
 
 def _ran(evidence: Evidence | None) -> InForce:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from converge_harness.judge import JUDGED_SIGNALS, RunComparison, probing
-from converge_harness.model import Evidence, Job, Verdict
+from converge_harness.judge import RunComparison, probing
+from converge_harness.model import JUDGED_SIGNALS, Evidence, Job, Verdict
 from converge_harness.wording import counted
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from converge_harness.judge import (
-    JUDGED_SIGNALS,
     CurveDifference,
     LearntLimit,
     RunComparison,
@@ -14,6 +13,7 @@ from converge_harness.judge import (
     tokens_off,
 )
 from converge_harness.model import (
+    JUDGED_SIGNALS,
     Calibration,
     Check,
     Evidence,
@@ -24,7 +24,7 @@ from converge_harness.model import (
     Verdict,
 )
 from converge_harness.report.sanitize import plain
-from converge_harness.report.text import ABSENT, number
+from converge_harness.report.text import ABSENT, digits
 from converge_harness.wording import counted
 
 WIDE = 1000
@@ -46,7 +46,7 @@ class RepeatDistance:
 
     def distance(self, value: float | None) -> str:
         """One of its differences as a text."""
-        return "bit-identical" if self.identical else number(value)
+        return "bit-identical" if self.identical else digits(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class SignalGrowth:
     @property
     def doubling(self) -> str:
         """How fast the repeats diverge, as a text."""
-        return ABSENT if self.doubling_steps is None else f"{number(self.doubling_steps)} steps"
+        return ABSENT if self.doubling_steps is None else f"{digits(self.doubling_steps)} steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ def _unasked(
         if compared is None or verdict.judgement is not Judgement.PASS:
             continue
         off = [
-            f"the {signal.replace('_', ' ')} by up to {number(float(envelope.difference.max()))}"
+            f"the {signal.replace('_', ' ')} by up to {digits(float(envelope.difference.max()))}"
             for signal, envelope in compared.envelopes.items()
             if envelope.open and envelope.by_margin
         ]
@@ -234,7 +234,7 @@ def _unasked(
 def _wide(control: str, learnt: LearntLimit, why: str) -> str:
     return (
         f"The repeats of the control {plain(control)} differ so much that they allow "
-        f"{learnt.signal} to differ by {number(learnt.limit)} at step {learnt.step}, "
+        f"{learnt.signal} to differ by {digits(learnt.limit)} at step {learnt.step}, "
         f"{learnt.limit / learnt.floor:,.0f} times the floor of its arithmetic: {why}"
     )
 

@@ -135,7 +135,7 @@ def interpreter_of(
     return python_at(written, where("python"), folders, problems)
 
 
-def files_of(
+def program_files(
     argv: Sequence[str],
     launcher: RankLauncher,
     files: Sequence[str],

@@ -50,7 +50,7 @@ from converge_harness.run_folder.checkpoints import STEP, CheckpointForm
 from converge_harness.run_folder.launcher_variables import is_of_launcher
 from converge_harness.run_folder.weight_mapping import WeightMapping
 from converge_harness.toml import FilePath, Table, Where, flatten, one_of
-from converge_harness.trainers.command.program import files_of
+from converge_harness.trainers.command.program import program_files
 from converge_harness.trainers.command.settings import (
     CHECKPOINT_DIR,
     CHECKPOINT_EVERY,
@@ -190,7 +190,7 @@ def read_command(
             )
         )
     launcher = RankLauncher(table.launcher)
-    found = files_of(table.command, launcher, table.files, where, folders, problems)
+    found = program_files(table.command, launcher, table.files, where, folders, problems)
     return Command(
         argv=tuple(table.command),
         folder=found.folder,

@@ -10,6 +10,7 @@ from typing import Any, cast
 from converge_harness import DISTRIBUTION, __version__
 from converge_harness.errors import EvidenceError, Problem, ToolchainError
 from converge_harness.model import (
+    DATA_TYPE_KEYS,
     Capabilities,
     ConfigKeys,
     FaultKind,
@@ -37,10 +38,10 @@ from converge_harness.toml import Where
 from converge_harness.toolchains.find import assume_environment, find_environment
 from converge_harness.toolchains.this_package import install_source
 from converge_harness.trainers.base import (
+    CallOptions,
     CurveFile,
     DifferenceNotPassed,
     SourceFile,
-    Start,
     Trainer,
     curve_outside,
     is_complete,
@@ -82,8 +83,6 @@ PACKAGE = __name__.partition(".")[0]
 """What a probed program imports."""
 LOOPBACK_TORCHRUN = Path(__file__).parents[2] / "rank" / "start" / "loopback.py"
 """torchrun with ports that only this machine can reach; does not need this package."""
-_DATA_TYPES = ("training.dtype", "training.mixed_precision_param")
-"""Keys of its train config that name a data type."""
 ON_ONE_NODE = frozenset({RankLauncher.COMPOSER, RankLauncher.DEEPSPEED, RankLauncher.NONE})
 """Launchers that srun starts on one node only."""
 RESUMED = (Kind.ELASTIC, Kind.FAULT)
@@ -303,38 +302,38 @@ class CommandTrainer(Trainer):
             **_weights(command_of(job.spec)),
         }
 
-    def argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
+    def argv(self, job: Job, folder: Path, options: CallOptions) -> tuple[str, ...]:
         return argv.command_argv(
             job,
             folder,
-            call=start.call,
-            meeting=start.meeting,
-            devices=start.devices,
-            data=start.data,
+            call=options.call,
+            meeting=options.meeting,
+            devices=options.devices,
+            data=options.data,
         )
 
-    def agent_argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
+    def agent_argv(self, job: Job, folder: Path, options: CallOptions) -> tuple[str, ...]:
         ours = command_of(job.spec).probed
         return argv.command_argv(
             job,
             folder,
-            call=start.call,
+            call=options.call,
             torchrun=("-m", AGENT_MODULE) if ours else (str(LOOPBACK_TORCHRUN),),
-            meeting=start.meeting,
-            logs=start.logs,
-            devices=start.devices,
-            data=start.data,
+            meeting=options.meeting,
+            logs=options.logs,
+            devices=options.devices,
+            data=options.data,
         )
 
-    def node_command(self, job: Job, folder: Path, start: Start) -> NodeCommand:
+    def node_command(self, job: Job, folder: Path, options: CallOptions) -> NodeCommand:
         return on_nodes.node_command(
             job,
             folder,
-            call=start.call,
-            meeting=start.meeting,
-            devices=start.devices,
-            data=start.data,
-            variables=start.variables,
+            call=options.call,
+            meeting=options.meeting,
+            devices=options.devices,
+            data=options.data,
+            variables=options.variables,
         )
 
     def one_task_per_rank(self, spec: SetSpec) -> bool:
@@ -487,7 +486,7 @@ class CommandTrainer(Trainer):
     def data_types(self, job: Mapping[str, Any], ran: InForce) -> set[str]:
         """The data types in the job's train config, after the set's own settings."""
         found: set[str] = set()
-        for key in _DATA_TYPES:
+        for key in DATA_TYPE_KEYS:
             value: object = job["train_config"]["settings"]
             for part in key.split("."):
                 value = value.get(part) if isinstance(value, Mapping) else None

@@ -10,6 +10,7 @@ from typing import Any
 
 from converge_harness.errors import Problem, ToolchainError
 from converge_harness.model import (
+    DATA_TYPE_KEYS,
     Capabilities,
     ConfigKeys,
     InForce,
@@ -62,13 +63,7 @@ MEGATRON = TrainerSpec(
         warm_start=True,
         repeatable_argv=True,
     ),
-    defaults=MappingProxyType(
-        {
-            "training.dtype": "float32",
-            "training.mixed_precision_param": "float32",
-            WARMUP_STEPS: 0,
-        }
-    ),
+    defaults=MappingProxyType({**dict.fromkeys(DATA_TYPE_KEYS, "float32"), WARMUP_STEPS: 0}),
     keys=ConfigKeys({Technique.BF16: (("training.dtype", "bfloat16"),)}, warmup_steps=WARMUP_STEPS),
 )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from converge_harness.errors import Problem
 from converge_harness.model import (
+    DATA_TYPE_KEYS,
     Capabilities,
     ConfigKeys,
     FaultKind,
@@ -118,9 +119,7 @@ TORCHTITAN = TrainerSpec(
         baselines=True,
         repeatable_argv=True,
     ),
-    defaults=MappingProxyType(
-        {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"}
-    ),
+    defaults=MappingProxyType(dict(zip(DATA_TYPE_KEYS, ("float32", "bfloat16"), strict=True))),
     keys=KEYS,
 )
 

@@ -151,7 +151,7 @@ def test_impossible_request_is_refused_in_slurms_words(backend, tmp_path, option
 
 
 @pytest.mark.usefixtures("slurm_installed")
-def test_request_that_pends_for_ever_is_told_from_one_that_waits(tmp_path):
+def test_request_that_pends_for_ever_is_not_taken_for_one_that_waits(tmp_path):
     tight = "PartitionName=main Nodes=node1,node2 Default=YES MaxTime=5 MaxNodes=1 State=UP"
     with slurm_daemons(partitions=[tight], settings={"EnforcePartLimits": "NO"}) as cluster:
         backend = Slurm(cluster.environment)
@@ -265,7 +265,7 @@ def test_missing_slurm_is_an_error_that_says_what_to_do(tmp_path, monkeypatch):
         Slurm().submit(request(tmp_path))
 
 
-def test_a_slurm_that_lets_wait_is_told(tmp_path, monkeypatch):
+def test_a_slurm_that_lets_wait_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm_backend, "_SLOW_S", 0.0)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "squeue").write_text(  # it answers once the waiting has been told

@@ -50,7 +50,7 @@ class Tiny(Trainer):
     def sources(self, spec):
         return (SourceFile(LOOP, LOOP.parent, "kind"),)
 
-    def argv(self, job, folder, start):
+    def argv(self, job, folder, options):
         chosen = {
             "ranks": job.world_size,
             "batch": job.local_batch_size,
@@ -60,8 +60,8 @@ class Tiny(Trainer):
             "mistake": job.spec.setting("mistake"),
             "curve": folder / CURVE,
         }
-        options = (f"--{name}={value}" for name, value in chosen.items())
-        return (str(job.toolchain.python), str(LOOP), *options)
+        arguments = (f"--{name}={value}" for name, value in chosen.items())
+        return (str(job.toolchain.python), str(LOOP), *arguments)
 
     def curve(self, job, folder):
         return folder / CURVE

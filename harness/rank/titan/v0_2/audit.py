@@ -12,7 +12,7 @@ from converge_harness.rank.recorder.names import canonical
 from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.titan.common import audit
 from converge_harness.rank.titan.common.audit import Happened
-from converge_harness.rank.titan.v0_2.config import Built, flattened
+from converge_harness.rank.titan.v0_2.config import Built, flat_config
 from converge_harness.rank.titan.v0_2.shim import Prepared
 
 
@@ -41,7 +41,7 @@ def write_in_force(
     mine["compiled"] = sorted(_compiled(trainer.model_parts))
     mine["tp_styles"] = prepared.float8_styles.applied if prepared.float8_styles else 0
     mine["spmd_backends"] = []  # torchtitan 0.2 has none to choose from
-    config = flattened(trainer.job_config)
+    config = flat_config(trainer.job_config)
     audit.write_in_force(recorder.folder, trainer, recorder, mine, config, built.declared)
 
 

@@ -18,7 +18,14 @@ from converge_harness.rank.job_checks import (
     repeat_problems,
     unknown_fixes,
 )
-from converge_harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten, news
+from converge_harness.rank.settings import (
+    DATA_TYPE_KEYS,
+    KeyProblem,
+    SettingError,
+    apply_setting,
+    flatten,
+    news,
+)
 from converge_harness.rank.titan.common.checkpoints import checkpoint_settings
 from converge_harness.rank.titan.common.components import unknown_components
 from converge_harness.rank.titan.common.documents import NAME
@@ -78,8 +85,8 @@ def _apply(config: Any, settings: Iterable[tuple[str, Any]]) -> Iterator[KeyProb
             yield error.problem
 
 
-def flattened(config: Any) -> dict[str, Any]:
-    """The whole config as dotted keys, for the audit."""
+def flat_config(config: Any) -> dict[str, Any]:
+    """The config by dotted keys."""
     return dict(flatten(config.to_dict()))
 
 
@@ -133,8 +140,7 @@ def _from_techniques(job: RankJob) -> Iterator[tuple[str, Any]]:
         yield "quantize.linear.float8.recipe_name", "rowwise"
     if "bf16" in techniques:
         # The second key, or FSDP would cast the parameters up again to compute.
-        yield "training.dtype", "bfloat16"
-        yield "training.mixed_precision_param", "bfloat16"
+        yield from dict.fromkeys(DATA_TYPE_KEYS, "bfloat16").items()
 
 
 def _unknown_names(job: RankJob) -> list[KeyProblem]:

@@ -18,7 +18,7 @@ from converge_harness.rank.recorder.imported import leave_imported
 from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.repeats import round_in_repeat
 from converge_harness.rank.titan.common.checkpoints import move_loaded_weights
-from converge_harness.rank.titan.v0_2.config import Built, build_config, flattened
+from converge_harness.rank.titan.v0_2.config import Built, build_config, flat_config
 from converge_harness.rank.titan.v0_2.shim import Prepared, prepare
 from converge_harness.run_folder.job import RankJob
 from converge_harness.run_folder.layout import GPU_OF_RANK
@@ -58,10 +58,10 @@ def run(job: RankJob) -> None:
         os.environ["LOCAL_RANK"] = "0"
     own = OwnTechniques(job)
     built = build_config(job)
-    config, keys = own.apply_to_config(built.config, flattened, built.new_keys)
+    config, keys = own.apply_to_config(built.config, flat_config, built.new_keys)
     built = replace(built, config=config, declared=(*built.declared, *keys))
     if job.device == "cpu":
-        multiply_bf16_by_float32_kernels(flattened(built.config))
+        multiply_bf16_by_float32_kernels(flat_config(built.config))
     spec = train_spec.register(job, built.config, own.watch_model)
     prepared = prepare(built.config, job.device, job.without_fixes, spec.parallelize_fn)
     _end_without_sleeping()

@@ -23,7 +23,14 @@ from converge_harness.rank.job_checks import (
     repeat_problems,
     unknown_fixes,
 )
-from converge_harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten, news
+from converge_harness.rank.settings import (
+    DATA_TYPE_KEYS,
+    KeyProblem,
+    SettingError,
+    apply_setting,
+    flatten,
+    news,
+)
 from converge_harness.rank.titan.common.checkpoints import checkpoint_settings
 from converge_harness.rank.titan.common.components import unknown_components
 from converge_harness.rank.titan.v0_3.attention import replace_transformers_attention
@@ -155,8 +162,7 @@ def _techniques(job: RankJob) -> Iterable[tuple[str, Any]]:
             )
         yield "compile.enable_async_tensor_parallel", True
     if "bf16" in job.techniques:
-        yield "training.dtype", "bfloat16"
-        yield "training.mixed_precision_param", "bfloat16"
+        yield from dict.fromkeys(DATA_TYPE_KEYS, "bfloat16").items()
     if job.cp_rotation not in (None, "allgather"):
         raise SettingError(
             KeyProblem(
