@@ -49,7 +49,7 @@ def _command(arguments: argparse.Namespace) -> int:
         return int(command(arguments.command).run(arguments))
     except ConfigError as error:
         launched = _launched(arguments)
-        done = "" if launched else command(arguments.command).UNDONE
+        done = "" if launched else command(arguments.command).NOT_DONE
         errors.print(f"{counted(len(error.problems), 'problem')}{done}:", style="bold red")
         for problem in error.problems:
             errors.print(f"  {problem}", markup=False)

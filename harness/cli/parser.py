@@ -28,7 +28,7 @@ class CommandModule(Protocol):
     """Its line in the list of commands."""
     DESCRIPTION: str
     EPILOG: str
-    UNDONE: str
+    NOT_DONE: str
     """What it left undone because of problems, as ``, nothing was launched``; may be empty."""
 
     def arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -103,6 +103,7 @@ def load_experiment(
     placed = _cluster(
         path, data, launcher if can.under_scheduler else Launcher.LOCAL, cluster, problems
     )
+    # All of these before ``_build``; own techniques last, since they read the builder's overrides.
     builder.cluster = placed
     builder.checkpoint_every = top.checkpoint_every if top else None
     builder.stop = Stop(stop.when) if stop else Stop.NEVER

@@ -52,7 +52,7 @@ def differently_probed(test: Evidence, control: Evidence) -> Iterator[str]:
     """One clause per reason why the evidence of two runs is not comparable."""
     ours, theirs = probing(test), probing(control)
     if ours.late != theirs.late:
-        taken, base = (each.late or "before clipping" for each in (ours, theirs))
+        taken, base = (each.gradients for each in (ours, theirs))
         yield (
             f"gradients were taken {taken} in {test.name}, {base} in {control.name}: call "
             "probe.gradients() in both, before anything is clipped"

@@ -11,7 +11,12 @@ from converge_harness.judge.causes import Cause, likely_cause
 from converge_harness.judge.causes.first_wrong import first_wrong
 from converge_harness.judge.checks import integrity
 from converge_harness.judge.checks.envelope import open_curves, what_settles
-from converge_harness.judge.checks.selection import SEED_CHECKS, Asked, asked, check_of
+from converge_harness.judge.checks.selection import (
+    SEED_CHECKS,
+    SelectedChecks,
+    check_of,
+    select_checks,
+)
 from converge_harness.judge.compare.envelopes import REPEATS, curves_alone
 from converge_harness.judge.compare.precision_errors import PrecisionRuns
 from converge_harness.judge.compare.tost import ALPHA
@@ -117,7 +122,7 @@ def judge(
         level=level,
     )
     in_passes = bool(test.passes) or (spec is not None and spec.resumes)
-    asks = asked(
+    selected = select_checks(
         ask,
         seeds=seeds is not None,
         same_seed=same_seed,
@@ -125,19 +130,19 @@ def judge(
         target=target is not None,
         draws=compared.draws,
     )
-    by_limits = integrity.repeats_sound in asks.rest and _by_limits_alone(compared)
-    questions = (*asks.first, integrity.repeats_sound) if by_limits else asks.first
+    by_limits = integrity.repeats_sound in selected.rest and _by_limits_alone(compared)
+    questions = (*selected.first, integrity.repeats_sound) if by_limits else selected.first
     first = tuple(check_of(question, compared) for question in questions)
     broken = [check for check in first if check.outcome is Outcome.INVALID]
     if broken:
         cause = Cause(broken[0].detail)
-        verdict = _verdict(compared, ask, asks, Judgement.INVALID, first, cause)
+        verdict = _verdict(compared, ask, selected, Judgement.INVALID, first, cause)
         return JudgedPair(verdict, compared)
-    rest = tuple(check_of(each, compared) for each in asks.rest if each not in questions)
+    rest = tuple(check_of(each, compared) for each in selected.rest if each not in questions)
     checks = first + rest
-    judgement = _judgement(_ended(compared).status, checks, asks.needed)
-    cause = _cause(compared, judgement, checks, stepwise=_stepwise(asks) or compared.draws)
-    verdict = _verdict(compared, ask, asks, judgement, checks, cause)
+    judgement = _judgement(_ended(compared).status, checks, selected.needed)
+    cause = _cause(compared, judgement, checks, stepwise=_stepwise(selected) or compared.draws)
+    verdict = _verdict(compared, ask, selected, judgement, checks, cause)
     if judgement is Judgement.FAIL:
         place = first_wrong(compared, {check.name: check for check in checks}, cause.kind)
         verdict = replace(verdict, module=place.module, first_wrong=place.sentence)
@@ -159,9 +164,9 @@ def _refuse_unusable(
         raise ValueError(f"{len(seeds.test)} and {len(seeds.control)} seeds are no pairs")
 
 
-def _stepwise(asks: Asked) -> bool:
+def _stepwise(selected: SelectedChecks) -> bool:
     """Whether the two runs are compared step by step."""
-    return "loss-envelope" in asks.needed
+    return "loss-envelope" in selected.needed
 
 
 def _ended(compared: RunComparison) -> Evidence:
@@ -245,7 +250,7 @@ def _how_it_ended(compared: RunComparison) -> str:
 def _verdict(
     compared: RunComparison,
     ask: Ask,
-    asks: Asked,
+    selected: SelectedChecks,
     judgement: Judgement,
     checks: Sequence[Check],
     cause: Cause,
@@ -260,10 +265,10 @@ def _verdict(
         onset_step=_onset(checks),
         checks=tuple(checks),
         next_command=_next_command(
-            compared, judgement, checks, ask, stepwise=_stepwise(asks) or compared.draws
+            compared, judgement, checks, ask, stepwise=_stepwise(selected) or compared.draws
         ),
         ask=ask,
-        not_asked=asks.not_asked,
+        not_asked=selected.not_asked,
     )
 
 

@@ -253,9 +253,7 @@ class Bisecting:
         """Write the report of the pair at a revision; its runs are reused."""
         with self._subject.planned(ends.pair, at) as planned:
             ran = self._run(planned.plan, fresh=False)
-            judged = conclude(
-                planned.plan, ran, folder, store=store, given=None, only=None, begun=None
-            )
+            judged = conclude(planned.plan, ran, folder, store=store, save=False)
             write_reports(judged.view, folder)
 
     def _telling(

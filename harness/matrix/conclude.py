@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,11 +30,12 @@ def conclude(
     folder: Path,
     *,
     store: Store,
-    given: Mapping[str, StoredCalibration] | None,
-    only: Sequence[str] | None,
-    begun: float | None,
+    given: Mapping[str, StoredCalibration] | None = None,
+    selected: Sequence[str] = (),
+    wall_s: float | None = None,
+    save: bool = True,
 ) -> Judged:
-    """Calibrate unless calibrations are given, and judge; what ``conclude_again`` needs is saved.
+    """Calibrate unless calibrations are given, and judge.
 
     Args:
         plan: what ran.
@@ -43,14 +43,14 @@ def conclude(
         folder: for the reports.
         store: for the calibrations.
         given: calibrations by the control's name; None: learn them from the repeats.
-        only: the selection of which the plan was made, to judge it again later; None: the matrix is
-        not finished, so nothing is saved.
-        begun: time of the monotonic clock when the command began; None if it did not wait for the
-        runs, so that its duration means nothing.
+        selected: the sets that ``--only`` named, of which the plan was made; saved.
+        wall_s: seconds from the beginning of the command until all runs had ended; None if it did
+        not wait for them.
+        save: whether to save what ``conclude_again`` needs, which is for finished matrices.
     """
     finished = SavedMatrix(plan, ran.records, versions_of(plan), _entropy_floor(plan, ran))
-    if only is not None:
-        save_matrix(folder, finished, only, on_gpu=bool(gpu_ids()))
+    if save:
+        save_matrix(folder, finished, selected, on_gpu=bool(gpu_ids()))
     evidences = read_evidence(plan, ran.records, ran.kept)
     learnt = learn(plan, evidences) if given is None else given
     kept = _of_all_steps(learnt, evidences) if given is None else given
@@ -59,7 +59,6 @@ def conclude(
     # Judged again, a matrix learns anew, unless the limits were given.
     write_calibrations(folder / CALIBRATION_FILE, tuple(kept.values()))
     calibrations = {name: each.calibration for name, each in learnt.items()}
-    wall_s = None if begun is None else time.monotonic() - begun
     return _judge(finished, evidences, calibrations, wall_s=wall_s)
 
 

@@ -56,6 +56,11 @@ class Probing:
     recomputes_loss: bool = True
     """Whether the loop gave the probe its logits."""
 
+    @property
+    def gradients(self) -> str:
+        """Where gradients were taken, for people to read."""
+        return self.late or "before clipping"
+
 
 @dataclass(frozen=True, slots=True)
 class InForce:

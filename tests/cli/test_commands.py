@@ -20,6 +20,6 @@ def test_a_command_has_all_that_the_parser_and_a_mistake_ask_for(name):
     assert each.HELP
     assert each.DESCRIPTION
     assert isinstance(each.EPILOG, str)
-    assert each.UNDONE == "" or each.UNDONE.startswith(", nothing was ")
+    assert each.NOT_DONE == "" or each.NOT_DONE.startswith(", nothing was ")
     each.arguments(argparse.ArgumentParser())
     assert callable(each.run)

@@ -43,7 +43,7 @@ Exit codes: 0 found, and the same in a second run; 2 usage error, or the set doe
 or does not fail at --bad; 3 --trials or --minutes are used up, only skipped revisions are left, or
 a second run differs; 130 interrupted. `git bisect run converge run EXPERIMENT --only NAME
 --git-bisect` works, too."""
-UNDONE = ""
+NOT_DONE = ""
 
 FILE = "bisected.json"
 TRIALS = 40

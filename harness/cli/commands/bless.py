@@ -37,7 +37,7 @@ examples:
 
 exit codes: 0 stored or shown; 1 the control trains differently from the baseline of that name; 2
 usage or configuration error; 3 the control cannot be blessed."""
-UNDONE = ", nothing was launched"
+NOT_DONE = ", nothing was launched"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 """A name that is a valid folder name on every system."""

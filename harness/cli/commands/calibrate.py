@@ -39,7 +39,7 @@ examples:
   converge calibrate experiments/smoke.toml
   converge calibrate experiments/llama3_8b.toml --out calibrations/llama3_8b.json
   converge run experiments/llama3_8b.toml --calibration calibrations/llama3_8b.json"""
-UNDONE = ", nothing was launched"
+NOT_DONE = ", nothing was launched"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

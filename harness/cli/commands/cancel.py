@@ -25,7 +25,7 @@ their run folders; `converge submit` runs them again.
 With `--launcher kubernetes` it prints the command that deletes their JobSets: converge itself never
 asks Kubernetes. Once that command has returned, `--deleted` tells converge that they are gone."""
 EPILOG = EXAMPLES
-UNDONE = ", nothing was cancelled"
+NOT_DONE = ", nothing was cancelled"
 
 ONLY_JOBS = """\
 only the jobs of these sets: test sets, or jobs by the names that `converge status` shows"""

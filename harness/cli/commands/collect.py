@@ -29,7 +29,7 @@ Collect the jobs of a submitted experiment: write the records of those that have
 have, calibrate, judge and report as `converge run` does, with the same exit codes. Otherwise list
 the jobs that have not ended, judge nothing, and exit with 3."""
 EPILOG = f"{EXAMPLES}\n\n{EXIT_CODES}"
-UNDONE = ""
+NOT_DONE = ""
 
 _LISTED = 12
 """At most so many unfinished jobs are listed."""
@@ -72,12 +72,20 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             return ExitCode.UNDECIDED
     ran = collected_run(plan, collected, store)
     history = history_of(arguments)
-    only = None if collected.left else names(arguments.only)
-    judged = conclude(plan, ran, folder, store=store, given=given, only=only, begun=None)
+    finished = not collected.left
+    judged = conclude(
+        plan,
+        ran,
+        folder,
+        store=store,
+        given=given,
+        selected=names(arguments.only),
+        save=finished,
+    )
     from converge_harness.cli.verdicts import add_night, show_verdicts
 
     show_verdicts(console, judged.view, folder)
-    if only is not None:  # with --partial the matrix is not finished: no night
+    if finished:  # with --partial the matrix is not finished: no night
         add_night(console, history, plan, ran.records, judged.verdicts, folder=folder, wall_s=None)
     code = exit_code(judged.verdicts)
     return ExitCode.UNDECIDED if collected.left and code is ExitCode.PASS else code

@@ -62,7 +62,7 @@ examples:
   a submission to MLPerf Training: neither faster nor later than its RCP?
     converge compare --rcp rcps_llama31_8b.json --test result_*.txt --margin 0.05"""
 EPILOG = f"{EXAMPLES}\n\n{EXIT_CODES}"
-UNDONE = ""
+NOT_DONE = ""
 
 PAIRS = "converge compare CONTROL TEST"
 SEEDS = "converge compare --seeds --control A1 A2 A3 --test B1 B2 B3"

@@ -28,7 +28,7 @@ EPILOG = """\
 examples:
   converge export reports/smoke --tensorboard runs/smoke && tensorboard --logdir runs/smoke
   converge export reports/smoke --wandb --offline && wandb sync reports/smoke/wandb/offline-run-*"""
-UNDONE = ""
+NOT_DONE = ""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -32,7 +32,7 @@ examples:
   converge history smoke --test fsdp2_tp2 --limit 10
   converge history experiments/smoke.toml --verdict FAIL --since 2026-11-01 --json
   converge history smoke --html history.html"""
-UNDONE = ""
+NOT_DONE = ""
 
 SCHEMA = 1
 """Schema version of ``--json``'s output."""

@@ -35,7 +35,7 @@ examples:
     converge init --technique tp=2,cp=2,cp=8 --dp 8 --base train_configs/llama3_8b.toml
   an example of converge's own, with the train config that it starts from:
     converge init --example smoke && converge run smoke.toml --build"""
-UNDONE = ""
+NOT_DONE = ""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

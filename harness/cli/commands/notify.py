@@ -33,7 +33,7 @@ EPILOG = (
     "message.md && [ ! -f message.md ] || gh issue create --title 'smoke is bad' --body-file "
     "message.md"
 )
-UNDONE = ""
+NOT_DONE = ""
 
 REPORT = "report.json"
 

@@ -43,7 +43,7 @@ examples:
     converge plan experiments/llama3_8b.toml --cover pairs --gpus 64
   the same without a file, ready to paste into one:
     converge plan --cover pairs --gpus 64 --technique tp=2,cp=2,float8,async_tp --dp 8 --toml"""
-UNDONE = ""
+NOT_DONE = ""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

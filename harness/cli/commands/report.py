@@ -11,7 +11,7 @@ from converge_harness.cli.leaving import leaving_when_interrupted
 HELP = "judge and write the reports of a finished matrix again"
 DESCRIPTION = "Judge a finished matrix again and rewrite its reports, without training."
 EPILOG = ""
-UNDONE = ""
+NOT_DONE = ""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

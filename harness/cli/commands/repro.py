@@ -18,7 +18,7 @@ example:
   converge shrink experiments/known_bugs.toml --set pp_gradient_scale
   converge run reports/shrunk/pp_gradient_scale/experiment.toml
   converge repro reports/pp_gradient_scale-shrunk --set pp_gradient_scale"""
-UNDONE = ""
+NOT_DONE = ""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 HELP = "run an experiment matrix and judge it"
 DESCRIPTION = "Run every job of an experiment that has not run yet, judge, and report."
 EPILOG = f"example: converge run experiments/smoke.toml --only fsdp2_tp2\n\n{EXIT_CODES}"
-UNDONE = ", nothing was launched"
+NOT_DONE = ", nothing was launched"
 
 BASE = "base"
 """Folder of the reports of ``--against``'s revision, inside the matrix's."""
@@ -122,7 +122,13 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         ran = run_shown(plan, store, arguments, console)
         history = history_of(arguments)
         judged = conclude(
-            plan, ran, folder, store=store, given=given, only=names(arguments.only), begun=begun
+            plan,
+            ran,
+            folder,
+            store=store,
+            given=given,
+            selected=names(arguments.only),
+            wall_s=time.monotonic() - begun,
         )
         against = None
         if base and ran_before:
@@ -167,7 +173,7 @@ def _conclude_base(base: BaseRevision, ran: Ran, folder: Path, store: Store) -> 
     from converge_harness.matrix.conclude import conclude
     from converge_harness.report import write_reports
 
-    judged = conclude(base.plan, ran, folder, store=store, given=None, only=None, begun=None)
+    judged = conclude(base.plan, ran, folder, store=store, save=False)
     write_reports(judged.view, folder)
     return judged
 

@@ -23,7 +23,7 @@ examples:
 
 Ctrl-C keeps the smallest set-up so far. Exit codes: 0 nothing is left to take away; 2 usage error,
 or the set does not fail (again); 3 --trials or --minutes are used up; 130 interrupted."""
-UNDONE = ""
+NOT_DONE = ""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,7 +22,7 @@ Kubernetes, by what its first pod has written), how many steps it has finished, 
 Nothing is written. It works from any shell, whoever submitted the jobs, and whether or not a
 `converge run` is waiting for them."""
 EPILOG = EXAMPLES
-UNDONE = ""
+NOT_DONE = ""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -31,7 +31,7 @@ With `--launcher kubernetes` every job is written as a JobSet that `kubectl crea
 commands that create them are printed: converge itself never asks Kubernetes. Each object is
 first checked with the models of Kubeflow Trainer's Python client."""
 EPILOG = EXAMPLES
-UNDONE = ", nothing was launched"
+NOT_DONE = ", nothing was launched"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

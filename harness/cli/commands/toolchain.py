@@ -32,7 +32,7 @@ examples:
   converge toolchain build torchtitan-0.3.0
   converge toolchain build --for experiments/smoke.toml
   converge toolchain check torchtitan-0.3.0"""
-UNDONE = ""
+NOT_DONE = ""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -121,7 +121,7 @@ _OF_DRAWING = (
 single steps."""
 
 
-class Asked(NamedTuple):
+class SelectedChecks(NamedTuple):
     """The checks of one verdict."""
 
     first: tuple[Question, ...]
@@ -133,7 +133,7 @@ class Asked(NamedTuple):
     """Names of checks of an ordinary verdict that this one leaves out."""
 
 
-def asked(
+def select_checks(
     ask: Ask,
     *,
     seeds: bool,
@@ -141,7 +141,7 @@ def asked(
     in_passes: bool,
     target: bool = False,
     draws: bool = False,
-) -> Asked:
+) -> SelectedChecks:
     """Which checks to ask.
 
     ``seeds`` says that there are several, ``same_seed`` that the first two runs have one, and
@@ -168,7 +168,7 @@ def asked(
     seeds_question = seed_checks.target_no_later if target else seeds_question
     # The question of the mean loss, asked over seeds instead of steps.
     by_seeds = ask is Ask.SAME and seeds
-    return Asked(
+    return SelectedChecks(
         first,
         rest,
         (

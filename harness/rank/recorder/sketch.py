@@ -35,7 +35,9 @@ from converge_harness.run_folder.arrays import PROJECTIONS
 _CODES = 2 * PROJECTIONS
 """A code of seven bits: one for the sign, six for the projection."""
 WIDTH = _CODES + 2
-"""Columns of the accumulated rows: sums by code, sum of squares, number of nonzero entries."""
+"""Columns of the accumulated rows: sums by code, sum of squares, number of nonzero entries.
+
+``folded`` makes the sums by projection of those by code, half as many."""
 SQUARES = _CODES
 NOT_ZERO = _CODES + 1
 _TABLE_BLOCK = 1 << 15

@@ -115,8 +115,9 @@ class TensorSampler:
         tables = dict(zip(rows, everyone, strict=False))
         arrays = self.arrays(step, tables)
         if step > 0:
-            arrays |= self._post_step.arrays(states, everyone[-2])
-            arrays |= self._buffers.arrays(everyone[-1])
+            of_states, of_buffers = everyone[-2:]
+            arrays |= self._post_step.arrays(states, of_states)
+            arrays |= self._buffers.arrays(of_buffers)
         contract.write_arrays(self._folder / arrays_name(SAMPLE, step), arrays)
 
     @torch.no_grad()

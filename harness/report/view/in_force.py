@@ -188,7 +188,7 @@ def _named_schedule(spec: SetSpec) -> str:
 
 def _gradients(probing: Probing) -> str:
     """Where the probe of a program took them; empty for our own ranks."""
-    return (probing.late or "before clipping") if probing.wrapping else ""
+    return probing.gradients if probing.wrapping else ""
 
 
 def _schedule(seen: InForce) -> str:
