@@ -74,6 +74,7 @@ from converge_harness.trainers.command.table import (
     set_problems,
     torn_problems,
 )
+from converge_harness.trainers.command.written import written_table
 from converge_harness.trainers.environment import Resources
 from converge_harness.trainers.table import TrainerOfFile
 from converge_harness.trainers.torchrun import AGENT_MODULE
@@ -233,6 +234,11 @@ class CommandTrainer(Trainer):
     def sources(self, spec: SetSpec) -> Iterable[SourceFile]:
         command = command_of(spec)
         return (SourceFile(path, command.folder, "command") for path in command.sources)
+
+    def table_of(
+        self, specs: Sequence[SetSpec], placed: Mapping[Path, str]
+    ) -> tuple[dict[str, Any], str]:
+        return written_table(specs, placed)
 
     def differences_not_passed(self, job: Job, control: Job) -> Iterator[DifferenceNotPassed]:
         if job.spec.starts_from_control:
