@@ -16,6 +16,7 @@ from typing import Any
 from converge_harness import __version__
 from converge_harness.errors import ConfigError, Problem, StoreError
 from converge_harness.matrix.conclude import conclude_again
+from converge_harness.matrix.environment_files import Environment, environments_of
 from converge_harness.matrix.pair_files import (
     EXPERIMENT,
     SHRUNK,
@@ -23,7 +24,7 @@ from converge_harness.matrix.pair_files import (
     require_free,
     write_files,
 )
-from converge_harness.matrix.save import SavedMatrix, code_of, versions_then
+from converge_harness.matrix.save import SavedMatrix, code_of
 from converge_harness.model import (
     Check,
     Experiment,
@@ -39,9 +40,6 @@ from converge_harness.model import (
 from converge_harness.plan import select
 from converge_harness.report import Reproduction, issue_draft
 from converge_harness.store import as_bytes, read_json
-from converge_harness.toolchains.find import PACKAGES
-from converge_harness.toolchains.pinned import Pinned, pinned
-from converge_harness.toolchains.recipes import has_recipe
 from converge_harness.trainers import trainer_of
 from converge_harness.wording import counted
 
@@ -69,42 +67,6 @@ class Repro:
     has; in clauses."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Environment:
-    """A Python that converge has no recipe for: the script makes its like."""
-
-    folder: str
-    """In the written folder: ``env``."""
-    pinned: Pinned
-    is_probed: bool
-    """Whether its programs import converge."""
-
-    @property
-    def python(self) -> str:
-        return f"{self.folder}/bin/python"
-
-    @property
-    def requirements(self) -> str:
-        """Name of the file with its packages."""
-        return f"{self.folder}.txt"
-
-    @property
-    def text(self) -> str:
-        """Content of that file."""
-        pinned = self.pinned
-        head = [f"# The packages of Python {pinned.release} in which it failed."]
-        head += [f"# {each}: was installed from a folder" for each in pinned.local]
-        return "\n".join((*head, *pinned.lines, ""))
-
-    def commands(self) -> Iterator[str]:
-        """What makes it."""
-        minor = ".".join(self.pinned.release.split(".")[:2])
-        yield f"[ -x {self.python} ] || python{minor} -m venv {self.folder}"
-        yield f"{self.python} -m pip install --quiet -r {self.requirements}"
-        if self.is_probed:
-            yield f"converge toolchain install {self.python}"
-
-
 def write_repro(report: Path, name: str, folder: Path) -> Repro:
     """Write one failed test set of a report.
 
@@ -127,12 +89,12 @@ def write_repro(report: Path, name: str, folder: Path) -> Repro:
     if verdict is None or verdict.judgement is not Judgement.FAIL:
         said = "no test set" if verdict is None else f"{verdict.judgement.value}, not FAIL"
         raise ConfigError(Problem(place, f"{name!r} is {said}", "only a failure is reproduced"))
-    if problem := _refused(alone, place):
+    if problem := refused(alone, place):
         raise ConfigError(problem)
     job = plan.job(name)
     self_contained = _as_run(alone, plan)
     _require_same_code(finished, alone)
-    environments = _environments(finished, alone)
+    environments = environments_of(finished, alone)
     hidden = _Hidden.of(alone, environments)
     pythons = {toolchain: each.python for toolchain, each in environments.items()}
     head = f"{name}: {hidden(verdict.cause)}"
@@ -160,15 +122,15 @@ def write_repro(report: Path, name: str, folder: Path) -> Repro:
     written = write_files(
         {**files, **{path: text.encode() for path, text in texts.items()}}, folder
     )
-    local = [
-        f"{each.requirements} lacks {package}, which was installed from a folder"
+    lacking = [
+        f"{each.requirements} lacks a package: {sentence}"
         for each in environments.values()
-        for package in each.pinned.local
+        for sentence in each.pinned.lacking
     ]
-    return Repro(folder, tuple(sorted(written)), (*_personal(written, folder), *local))
+    return Repro(folder, tuple(sorted(written)), (*_personal(written, folder), *lacking))
 
 
-def _refused(alone: Experiment, place: str) -> Problem | None:
+def refused(alone: Experiment, place: str) -> Problem | None:
     """Why a failed set is not written for others; None if it is.
 
     Unlike what is shrunk, it is written as it was run, so its kind and its parts do not matter.
@@ -193,7 +155,7 @@ def _require_same_code(finished: SavedMatrix, alone: Experiment) -> None:
     for name in _code(alone):
         then = (finished.code or {}).get(name)
         if then != now[name]:
-            what = f"or a file that it imports has changed since {test.name!r} failed"
+            what = f"has changed since {test.name!r} failed, or a file that it imports has"
             if then is None:
                 what = (
                     f"is code of {test.name!r}, and the report is older than digests of such code"
@@ -211,32 +173,6 @@ def _code(alone: Experiment) -> Iterator[str]:
             yield from own.functions
 
 
-def _environments(finished: SavedMatrix, alone: Experiment) -> dict[str, _Environment]:
-    """By toolchain, those that ``converge toolchain build`` cannot make.
-
-    Raises ConfigError if the packages of one have changed since.
-    """
-    then = versions_then(finished.plan, finished.records)
-    found: dict[str, _Environment] = {}
-    for spec in (*alone.controls, *alone.tests):
-        if spec.toolchain in found or has_recipe(spec.toolchain):
-            continue
-        (job, *_) = (each for each in finished.plan.jobs if each.spec.name == spec.name)
-        packages = pinned(job.toolchain.python)
-        if packages.packages != then[job.toolchain.name].get(PACKAGES):
-            raise ConfigError(
-                Problem(
-                    str(job.toolchain.python),
-                    f"has other packages than when {spec.name!r} was run in it",
-                    f"run it again: converge run {alone.path} --only {alone.tests[0].name}",
-                )
-            )
-        trainer = trainer_of(spec)
-        is_probed = spec.trainer.can.probed and not trainer.own_rank_code
-        found[spec.toolchain] = _Environment(f"env{len(found) or ''}", packages, is_probed)
-    return found
-
-
 def _as_run(alone: Experiment, plan: Plan) -> Experiment:
     """The experiment with what was chosen when it ran: another machine may choose otherwise."""
     chosen = {job.name: job.spec.spmd_backend for job in plan.jobs}
@@ -248,7 +184,7 @@ def _as_run(alone: Experiment, plan: Plan) -> Experiment:
     )
 
 
-def _commands(alone: Experiment, environments: Mapping[str, _Environment]) -> Iterator[str]:
+def _commands(alone: Experiment, environments: Mapping[str, Environment]) -> Iterator[str]:
     yield f"python -c 'import converge_harness' || pip install -r {REQUIREMENTS}"
     for name in dict.fromkeys(spec.toolchain for spec in (*alone.controls, *alone.tests)):
         if name in environments:
@@ -325,7 +261,7 @@ class _Hidden:
         self._instead = instead
 
     @classmethod
-    def of(cls, alone: Experiment, environments: Mapping[str, _Environment]) -> _Hidden:
+    def of(cls, alone: Experiment, environments: Mapping[str, Environment]) -> _Hidden:
         """For texts about two sets."""
         specs = (*alone.controls, *alone.tests)
         folders = {

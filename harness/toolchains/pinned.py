@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from converge_harness import DISTRIBUTION
-from converge_harness.toolchains.find import all_packages
+from converge_harness.toolchains.find import all_packages, is_edited
 from converge_harness.toolchains.user_python import ask
 
 _NOT_PINNED = frozenset({DISTRIBUTION, "pip"})
@@ -30,31 +30,34 @@ class Pinned:
     """``find.all_packages``: by which it is seen whether it is as it was."""
     lines: tuple[str, ...]
     """For pip, sorted by name."""
-    local: tuple[str, ...]
-    """``NAME VERSION`` of packages that were installed from a folder or file: in no index."""
+    lacking: tuple[str, ...]
+    """Packages that nobody else can install, each as a sentence: ``NAME VERSION was installed from
+    a folder or file``."""
 
 
 def pinned(python: Path) -> Pinned:
     """Ask a Python for its packages. Raises ToolchainError if it does not start."""
     answer = ask(python)
     found = dict(_named(answer.paths))
-    lines, local = [], []
+    lines, lacking = [], []
     for name, distribution in sorted(found.items()):
         if name in _NOT_PINNED:
             continue
-        origin = _origin(distribution)
-        if not origin:
+        origin, shown = _origin(distribution), f"{name} {distribution.version}"
+        if is_edited(distribution):
+            lacking.append(f"{shown} was edited where it is installed")
+        elif not origin:
             lines.append(f"{name}=={distribution.version}")
         elif vcs := origin.get("vcs_info"):
             lines.append(f"{name} @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}")
         elif str(origin.get("url", "")).startswith("file:"):
-            local.append(f"{name} {distribution.version}")
+            lacking.append(f"{shown} was installed from a folder or file")
         else:
             lines.append(f"{name} @ {origin['url']}")
     builds = dict.fromkeys(each[1] for line in lines if (each := _TORCH_BUILD.search(line)))
     indexes = [f"--extra-index-url {TORCH_INDEX}{build}" for build in builds]
     packages = all_packages(list(answer.paths))
-    return Pinned(answer.release, packages, (*indexes, *lines), tuple(local))
+    return Pinned(answer.release, packages, (*indexes, *lines), tuple(lacking))
 
 
 def _named(paths: tuple[str, ...]) -> Iterator[tuple[str, Distribution]]:
