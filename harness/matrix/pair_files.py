@@ -21,6 +21,10 @@ SHRUNK = "shrunk.json"
 """Beside an experiment that ``converge shrink`` wrote: what the failure needs."""
 
 
+_STARTED = (b"#!", b"\x7fELF")
+"""How files begin that the system can start."""
+
+
 def write_pair(experiment: Experiment, name: str, folder: Path, head: str) -> tuple[Path, ...]:
     """Write an experiment of one test set; return the paths of all files, the experiment's first.
 
@@ -30,10 +34,14 @@ def write_pair(experiment: Experiment, name: str, folder: Path, head: str) -> tu
 
 
 def write_files(files: Mapping[str, bytes], folder: Path) -> tuple[Path, ...]:
-    """Write files by their paths in a folder; return their paths. Raises StoreError."""
+    """Write files by their paths in a folder; return their paths.
+
+    What can be started by itself stays so. Raises StoreError if they cannot be written.
+    """
     for path, content in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
         atomic_write(folder / path, content)
+        if content.startswith(_STARTED):
+            (folder / path).chmod(0o755)
     first, *others = files
     return folder / first, *(folder / path for path in sorted(others))
 

@@ -54,6 +54,8 @@ converge-harness=={__version__}
 _HERE = ("set -euo pipefail", 'cd "$(dirname "$0")"')
 _PATH = re.compile(r"(?<![\w.:/<>~-])/(?:[\w.@+-]+/)+[\w.@+-]*")
 """An absolute path in a text, no part of a URL."""
+_VALUE = re.compile(r'"(/[^"]+)"')
+"""The same as a whole value of a TOML file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +272,8 @@ class _Hidden:
         pythons = {
             toolchain: each.python for toolchain, each in environments.items() if "/" in toolchain
         }
-        return cls({**pythons, **folders, **_places()})
+        instead = {**pythons, **folders, **_places()}
+        return cls({place: each for place, each in instead.items() if place != "/"})
 
     def __call__(self, text: str) -> str:
         for place, instead in self._instead.items():
@@ -281,19 +284,22 @@ class _Hidden:
 
 def _places() -> dict[str, str]:
     """Folders that tell of this machine, and what stands for them."""
-    found = {str(Path.cwd()): "", str(Path.home()): "~"}
-    return {place: instead for place, instead in found.items() if place != "/"}
+    return {str(Path.cwd()): "", str(Path.home()): "~"}
 
 
 def _personal(files: Sequence[Path], folder: Path) -> Iterator[str]:
     """Files that name this machine's folders, its host or its user all the same."""
-    words = {*_places(), socket.gethostname()}
+    words = {*_places(), socket.gethostname()} - {"/"}
     with suppress(KeyError, OSError, ImportError):  # a container's user may have no name
         words |= {f"/{getpass.getuser()}/", f"{getpass.getuser()}@"}
     for path in sorted(files):
         text, name = path.read_text(errors="replace"), path.relative_to(folder)
         for word in sorted(word for word in words if len(word) > 1 and word in text):
             yield f"{name} has {json.dumps(word)}"
+        named: set[str] = set()
         if path.suffix == ".toml" or str(name) in (ISSUE, EXPECTED):
-            for found in sorted(set(_PATH.findall(text))):
-                yield f"{name} names {found}, which nobody else has"
+            named.update(_PATH.findall(text))
+        if path.suffix == ".toml":
+            named.update(_VALUE.findall(text))
+        for found in sorted(named):
+            yield f"{name} names {found}, which nobody else has"

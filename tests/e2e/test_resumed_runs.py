@@ -107,7 +107,8 @@ def test_the_stock_loader_loses_its_place_on_another_degree_and_keeps_it_on_the_
 
 def test_a_second_run_of_resumed_sets_starts_nothing(resumed):
     matrix, _ = resumed
-    result = matrix.converge("run", "--only", "resized", "killed")
+    again = matrix._replace(out=matrix.out.parent / "again")
+    result = again.converge("run", "--only", "resized", "killed")
     assert result.returncode == 0
     assert "started on" not in result.stdout
 

@@ -1,15 +1,16 @@
 """What ``converge repro`` cannot write for others, and where files of programs are put."""
 
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from converge_harness.errors import ConfigError
+from converge_harness.errors import ConfigError, StoreError
 from converge_harness.experiment import load_experiment
 from converge_harness.matrix.environment_files import Environment
-from converge_harness.matrix.pair_files import pair_files
+from converge_harness.matrix.pair_files import pair_files, write_files
 from converge_harness.matrix.repro import refused
 from converge_harness.plan import select
 from converge_harness.toolchains.pinned import Pinned
@@ -66,6 +67,14 @@ def test_files_of_a_program_keep_their_places_or_get_a_new_one(write):
     text = files["experiment.toml"].decode()
     assert '"code/train.py",\n    "--data={config.data}"' in text
     assert 'files = [\n    "run.sh",\n]' in text
+
+
+def test_a_script_can_still_be_started_and_a_folder_that_cannot_be_is_named(tmp_path):
+    write_files({"run.sh": b"#!/bin/sh\nexit 3\n", "train.py": b""}, tmp_path / "made")
+    assert subprocess.run([tmp_path / "made" / "run.sh"], check=False).returncode == 3
+    assert not os.access(tmp_path / "made" / "train.py", os.X_OK)
+    with pytest.raises(StoreError, match="cannot write"):
+        write_files({"run.sh": b""}, tmp_path / "made" / "train.py")
 
 
 def test_a_file_with_a_name_of_converges_own_is_refused(write):
