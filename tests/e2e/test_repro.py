@@ -42,10 +42,11 @@ set = { bug = "rate" }
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def failed(tmp_path):
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory):
     """A folder in which a set of such a program has failed; its program is elsewhere."""
-    work, program = tmp_path / "work", tmp_path / "source" / "train.py"
+    folder = tmp_path_factory.mktemp("failed")
+    work, program = folder / "work", folder / "source" / "train.py"
     program.parent.mkdir()
     shutil.copy(TRAINERS / "curve_trainer.py", program)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(work / "own")], check=True)
@@ -83,6 +84,18 @@ def refused(work):
     return " ".join(done.stderr.split())
 
 
+def test_a_program_is_shrunk_in_what_its_runs_show(failed):
+    done = converge(failed, "shrink", "x.toml", "--set", "rate", "--out", "shrunk")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = " ".join(done.stdout.split())
+    assert "1 2 steps instead of 12: fails the same way" in said
+    assert "needs bug = 'rate': without it, it passes" in said
+    assert "smallest set-up: one rank against one rank, 2 steps" in said
+    again = converge(failed, "run", "shrunk/experiment.toml", "--out", "again")
+    assert again.returncode == 1, again.stdout + again.stderr
+    assert "FAIL rate: the curves agree until step 2" in again.stdout
+
+
 def test_a_program_and_its_environment_are_the_same_failure_elsewhere(failed, tmp_path):
     done = repro(failed)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -92,7 +105,7 @@ def test_a_program_and_its_environment_are_the_same_failure_elsewhere(failed, tm
         *("ISSUE.md", "code/train.py", "env.txt", "expected.json", "experiment.toml"),
         *("notes.txt", "requirements.txt", "run.sh", "train_config.toml"),
     ]
-    require_nobodys(folder, tmp_path, Path(sys.executable).parent, Path(__file__).parents[2])
+    require_nobodys(folder, failed.parent, Path(sys.executable).parent, Path(__file__).parents[2])
     issue = (folder / "ISSUE.md").read_text()
     assert "- bug = " in issue
     assert f"python{sys.version_info[0]}.{sys.version_info[1]} -m venv env" in issue

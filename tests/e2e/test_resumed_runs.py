@@ -135,7 +135,9 @@ def test_a_failed_set_of_several_passes_is_the_same_for_others(resumed, name, co
         "train_config.toml",
     }
     require_nobodys(folder, matrix.out.parent)
-    assert f"The failing run {resumes}" in (folder / "ISSUE.md").read_text()
+    issue = (folder / "ISSUE.md").read_text()
+    assert re.match(r"# [^()]* lost at the resume \(FSDP 2(, kill at 5,| -> one rank,)", issue)
+    assert f"The failing run {resumes}" in issue
 
     theirs = matrix._replace(experiment=folder / "experiment.toml", out=folder / "report")
     again = theirs.converge("run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -119,7 +120,8 @@ def _lines(
 
 def _title(cause: str, run: RunView) -> str:
     """The first clause of the cause, and the set-up in which it holds."""
-    first = cause.partition(":")[0].partition(",")[0].partition(";")[0]
+    plain = re.sub(r" \([^()]*\)", "", cause)  # a comma in brackets ends no clause
+    first = re.split("[:,;]", plain, maxsplit=1)[0]
     return f"{_sentence(first).removesuffix('.')} ({set_up(run)})"
 
 

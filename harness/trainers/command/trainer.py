@@ -243,8 +243,13 @@ class CommandTrainer(Trainer):
     def differences_not_passed(self, job: Job, control: Job) -> Iterator[DifferenceNotPassed]:
         if job.spec.starts_from_control:
             return  # another trainer's: the two are not called alike
+        keys = {*job.spec.overrides, *control.spec.overrides}
         named = [
-            (each.spec.parallelism, each.spec.train_config.path, each.spec.overrides)
+            (
+                each.spec.parallelism,
+                each.spec.train_config.path,
+                {key: each.spec.setting(key) for key in keys},
+            )
             for each in (job, control)
         ]
         if named[0] != named[1] and passed_values(job) == passed_values(control):
