@@ -1,5 +1,6 @@
 """``converge repro`` of a program of one's own in its own environment, and its script elsewhere."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -128,3 +129,7 @@ def test_a_program_and_its_environment_are_the_same_failure_elsewhere(failed, tm
     said = refused(failed)
     assert "notes.txt: has changed since 'rate' failed, or a file that it imports has" in said
     assert "run it again: converge run x.toml --only rate" in said
+    saved = json.loads((failed / "out" / "matrix.json").read_text())
+    del saved["code"]
+    (failed / "out" / "matrix.json").write_text(json.dumps(saved))
+    assert "is code of 'rate', and the report is older than digests of such code" in refused(failed)
