@@ -122,10 +122,11 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
     Raises StoreError as ``atomic_write`` does.
     """
-    atomic_write(path, _as_bytes(value))
+    atomic_write(path, as_bytes(value))
 
 
-def _as_bytes(value: Mapping[str, Any]) -> bytes:
+def as_bytes(value: Mapping[str, Any]) -> bytes:
+    """What ``write_json`` writes."""
     document = {"schema": SCHEMA, **spell_not_finite(dict(value))}
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
@@ -264,7 +265,7 @@ class Store:
         Also False for a folder that is not there or is damaged.
         """
         try:
-            if (folder / JOB).read_bytes() != _as_bytes(job):
+            if (folder / JOB).read_bytes() != as_bytes(job):
                 return False
             if (folder / RECORD).is_file():
                 return not stale(read_record(folder))

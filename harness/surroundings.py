@@ -197,7 +197,7 @@ def _functions(specs: Sequence[SetSpec]) -> Iterator[tuple[str, str]]:
 def _injected_digest(experiment: Experiment, function: str, key: str) -> str:
     path = Path(function.rpartition(":")[0])
     try:
-        return _digest_of(path, (path.parent,))
+        return _digest_of(with_imports(path, (path.parent,)))
     except OSError as error:
         raise ConfigError(
             Problem(f"{experiment.path}: {key}", f"{path} cannot be read: {error.strerror}")
@@ -210,8 +210,7 @@ def _source_digests(experiment: Experiment, specs: Sequence[SetSpec]) -> Iterato
         each for spec in specs for each in trainer_of(spec).sources(spec)
     ):
         try:
-            # A script imports from its own folder, a module from where it is started.
-            yield path, _digest_of(path, (path.parent, folder))
+            yield path, _digest_of(sources_with(path, folder))
         except OSError as error:
             raise ConfigError(
                 Problem(
@@ -270,9 +269,8 @@ def _bearer(folder: Path) -> Path | None:
     return origin.parent if found.submodule_search_locations else origin
 
 
-def _digest_of(path: Path, folders: Sequence[Path]) -> str:
-    """Hex SHA-256 of a file and, if it is Python, of all that it imports from the folders."""
-    sources = with_imports(path, folders) if path.suffix == ".py" else [path]
+def _digest_of(sources: Sequence[Path]) -> str:
+    """Hex SHA-256 of files, in this order."""
     digest = hashlib.sha256()
     for source in sources:
         digest.update(hashlib.sha256(source.read_bytes()).digest())
@@ -301,6 +299,14 @@ def _checkpoint_digest(experiment: Experiment) -> str | None:
             )
         ) from None
     return digest.hexdigest()
+
+
+def sources_with(path: Path, folder: Path) -> list[Path]:
+    """A file of a program and, if it is Python, all files that it imports.
+
+    A script imports from its own folder, a module from ``folder``, where it is started.
+    """
+    return with_imports(path, (path.parent, folder)) if path.suffix == ".py" else [path]
 
 
 def with_imports(path: Path, folders: Sequence[Path]) -> list[Path]:

@@ -162,9 +162,12 @@ def _sizes(found: Shrunk) -> str:
     (test,) = found.experiment.tests
     steps, length = test.setting(TRAINING_STEPS), test.setting(SEQ_LEN)
     layers = test.train_config.model.get("n_layers")
-    return f"{steps} steps, sequences of {length} tokens" + (
-        f", {counted(layers, 'layer')}" if layers else ""
-    )
+    sizes = [f"{steps} steps"]
+    if isinstance(length, int):
+        sizes.append(f"sequences of {length} tokens")
+    if layers:
+        sizes.append(counted(layers, "layer"))
+    return ", ".join(sizes)
 
 
 def _because(trial: Trial) -> str:

@@ -22,6 +22,7 @@ and other tasks::
     shrink.py      the smallest set-up that fails the same way
     bisect.py      the first revision at which it does
     repro.py       a failed set as a folder for others
+    environment_files.py  a Python that converge cannot build, as files that make its like
     pair_files.py  a control and a test set as files that stand alone
     bless.py       stores a control that somebody vouches for as a baseline
     compare.py     judges finished runs, or curves from anywhere

@@ -261,7 +261,7 @@ class Bisecting:
     ) -> tuple[Experiment, Failure]:
         """The cheapest pair that fails at the bad revision and passes at the good one."""
         (test,) = self._alone.tests
-        pairs = (self._alone,) if why_not(test) else tuple(pairs_to_try(self._alone))
+        pairs = (self._alone,) if _as_it_is(test) else tuple(pairs_to_try(self._alone))
         why = ""
         for pair in pairs:
             verdict = self._judged(pair, asked.bad)
@@ -294,7 +294,7 @@ class Bisecting:
 
     def _cheapest(self, pair: Experiment, failure: Failure, asked: TwoRevisions) -> Experiment:
         """The pair with as few steps as the failure needs, if that still tells good from bad."""
-        if failure.onset is None or why_not(pair.tests[0]):
+        if failure.onset is None or _as_it_is(pair.tests[0]):
             return pair
         short = with_steps(pair, max(failure.onset, FEWEST_STEPS))
         if short is None:
@@ -353,6 +353,14 @@ def trains_in(experiment: Experiment) -> str:
     """The toolchain of the only test set, if converge builds its revisions; else empty."""
     (test,) = experiment.tests
     return test.toolchain if has_revisions(test.toolchain) else ""
+
+
+def _as_it_is(test: SetSpec) -> bool:
+    """Whether a set is run as it is, with all repeats and steps.
+
+    A program is: that shorter runs of it tell as much would cost trials of its own.
+    """
+    return bool(why_not(test)) or not test.trainer.can.techniques
 
 
 def _outcome(trial: Trial) -> str:

@@ -16,15 +16,34 @@ from typing import Any
 from converge_harness import __version__
 from converge_harness.errors import ConfigError, Problem, StoreError
 from converge_harness.matrix.conclude import conclude_again
-from converge_harness.matrix.pair_files import EXPERIMENT, SHRUNK, write_pair
-from converge_harness.model import Check, Experiment, Job, Judgement, Outcome, Plan, Verdict
+from converge_harness.matrix.environment_files import Environment, environments_of
+from converge_harness.matrix.pair_files import (
+    EXPERIMENT,
+    SHRUNK,
+    pair_files,
+    require_free,
+    write_files,
+)
+from converge_harness.matrix.save import SavedMatrix, code_of
+from converge_harness.model import (
+    Check,
+    Experiment,
+    Job,
+    Judgement,
+    Kind,
+    Outcome,
+    Plan,
+    RestartOwner,
+    SetSpec,
+    Verdict,
+)
 from converge_harness.plan import select
 from converge_harness.report import Reproduction, issue_draft
-from converge_harness.shrink import why_not
-from converge_harness.store import atomic_write, read_json, write_json
+from converge_harness.store import as_bytes, read_json
+from converge_harness.trainers import trainer_of
+from converge_harness.wording import counted
 
 ISSUE = "ISSUE.md"
-_ABSOLUTE = re.compile(r'"(/[^"]+)"')
 EXPECTED = "expected.json"
 REQUIREMENTS = "requirements.txt"
 SCRIPT = "run.sh"
@@ -33,6 +52,10 @@ _REQUIRED = f"""\
 converge-harness=={__version__}
 """
 _HERE = ("set -euo pipefail", 'cd "$(dirname "$0")"')
+_PATH = re.compile(r"(?<![\w.:/<>~-])/(?:[\w.@+-]+/)+[\w.@+-]*")
+"""An absolute path in a text, no part of a URL."""
+_VALUE = re.compile(r'"(/[^"]+)"')
+"""The same as a whole value of a TOML file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +64,9 @@ class Repro:
 
     folder: Path
     files: tuple[Path, ...]
-    personal: tuple[str, ...]
-    """Where it names folders, the host or the user of this machine, in clauses."""
+    warnings: tuple[str, ...]
+    """Why others cannot use it as it is: where it names this machine, and packages that no index
+    has; in clauses."""
 
 
 def write_repro(report: Path, name: str, folder: Path) -> Repro:
@@ -54,7 +78,9 @@ def write_repro(report: Path, name: str, folder: Path) -> Repro:
         folder: which need not exist.
 
     Raises:
-        ConfigError: there is no such set, it does not fail, or it cannot stand alone.
+        ConfigError: there is no such set, it does not fail, it cannot stand alone, or its code or
+            environment has changed since.
+        ToolchainError: the Python of its environment does not start.
         StoreError: the report cannot be judged again, or the folder cannot be written.
     """
     finished, _, judged = conclude_again(report)
@@ -65,29 +91,88 @@ def write_repro(report: Path, name: str, folder: Path) -> Repro:
     if verdict is None or verdict.judgement is not Judgement.FAIL:
         said = "no test set" if verdict is None else f"{verdict.judgement.value}, not FAIL"
         raise ConfigError(Problem(place, f"{name!r} is {said}", "only a failure is reproduced"))
-    why = why_not(alone.tests[0])
-    if plan.experiment.baseline or plan.experiment.calibration:
-        why = "is judged by a baseline or a calibration file, which stay here"
-    if why:
-        raise ConfigError(Problem(place, f"{name!r} {why}"))
+    if problem := refused(alone, place):
+        raise ConfigError(problem)
     job = plan.job(name)
     self_contained = _as_run(alone, plan)
-    pair = write_pair(
-        self_contained, f"{name}-repro", folder, f"{name}: {_without_places(verdict.cause)}"
-    )
-    _write(folder / REQUIREMENTS, _REQUIRED)
-    commands = tuple(_commands(alone))
-    _write(folder / SCRIPT, "\n".join(("#!/usr/bin/env bash", *_HERE, *commands, "")))
-    write_json(folder / EXPECTED, _expected(verdict, finished.versions))
+    _require_same_code(finished, alone)
+    environments = environments_of(finished, alone)
+    hidden = _Hidden.of(alone, environments)
+    pythons = {toolchain: each.python for toolchain, each in environments.items()}
+    head = f"{name}: {hidden(verdict.cause)}"
+    files = pair_files(self_contained, f"{name}-repro", head, pythons)
+    commands = tuple(_commands(alone, environments))
     draft = issue_draft(
         judged.view,
         name,
-        Reproduction(commands, _needs(plan.experiment.path), _sizes(job)),
+        Reproduction(
+            commands,
+            _needs(plan.experiment.path),
+            _sizes(job),
+            _resumes(job.spec),
+            tuple(_differing(alone)),
+        ),
     )
-    _write(folder / ISSUE, _without_places(draft))
-    own = (folder / each for each in (REQUIREMENTS, SCRIPT, EXPECTED, ISSUE))
-    files = tuple(sorted((*pair, *own)))
-    return Repro(folder, files, tuple(_personal(files, folder)))
+    texts = {
+        REQUIREMENTS: _REQUIRED,
+        SCRIPT: "\n".join(("#!/usr/bin/env bash", *_HERE, *commands, "")),
+        EXPECTED: hidden(as_bytes(_expected(verdict, finished.versions)).decode()),
+        ISSUE: hidden(draft),
+        **{each.requirements: each.text for each in environments.values()},
+    }
+    require_free((*texts, *(each.folder for each in environments.values())), files)
+    written = write_files(
+        {**files, **{path: text.encode() for path, text in texts.items()}}, folder
+    )
+    lacking = [
+        f"{each.requirements} lacks a package: {sentence}"
+        for each in environments.values()
+        for sentence in each.pinned.lacking
+    ]
+    return Repro(folder, tuple(sorted(written)), (*_personal(written, folder), *lacking))
+
+
+def refused(alone: Experiment, place: str) -> Problem | None:
+    """Why a failed set is not written for others; None if it is.
+
+    Unlike what is shrunk, it is written as it was run, so its kind and its parts do not matter.
+    """
+    (test,) = alone.tests
+    if alone.baseline or alone.calibration:
+        what = "is judged by a baseline or a calibration file, which nobody else has"
+        hint = "leave it out of the experiment and run it: then its control is trained"
+        return Problem(place, f"{test.name!r} {what}", hint)
+    if test.starts_from_control:
+        what = "starts from the weights of a control that another trainer trains, so it would need "
+        hint = "reproduce a set that [trainer] trains, or write the issue by the report"
+        return Problem(place, f"{test.name!r} {what}both trainers in one folder", hint)
+    return None
+
+
+def _require_same_code(finished: SavedMatrix, alone: Experiment) -> None:
+    """Raise ConfigError if a file that would be copied is not the one that failed."""
+    (test,) = alone.tests
+    again = f"run it again: converge run {alone.path} --only {test.name}"
+    now = code_of(finished.plan)
+    for name in _code(alone):
+        then = (finished.code or {}).get(name)
+        if then != now[name]:
+            what = f"has changed since {test.name!r} failed, or a file that it imports has"
+            if then is None:
+                what = (
+                    f"is code of {test.name!r}, and the report is older than digests of such code"
+                )
+            raise ConfigError(Problem(name, what, again))
+
+
+def _code(alone: Experiment) -> Iterator[str]:
+    """The user's own code of two sets, as ``code_of`` names it."""
+    for spec in (*alone.controls, *alone.tests):
+        yield from (str(each.path) for each in trainer_of(spec).sources(spec))
+        if spec.inject:
+            yield spec.inject
+        for own in spec.own_techniques:
+            yield from own.functions
 
 
 def _as_run(alone: Experiment, plan: Plan) -> Experiment:
@@ -101,11 +186,12 @@ def _as_run(alone: Experiment, plan: Plan) -> Experiment:
     )
 
 
-def _commands(alone: Experiment) -> Iterator[str]:
+def _commands(alone: Experiment, environments: Mapping[str, Environment]) -> Iterator[str]:
     yield f"python -c 'import converge_harness' || pip install -r {REQUIREMENTS}"
-    names = dict.fromkeys(spec.toolchain for spec in (*alone.controls, *alone.tests))
-    for name in names:
-        if "/" not in name:  # an environment of one's own has to be there
+    for name in dict.fromkeys(spec.toolchain for spec in (*alone.controls, *alone.tests)):
+        if name in environments:
+            yield from environments[name].commands()
+        else:
             yield shlex.join(["converge", "toolchain", "build", name])
     yield f"converge run {EXPERIMENT}"
 
@@ -114,7 +200,7 @@ def _expected(verdict: Verdict, versions: Mapping[str, str]) -> dict[str, Any]:
     return {
         "verdict": verdict.judgement.value,
         "cause_class": None if verdict.cause_class is None else verdict.cause_class.value,
-        "cause": _without_places(verdict.cause),
+        "cause": verdict.cause,
         "onset_step": verdict.onset_step,
         "failed_checks": [_as_json(c) for c in verdict.checks if c.outcome is Outcome.FAIL],
         "versions": dict(versions),
@@ -142,38 +228,78 @@ def _needs(experiment: Path) -> Sequence[str]:
 
 def _sizes(job: Job) -> str:
     model = ", ".join(f"{key} {value}" for key, value in job.spec.train_config.model.items())
-    data = f"{job.steps} steps of {job.global_batch_size} x {job.seq_len} tokens"
+    each = counted(job.global_batch_size, "sample")
+    if job.spec.trainer.can.counts_tokens:
+        each = f"{job.global_batch_size} x {job.seq_len} tokens"
     computed = f"computed in {job.precision.value}"
-    return ", ".join(part for part in (data, computed, model) if part)
+    return ", ".join(part for part in (f"{job.steps} steps of {each}", computed, model) if part)
 
 
-def _write(path: Path, text: str) -> None:
-    atomic_write(path, text.encode())
+def _resumes(spec: SetSpec) -> str:
+    """When it is resized or interrupted, and where it saves; empty if it has one pass."""
+    if spec.segments:
+        until = (f"{each.parallelism} until step {each.until}" for each in spec.segments)
+        return f"the failing run is resized: {', '.join(until)}"
+    if spec.kind is not Kind.FAULT or spec.recovery is None:
+        return ""
+    recovery = spec.recovery
+    faults = ", ".join(f"{each.kind.value} at step {each.step}" for each in recovery.faults)
+    by = "torchrun" if recovery.restarts is RestartOwner.TORCHRUN else "converge"
+    saves = f"saves every {counted(recovery.checkpoint_every, 'step')}"
+    return f"the failing run {saves} and is interrupted: {faults}; {by} starts it again"
+
+
+def _differing(alone: Experiment) -> Iterator[str]:
+    (control,), (test,) = alone.controls, alone.tests
+    for key, value in test.overrides.items():
+        if control.setting(key) != value:
+            yield f"{key} = {json.dumps(value)}"
+
+
+class _Hidden:
+    """Replaces what tells of this machine: folders, the Python of an environment."""
+
+    def __init__(self, instead: Mapping[str, str]) -> None:
+        self._instead = instead
+
+    @classmethod
+    def of(cls, alone: Experiment, environments: Mapping[str, Environment]) -> _Hidden:
+        """For texts about two sets."""
+        specs = (*alone.controls, *alone.tests)
+        folders = {
+            str(each.folder): "" for spec in specs for each in trainer_of(spec).sources(spec)
+        }
+        pythons = {
+            toolchain: each.python for toolchain, each in environments.items() if "/" in toolchain
+        }
+        instead = {**pythons, **folders, **_places()}
+        return cls({place: each for place, each in instead.items() if place != "/"})
+
+    def __call__(self, text: str) -> str:
+        for place, instead in self._instead.items():
+            whole = rf"(?<![\w/.]){re.escape(place)}(?![\w.-])"
+            text = re.sub(whole if instead else f"{whole}/", instead, text)
+        return text
 
 
 def _places() -> dict[str, str]:
     """Folders that tell of this machine, and what stands for them."""
-    found = {str(Path.cwd()): "", str(Path.home()): "~"}
-    return {place: instead for place, instead in found.items() if place != "/"}
-
-
-def _without_places(text: str) -> str:
-    """Without the working and the home folder."""
-    for place, instead in _places().items():
-        whole = rf"(?<![\w/.]){re.escape(place)}(?![\w.-])"
-        text = re.sub(whole if instead else f"{whole}/", instead, text)
-    return text
+    return {str(Path.cwd()): "", str(Path.home()): "~"}
 
 
 def _personal(files: Sequence[Path], folder: Path) -> Iterator[str]:
     """Files that name this machine's folders, its host or its user all the same."""
-    words = {*_places(), socket.gethostname()}
+    words = {*_places(), socket.gethostname()} - {"/"}
     with suppress(KeyError, OSError, ImportError):  # a container's user may have no name
         words |= {f"/{getpass.getuser()}/", f"{getpass.getuser()}@"}
-    for path in files:
-        text = path.read_text(errors="replace")
+    for path in sorted(files):
+        text, name = path.read_text(errors="replace"), path.relative_to(folder)
         for word in sorted(word for word in words if len(word) > 1 and word in text):
-            yield f"{path.relative_to(folder)} has {json.dumps(word)}"
+            yield f"{name} has {json.dumps(word)}"
+        named: set[str] = set()
+        if path.suffix == ".toml" or str(name) in (ISSUE, EXPECTED):
+            named.update(_PATH.findall(text))
         if path.suffix == ".toml":
-            for found in sorted(set(_ABSOLUTE.findall(text))):
-                yield f"{path.relative_to(folder)} names {found}, which nobody else has"
+            named.update(_VALUE.findall(text))
+        for found in sorted(named):
+            yield f"{name} names {found}, which nobody else has"

@@ -53,6 +53,8 @@ class _Saved(BaseModel):
     launcher: Launcher = Launcher.LOCAL
     cluster: Cluster | None = None
     """As it was then: the user's own file may have changed since."""
+    code: dict[str, str] | None = None
+    """``SavedMatrix.code``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,15 @@ class SavedMatrix:
     versions: Mapping[str, str]
     """The toolchains of the runs."""
     entropy_floor: float | None
+    code: Mapping[str, str] | None = None
+    """Digests of the user's own code when the runs were planned, as ``code_of`` names it; None in
+    a new matrix, and where an older converge saved it."""
+
+
+def code_of(plan: Plan) -> dict[str, str]:
+    """Digests of the user's own code as it is: by path, or ``path:function``."""
+    found = plan.surroundings
+    return {**{str(path): each for path, each in found.sources.items()}, **found.injected}
 
 
 def save_matrix(folder: Path, matrix: SavedMatrix, only: Sequence[str], *, on_gpu: bool) -> None:
@@ -83,6 +94,7 @@ def save_matrix(folder: Path, matrix: SavedMatrix, only: Sequence[str], *, on_gp
             job.name: _SavedRun(folder=str(record.folder.resolve()), identity=record.identity)
             for job, record in zip(plan.jobs, matrix.records, strict=True)
         },
+        code=code_of(plan),
     )
     write_json(folder / FILE, saved.model_dump(mode="json"))
 
@@ -127,7 +139,7 @@ def load_matrix(folder: Path) -> SavedMatrix:
     if any(job.baseline is not None for job in plan.jobs):
         # How strictly a baseline judges depends on whether the runs had its release, whatever is in
         # the toolchain's folder by now.
-        then = _versions_then(plan, records)
+        then = versions_then(plan, records)
         plan = plan_by(
             lambda name, *, trainer=None: _as_then(assume_toolchain(name, trainer=trainer), then)
         )
@@ -136,6 +148,7 @@ def load_matrix(folder: Path) -> SavedMatrix:
         records=records,
         versions=saved.versions,
         entropy_floor=saved.entropy_floor,
+        code=saved.code,
     )
 
 
@@ -150,7 +163,7 @@ def _with_backend_of(job: Job, record: RunRecord) -> Job:
     return replace(job, spec=replace(job.spec, spmd_backend=written.spmd_backend))
 
 
-def _versions_then(plan: Plan, records: Sequence[RunRecord]) -> dict[str, dict[str, str]]:
+def versions_then(plan: Plan, records: Sequence[RunRecord]) -> dict[str, dict[str, str]]:
     """By name of a toolchain, the versions by distribution that its runs recorded."""
     found = {}
     for job, record in zip(plan.jobs, records, strict=True):

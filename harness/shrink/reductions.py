@@ -56,8 +56,6 @@ def why_not(spec: SetSpec) -> str:
         return "is judged by its resumes, and only sets of one pass can be shrunk"
     if spec.starts_from_control:
         return "is trained by another trainer than its control, and only sets of one can be shrunk"
-    if not spec.trainer.can.techniques:
-        return f"is trained by a {spec.trainer.kind} trainer, which alone knows what it consists of"
     return ""
 
 
@@ -94,6 +92,13 @@ def reductions(experiment: Experiment) -> Iterator[Reduction]:
     """All changes of such an experiment; first those that make the further search cheap."""
     (control,), (test,) = experiment.controls, experiment.tests
     yield from _fewer_steps(experiment, control)
+    if not test.trainer.can.techniques:
+        # Of all else in its config, nobody knows whether a program reads it: changed in both sets,
+        # it would seem not to be needed.
+        yield from _smaller_degrees(experiment, test)
+        yield from _without_settings(experiment, control, test)
+        yield from _smaller_degrees(experiment, control)
+        return
     yield from _without_techniques(experiment, test)
     yield from _smaller_degrees(experiment, test)
     yield from _simpler_choices(experiment, test)

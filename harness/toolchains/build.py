@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -256,15 +257,40 @@ def build(
                 f"{folder} is an environment that converge did not build, and is left alone: "
                 "remove it or rename it first"
             )
-        installer = find_installer()
-        if installer is None:
-            raise ToolchainError(
-                f"there is neither uv nor pip in {sys.executable} to build toolchains with: "
-                "install uv, https://docs.astral.sh/uv"
-            )
+        installer = _installer()
         again = found is not None and found.recipe == wanted.recipe
         _build(folder, wanted, installer, observer, refill=again)
     return True
+
+
+def install_here(python: Path) -> None:
+    """Install this converge in somebody's own Python, without what it depends on.
+
+    The probe needs no more. Raises ToolchainError if there is no such Python, no installer, or it
+    could not install it.
+    """
+    if not os.access(python, os.X_OK):
+        raise ToolchainError(
+            f"there is no Python {python}: name that of an environment, such as env/bin/python"
+        )
+    installer = _installer()
+    with tempfile.TemporaryDirectory(prefix="converge-install-") as made:
+        what = ("--no-deps", *this_package.requirement(Path(made)))
+        log = Path(made, "install.log")
+        if run_logged(installer.install(python, *what), log, installer.environment):
+            raise ToolchainError(
+                f"converge could not be installed in {python}: {first_error(log.read_text())}"
+            )
+
+
+def _installer() -> Installer:
+    found = find_installer()
+    if found is None:
+        raise ToolchainError(
+            f"there is neither uv nor pip in {sys.executable} to build toolchains with: "
+            "install uv, https://docs.astral.sh/uv"
+        )
+    return found
 
 
 def _build(

@@ -207,6 +207,11 @@ def is_local(distribution: Distribution) -> bool:
         return True
 
 
+def is_edited(distribution: Distribution) -> bool:
+    """Whether a package's code was changed after it had been installed."""
+    return bool(_edited(distribution))
+
+
 def marked(version: str, local: str) -> str:
     """A version with a further part of its local version."""
     return f"{version}{'.' if '+' in version else '+'}{local}"

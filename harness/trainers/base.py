@@ -349,6 +349,21 @@ class Trainer(ABC):
         """Files whose content is part of a set's identity; ``Surroundings`` has their digests."""
         return ()
 
+    def table_of(
+        self, specs: Sequence[SetSpec], placed: Mapping[Path, str]
+    ) -> tuple[dict[str, Any], str]:
+        """Its own keys of ``[trainer]``, from which these sets can be read again elsewhere.
+
+        Args:
+            specs: sets of one file, trained by its ``[trainer]``.
+            placed: by the absolute path of each file of ``sources`` (without ``..``), where it lies
+            there, seen from the folder of the experiment file.
+
+        Returns the keys, and why such a table is not possible, as a clause about the sets; the
+        clause is empty if it is.
+        """
+        return {}, ""
+
     def differences_not_passed(self, job: Job, control: Job) -> Iterable[DifferenceNotPassed]:
         """Differences between a job and its control that its program does not get."""
         return ()

@@ -45,8 +45,18 @@ def _run(
     out = folder / experiment.stem
     where = ("--store", str(folder / "store"), "--out", str(out))
     chosen = ("--only", *only) if only else ()
-    result = subprocess.run(
-        [warm_python(), "-m", "converge_harness", "run", str(experiment), *where, *chosen],
+    words = ("run", experiment, *where, *chosen)
+    result = converge(folder, *words, toolchains=toolchains, timeout_s=timeout_s)
+    assert (out / "report.json").is_file(), result.stdout + result.stderr
+    return {test["name"]: test for test in json.loads((out / "report.json").read_text())["tests"]}
+
+
+def converge(
+    folder: Path, *words: object, toolchains: Path = TOOLCHAINS, timeout_s: float = 850
+) -> subprocess.CompletedProcess[str]:
+    """The command line, with the history of a folder."""
+    return subprocess.run(
+        [warm_python(), "-m", "converge_harness", *map(str, words)],
         cwd=ROOT,
         env={
             **os.environ,
@@ -58,8 +68,6 @@ def _run(
         timeout=timeout_s,
         check=False,
     )
-    assert (out / "report.json").is_file(), result.stdout + result.stderr
-    return {test["name"]: test for test in json.loads((out / "report.json").read_text())["tests"]}
 
 
 def _cut_down(folder: Path, name: str) -> Path:

@@ -3,7 +3,8 @@
 from functools import partial
 
 import pytest
-from cut_down import outcomes, run_whole
+from cut_down import converge, outcomes, run_whole
+from reproducing import expected, require_nobodys, run_script
 from warm_toolchains import warm_torch
 
 WRONG = {
@@ -24,9 +25,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory):
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("recoverable")
+
+
+@pytest.fixture(scope="module")
+def judged(folder):
     """What report.json says of each set of an experiment; all share their controls."""
-    folder = tmp_path_factory.mktemp("recoverable")
     return partial(run_whole, folder, toolchains=warm_torch())
 
 
@@ -134,3 +139,23 @@ def test_without_the_probe_it_is_asked_to_stop_and_made_to_hang(judged):
     assert hung["verdict"] == "PASS", hung["cause"]
     assert [each["loaded_step"] for each in hung["passes"]] in ([0, 4], [0, 8])
     assert outcomes(hung)["replays-agree"] == "PASS"
+
+
+def test_a_killed_program_fails_the_same_way_for_others(judged, folder, tmp_path):
+    name = "rank_zero_alone_loads"
+    judged("recoverable_mistakes", name)
+    made = folder / "repro"
+    words = ("repro", folder / "recoverable_mistakes", "--set", name, "--out", made)
+    done = converge(folder, *words, toolchains=warm_torch())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {str(path.relative_to(made)) for path in made.rglob("*") if path.is_file()} == {
+        *("ISSUE.md", "expected.json", "experiment.toml", "requirements.txt", "run.sh"),
+        *("train_config.toml", "recoverable/mistakes.py", "recoverable/train.py"),
+    }
+    require_nobodys(made, folder)
+    theirs = run_script(made, tmp_path / "theirs", warm_torch())
+    assert theirs.code == 1, theirs.said
+    wanted = expected(made)
+    assert (theirs.test["verdict"], theirs.test["cause"]) == ("FAIL", wanted["cause"])
+    failed = {check["name"] for check in theirs.test["checks"] if check["outcome"] == "FAIL"}
+    assert failed == {check["name"] for check in wanted["failed_checks"]}

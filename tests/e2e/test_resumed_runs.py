@@ -1,7 +1,10 @@
 """Cut-down elastic, space-time and fault matrices of real torchtitan, through the command line."""
 
+import re
+
 import pytest
 from real_matrices import Matrix, run
+from reproducing import expected, require_nobodys
 from resumed_matrices import RESUMED, STOCK
 from warm_toolchains import warm_toolchains
 
@@ -104,6 +107,41 @@ def test_the_stock_loader_loses_its_place_on_another_degree_and_keeps_it_on_the_
 
 def test_a_second_run_of_resumed_sets_starts_nothing(resumed):
     matrix, _ = resumed
-    result = matrix.converge("run", "--only", "resized", "killed")
+    again = matrix._replace(out=matrix.out.parent / "again")
+    result = again.converge("run", "--only", "resized", "killed")
     assert result.returncode == 0
     assert "started on" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "resumes"),
+    [
+        ("without_optimizer", set(), "is resized: FSDP 2 until step 2, one rank until step 6."),
+        (
+            "writes_later_weights",
+            {"code/injections.py"},
+            "saves every 2 steps and is interrupted: kill at step 5; torchrun starts it again.",
+        ),
+    ],
+)
+def test_a_failed_set_of_several_passes_is_the_same_for_others(resumed, name, code, resumes):
+    matrix, _ = resumed
+    folder = matrix.out.parent / f"repro_{name}"
+    done = matrix.converge("repro", str(matrix.out), "--set", name, "--out", str(folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert files == code | {
+        *("ISSUE.md", "expected.json", "experiment.toml", "requirements.txt", "run.sh"),
+        "train_config.toml",
+    }
+    require_nobodys(folder, matrix.out.parent)
+    issue = (folder / "ISSUE.md").read_text()
+    assert re.match(r"# [^()]* lost at the resume \(FSDP 2(, kill at 5,| -> one rank,)", issue)
+    assert f"The failing run {resumes}" in issue
+
+    theirs = matrix._replace(experiment=folder / "experiment.toml", out=folder / "report")
+    again = theirs.converge("run")
+    assert again.returncode == 1, again.stdout + again.stderr
+    assert not re.search(r"^\S+: started on", again.stdout, re.MULTILINE)  # the very same runs
+    (test,) = theirs.tests().values()
+    assert (test["verdict"], test["cause"]) == ("FAIL", expected(folder)["cause"])

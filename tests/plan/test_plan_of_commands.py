@@ -192,6 +192,11 @@ def test_a_set_whose_program_is_called_as_its_controls_is_refused(planned, refus
     planned(tests, command=f'["train.py", {told[1:]}', config=config)
 
 
+def test_a_set_that_says_what_its_control_has_anyway_is_no_other_call(planned):
+    same = "parallelism = { dp_replicate = 2 }\nset = { training.local_batch_size = 2 }"
+    planned(f"[[test]]\nname = 't'\n{same}\n", command='["train.py"]')
+
+
 def test_a_program_without_a_launcher_is_told_how_many_ranks_it_has(planned, refused):
     tests = (
         "[[test]]\nname = 't'\nparallelism = { dp_replicate = 4 }\n"

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from converge_harness.experiment import load_experiment
+from converge_harness.plan import select
 from converge_harness.shrink import Effect, Trial, parts_of, reductions, search, smallest_pair
 
 ROOT = Path(__file__).parents[2]
@@ -142,6 +143,17 @@ def test_whatever_it_needs_is_what_is_left(pair, needs):
     found, _ = shrunk(pair, fails)
     left = {name.partition(" ")[0] for name in parts_of(set_of(found.experiment))}
     assert left == needs
+
+
+def test_of_a_program_only_what_its_runs_show_is_taken_away():
+    """Whether it reads any other setting of both sets, nobody knows."""
+    experiment = load_experiment(ROOT / "experiments" / "zero_bugs.toml")
+    (first, *_) = experiment.tests
+    pair = smallest_pair(select(experiment, [first.name]), (), ())
+    changes = {each.change for each in reductions(pair)}
+    assert "2 steps instead of 16" in changes
+    assert "dp_shard 1 instead of 2" in changes
+    assert not [change for change in changes if "tokens" in change or "float32" in change]
 
 
 def test_no_two_changes_have_one_name(tmp_path):

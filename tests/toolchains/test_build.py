@@ -21,6 +21,7 @@ from converge_harness.toolchains.build import (
     conditions,
     disk_use,
     imported,
+    install_here,
     remove,
 )
 from converge_harness.toolchains.find import STAMP, available_toolchains, unfinished
@@ -348,3 +349,19 @@ def test_a_wheel_of_an_installed_package_has_its_files_again(tmp_path):
     assert "iniconfig/__init__.py" in found
     assert f"iniconfig-{distribution.version}.dist-info/METADATA" in found
     assert not any(name.endswith((".pyc", "INSTALLER")) for name in found)
+
+
+def test_this_converge_is_installed_in_a_python_of_ones_own(installer, tmp_path):
+    installer(failing="--no-deps")
+    python = tmp_path / "env" / "bin" / "python"
+    with pytest.raises(ToolchainError, match=r"there is no Python .*: name that of an environment"):
+        install_here(python)
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    with pytest.raises(ToolchainError, match=r"could not be installed in .*: .*no such version"):
+        install_here(python)
+    asked = installer()
+    install_here(python)
+    (line,) = asked()
+    assert line.startswith(f"--python {python} install ")
+    assert " --no-deps -e " in line

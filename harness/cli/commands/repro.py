@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     written = write_repro(arguments.report, arguments.set, out)
     for path in written.files:
         say(console, str(path))
-    for clause in written.personal:
+    for clause in written.warnings:
         say(console, f"warning: others cannot use it as it is: {clause}", "yellow")
     say(console, f"next: read {out / ISSUE}, and try it: bash {out / SCRIPT} in a new environment")
     return ExitCode.PASS

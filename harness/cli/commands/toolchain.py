@@ -76,6 +76,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     building.add_argument("--fresh", action="store_true", help="rebuild even if up to date")
     checking = action("check", "say which trainers can use a toolchain, and import what they need")
     checking.add_argument("name", metavar="NAME", help="or the path of a Python")
+    installing = action(
+        "install", "install this converge in a Python of your own, for programs that call the probe"
+    )
+    installing.add_argument("python", type=Path, metavar="PYTHON", help="such as env/bin/python")
     removing = action("remove", "remove toolchains that converge has built")
     removing.add_argument("names", nargs="+", metavar="NAME")
 
@@ -92,6 +96,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             _build(console, arguments)
         case "check":
             _check(console, arguments.name)
+        case "install":
+            _install(console, arguments.python)
         case _:
             _remove(console, arguments.names)
     return ExitCode.PASS
@@ -211,6 +217,14 @@ def _check(console: Console, name: str) -> None:
 
 def _as(kind: str, dialect: str) -> str:
     return "" if dialect == kind else f"({dialect})"
+
+
+def _install(console: Console, python: Path) -> None:
+    with leaving_when_interrupted():
+        from converge_harness.cli.console import say
+        from converge_harness.toolchains.build import install_here
+    install_here(python)
+    say(console, f"installed this converge in {python}")
 
 
 def _remove(console: Console, names: Sequence[str]) -> None:

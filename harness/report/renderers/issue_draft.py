@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from converge_harness.model import Check, Outcome
+from converge_harness.model import Check, Kind, Outcome
 from converge_harness.report.renderers.markdown import (
     escape,
     fenced,
@@ -16,6 +17,22 @@ from converge_harness.report.renderers.markdown import (
 from converge_harness.report.text import ABSENT, digits
 from converge_harness.report.view.report_view import ReportView, RunView, TestView
 
+_SHOULD = {
+    Kind.ELASTIC: (
+        "The resized run should go on with the state and the samples that it had, so that its "
+        "curve is that of the run that was not resized, up to rounding."
+    ),
+    Kind.FAULT: (
+        "The interrupted run should go on from its newest complete checkpoint with the state and "
+        "the samples that it had there, so that its curve is that of the run that was not "
+        "interrupted, up to rounding."
+    ),
+}
+"""What is right for sets in several passes."""
+_SHOULD_COMPUTE = (
+    "On the same samples and initial weights, the failing set-up should compute the loss, "
+    "gradients and updates of the correct one, up to rounding."
+)
 CHECKS = 6
 """Failed checks that are listed, in the order of their tiers."""
 TENSORS = 8
@@ -31,6 +48,10 @@ class Reproduction:
     """Sentences on what the failure needs, from a search for the smallest set-up."""
     sizes: str = ""
     """Steps, sequence length, model and data, in a phrase."""
+    resumes: str = ""
+    """When the failing run is resized or interrupted, and where it saves, in a phrase."""
+    differing: Sequence[str] = ()
+    """Settings that the failing set-up has otherwise than the correct one, as ``key = value``."""
 
 
 def issue_draft(view: ReportView, name: str, reproduction: Reproduction) -> str:
@@ -55,10 +76,7 @@ def _lines(
     if verdict.look_at:
         yield f"Where to look: {escape(verdict.look_at)}."
     yield ""
-    yield (
-        "**What should happen.** On the same samples and initial weights, the failing set-up "
-        "should compute the loss, gradients and updates of the correct one, up to rounding."
-    )
+    yield f"**What should happen.** {_SHOULD.get(test.kind, _SHOULD_COMPUTE)}"
     yield ""
     yield from table(
         ["", "Set-up"],
@@ -68,8 +86,13 @@ def _lines(
         ],
     )
     yield ""
-    if reproduction.sizes:
-        yield f"{escape(_sentence(reproduction.sizes))}"
+    for phrase in filter(None, (reproduction.sizes, reproduction.resumes)):
+        yield escape(_sentence(phrase))
+        yield ""
+    if reproduction.differing:
+        yield "Settings of the failing set-up that the correct one has otherwise:"
+        yield ""
+        yield from (f"- {escape(each)}" for each in reproduction.differing)
         yield ""
     if reproduction.needs:
         yield "**What it needs** (smaller set-ups were run and judged in the same way):"
@@ -97,7 +120,8 @@ def _lines(
 
 def _title(cause: str, run: RunView) -> str:
     """The first clause of the cause, and the set-up in which it holds."""
-    first = cause.partition(":")[0].partition(",")[0].partition(";")[0]
+    plain = re.sub(r" \([^()]*\)", "", cause)  # a comma in brackets ends no clause
+    first = re.split("[:,;]", plain, maxsplit=1)[0]
     return f"{_sentence(first).removesuffix('.')} ({set_up(run)})"
 
 

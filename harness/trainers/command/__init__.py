@@ -6,6 +6,7 @@
     table.py      [trainer], and the checks of its templates
     settings.py   Command, the validated settings; templates with placeholders
     program.py    the files of the program, found in its template
+    written.py    settings as a [trainer] table, for a file in another folder
     argv.py       argv under each launcher, environment; which settings reach the program
     on_nodes.py   what srun starts on the nodes of a scheduler's job
     failure.py    why a program failed, from its ranks' output

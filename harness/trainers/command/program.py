@@ -172,16 +172,19 @@ def with_files_of(command: Command, spec: SetSpec) -> Command:
     texts = (
         filled
         for text in (*command.argv, *command.environment.values())
-        if (filled := _of_config(text, spec)) is not None
+        if (filled := of_config(text, spec)) is not None
     )
-    paths = (
-        command.folder / path for text in texts for path in (text, text.partition("=")[2]) if path
-    )
+    paths = (command.folder / path for text in texts for path in paths_in(text))
     found = (path for path in paths if _is_file(path))
     return replace(command, sources=tuple(dict.fromkeys((*command.sources, *found))))
 
 
-def _of_config(text: str, spec: SetSpec) -> str | None:
+def paths_in(text: str) -> tuple[str, ...]:
+    """What of an argument may be a path."""
+    return tuple(path for path in (text, text.partition("=")[2]) if path)
+
+
+def of_config(text: str, spec: SetSpec) -> str | None:
     """A template filled from the train config's texts; None if it needs anything else."""
     try:
         names = placeholders(text)

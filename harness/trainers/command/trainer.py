@@ -75,6 +75,7 @@ from converge_harness.trainers.command.table import (
     set_problems,
     torn_problems,
 )
+from converge_harness.trainers.command.written import written_table
 from converge_harness.trainers.environment import Resources
 from converge_harness.trainers.table import TrainerOfFile
 from converge_harness.trainers.torchrun import AGENT_MODULE
@@ -233,11 +234,21 @@ class CommandTrainer(Trainer):
         command = command_of(spec)
         return (SourceFile(path, command.folder, "command") for path in command.sources)
 
+    def table_of(
+        self, specs: Sequence[SetSpec], placed: Mapping[Path, str]
+    ) -> tuple[dict[str, Any], str]:
+        return written_table(specs, placed)
+
     def differences_not_passed(self, job: Job, control: Job) -> Iterator[DifferenceNotPassed]:
         if job.spec.starts_from_control:
             return  # another trainer's: the two are not called alike
+        keys = {*job.spec.overrides, *control.spec.overrides}
         named = [
-            (each.spec.parallelism, each.spec.train_config.path, each.spec.overrides)
+            (
+                each.spec.parallelism,
+                each.spec.train_config.path,
+                {key: each.spec.setting(key) for key in keys},
+            )
             for each in (job, control)
         ]
         if named[0] != named[1] and passed_values(job) == passed_values(control):
