@@ -62,7 +62,7 @@ def ask_for_stacks(
     time.sleep(_STACKS_S)
 
 
-def ranks_of(call: Path, agent: int, wanted: Collection[int]) -> dict[int, psutil.Process]:
+def ranks_of(call: Path, agent: int, wanted: Collection[int]) -> dict[int, list[psutil.Process]]:
     """The processes that torchrun has started as ranks of a call, by rank; all ``wanted`` or none.
 
     ``call`` is its log folder and ``agent`` the process id that its launcher started, which adopts
@@ -71,8 +71,9 @@ def ranks_of(call: Path, agent: int, wanted: Collection[int]) -> dict[int, psuti
     too: of such a process the parent has them, or, once the rank has ended, is the agent.
 
     A server may have forked the ranks, so if they are not below the agent, all processes are
-    looked at. Another container may have a run at the same path and share our process ids, so what
-    sees other files is left out.
+    looked at; then what torchrun has started stands for the rank, and is found with it. Another
+    container may have a run at the same path and share our process ids, so what sees other files is
+    left out.
     """
     try:
         found = _ranks_among(psutil.Process(agent).children(recursive=True), call, agent)
@@ -85,7 +86,7 @@ def ranks_of(call: Path, agent: int, wanted: Collection[int]) -> dict[int, psuti
 
 def _ranks_among(
     processes: Iterable[psutil.Process], call: Path, agent: int
-) -> dict[int, psutil.Process]:
+) -> dict[int, list[psutil.Process]]:
     found: dict[int, tuple[psutil.Process, str]] = {}
     above: dict[int, int] = {}
     for process in processes:
@@ -98,7 +99,11 @@ def _ranks_among(
         if rank.isdecimal() and variables.get(FAILURES_VARIABLE) == str(call / FAILURES):
             found[process.pid] = process, rank
     left = {agent, *found}
-    return {int(rank): each for pid, (each, rank) in found.items() if above[pid] not in left}
+    ranks: dict[int, list[psutil.Process]] = {}
+    for pid, (process, rank) in found.items():
+        if above[pid] not in left:
+            ranks.setdefault(int(rank), []).append(process)
+    return ranks
 
 
 def _sees_our_files(process: psutil.Process) -> bool:

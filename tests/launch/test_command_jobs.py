@@ -469,17 +469,20 @@ def test_only_a_rank_of_this_call_is_struck(tmp_path):
     variables = {**os.environ, "CONVERGE_FAILURES": str(tmp_path / "failures.json")}
     launcher = "RANK=1 sh -c 'sleep 60 & wait' & wait"
     agent = subprocess.Popen(["sh", "-c", 'sh -c "$0" & wait', launcher], env=variables)
-    other = subprocess.Popen(["sleep", "60"], env={**variables, "RANK": "1"})
+    other = None
     try:
-        while not (found := ranks_of(tmp_path, agent.pid, [1])):
+        while not ranks_of(tmp_path, agent.pid, [1]):
             assert agent.poll() is None
+        other = subprocess.Popen(["sleep", "60"], env={**variables, "RANK": "1"})
+        found = ranks_of(tmp_path, agent.pid, [1])
         (launched,) = psutil.Process(agent.pid).children()
-        assert {rank: each.ppid() for rank, each in found.items()} == {1: launched.pid}
+        ((rank, (process,)),) = found.items()
+        assert (rank, process.ppid()) == (1, launched.pid)
         assert not ranks_of(tmp_path / "another call", agent.pid, [1])
         assert not ranks_of(tmp_path, agent.pid, [0, 1])
     finally:
         signal_tree(psutil.Process(agent.pid), signal.SIGKILL)
-        for process in (agent, other):
+        for process in filter(None, (agent, other)):
             process.kill()
             process.wait()
 

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -468,8 +469,8 @@ def strike_by_curve(run: Run, index: int, fault: Fault) -> None:
     else:
         more["rank"] = fault.rank
     _write_struck(run, index, fault, more)
-    for rank in ranks:
-        processes.signal_tree(found[rank], _BY_CURVE[fault.kind])
+    for process in chain.from_iterable(found.values()):
+        processes.signal_tree(process, _BY_CURVE[fault.kind])
 
 
 def strike(place: Machine, run: Run, index: int, fault: Fault) -> None:
