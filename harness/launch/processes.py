@@ -62,7 +62,7 @@ def ask_for_stacks(
     time.sleep(_STACKS_S)
 
 
-def ranks_of(call: Path, agent: int, wanted: Collection[int]) -> dict[int, list[psutil.Process]]:
+def ranks_of(call: Path, agent: int, wanted: Collection[int]) -> dict[int, psutil.Process]:
     """The processes that torchrun has started as ranks of a call, by rank; all ``wanted`` or none.
 
     ``call`` is its log folder and ``agent`` the process id that its launcher started, which adopts
@@ -70,10 +70,9 @@ def ranks_of(call: Path, agent: int, wanted: Collection[int]) -> dict[int, list[
     every process of the call inherits the path of its failures. What a rank has started has both,
     too: of such a process the parent has them, or, once the rank has ended, is the agent.
 
-    A server may have forked the ranks, so if they are not below the agent, all processes are
-    looked at; then what torchrun has started stands for the rank, and is found with it. Another
-    container may have a run at the same path and share our process ids, so what sees other files is
-    left out.
+    If they are not below the agent, because a server has forked its launcher, all processes are
+    looked at. Another container may have a run at the same path and share our process ids, so what
+    sees other files is left out.
     """
     try:
         found = _ranks_among(psutil.Process(agent).children(recursive=True), call, agent)
@@ -86,7 +85,7 @@ def ranks_of(call: Path, agent: int, wanted: Collection[int]) -> dict[int, list[
 
 def _ranks_among(
     processes: Iterable[psutil.Process], call: Path, agent: int
-) -> dict[int, list[psutil.Process]]:
+) -> dict[int, psutil.Process]:
     found: dict[int, tuple[psutil.Process, str]] = {}
     above: dict[int, int] = {}
     for process in processes:
@@ -99,11 +98,7 @@ def _ranks_among(
         if rank.isdecimal() and variables.get(FAILURES_VARIABLE) == str(call / FAILURES):
             found[process.pid] = process, rank
     left = {agent, *found}
-    ranks: dict[int, list[psutil.Process]] = {}
-    for pid, (process, rank) in found.items():
-        if above[pid] not in left:
-            ranks.setdefault(int(rank), []).append(process)
-    return ranks
+    return {int(rank): each for pid, (each, rank) in found.items() if above[pid] not in left}
 
 
 def _sees_our_files(process: psutil.Process) -> bool:

@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -469,7 +468,7 @@ def strike_by_curve(run: Run, index: int, fault: Fault) -> None:
     else:
         more["rank"] = fault.rank
     _write_struck(run, index, fault, more)
-    for process in chain.from_iterable(found.values()):
+    for process in found.values():
         processes.signal_tree(process, _BY_CURVE[fault.kind])
 
 

@@ -386,7 +386,7 @@ class RunningCall:
         """Agents of nodes that no fault of the script has killed."""
         return [agent for agent in self.agents if not agent.lost]
 
-    def ranks(self, agent: Agent, wanted: Collection[int]) -> dict[int, list[psutil.Process]]:
+    def ranks(self, agent: Agent, wanted: Collection[int]) -> dict[int, psutil.Process]:
         """The processes of ranks; none while not all of ``wanted`` are found.
 
         A search that finds nothing takes time, and the next one waits much longer than that.
