@@ -95,10 +95,11 @@ def _after_fault(job: Job, recovery: Recovery, call: Call, outcome: CallOutcome)
         times = counted(restarted, "restart")
         return Decision(problem=f"failed again after {times}, which is max_restarts")
     if not outcome.struck and not (outcome.steps and outcome.saved):
-        further = ", and a restart would come no further without a later complete checkpoint"
-        when = f", but not by a fault of the script{further}" if outcome.steps else ""
-        when = when or " before any step, but not by a fault of the script"
-        return Decision(problem=f"failed{when}")
+        why = "failed before any step, but not by a fault of the script"
+        if outcome.steps:
+            why = "failed, but not by a fault of the script, and a restart would come no further "
+            why += "without a later complete checkpoint"
+        return Decision(problem=why)
     following = replace(call, number=call.number + 1, nodes=outcome.nodes)
     return Decision(
         following,

@@ -70,7 +70,7 @@ def ranks_of(call: Path, agent: int, wanted: Collection[int]) -> dict[int, psuti
     every process of the call inherits the path of its failures. What a rank has started has both,
     too: of such a process the parent has them, or, once the rank has ended, is the agent.
 
-    A server may have forked the ranks, so if they are not below the agent, all processes are
+    If they are not below the agent, because a server has forked its launcher, all processes are
     looked at. Another container may have a run at the same path and share our process ids, so what
     sees other files is left out.
     """

@@ -333,7 +333,7 @@ def test_a_start_without_the_probe_that_ends_badly_says_how(store, cold, mode, w
 
 
 STRUCK_BY_CURVE = """
-import pathlib, signal, subprocess, sys, time
+import os, pathlib, signal, subprocess, sys, time
 output, checkpoints, resume_from, steps, every, mode = sys.argv[1:]
 told = []
 if mode in ("saves", "deaf"):
@@ -362,6 +362,9 @@ for step in range(first + 1, int(steps) + 1):
         time.sleep(0.1)
     time.sleep(0.0 if mode == "buffered" else 0.15)
 helper.kill()
+if mode == "buffered":
+    curve.close()
+    os._exit(0)  # nothing is left to do that takes time
 """
 
 
@@ -469,17 +472,19 @@ def test_only_a_rank_of_this_call_is_struck(tmp_path):
     variables = {**os.environ, "CONVERGE_FAILURES": str(tmp_path / "failures.json")}
     launcher = "RANK=1 sh -c 'sleep 60 & wait' & wait"
     agent = subprocess.Popen(["sh", "-c", 'sh -c "$0" & wait', launcher], env=variables)
-    other = subprocess.Popen(["sleep", "60"], env={**variables, "RANK": "1"})
+    other = None
     try:
-        while not (found := ranks_of(tmp_path, agent.pid, [1])):
+        while not ranks_of(tmp_path, agent.pid, [1]):
             assert agent.poll() is None
+        other = subprocess.Popen(["sleep", "60"], env={**variables, "RANK": "1"})
+        found = ranks_of(tmp_path, agent.pid, [1])
         (launched,) = psutil.Process(agent.pid).children()
         assert {rank: each.ppid() for rank, each in found.items()} == {1: launched.pid}
         assert not ranks_of(tmp_path / "another call", agent.pid, [1])
         assert not ranks_of(tmp_path, agent.pid, [0, 1])
     finally:
         signal_tree(psutil.Process(agent.pid), signal.SIGKILL)
-        for process in (agent, other):
+        for process in filter(None, (agent, other)):
             process.kill()
             process.wait()
 

@@ -162,6 +162,11 @@ def fault(**changes):
             {"kind": "preempt", "saved": ((2, 4, 6, 7), (8,)), "codes": (None, 0)},
             "left 7 of 8 steps: no curve of its starts has a row of step 7",
         ),
+        (
+            (csv(LOSSES), csv([7, 8])),
+            {"kind": "hang", "saved": ((2, 4, 6), (8,)), "codes": (None, 0)},
+            "hang at step 5 did not hold pass 1, which trained its last step: the others do not",
+        ),
         ((FIRST, SECOND), {"struck": None}, "fault 1 (kill at step 5) never struck"),
         ((FIRST, SECOND), {"struck": fault(step=4)}, "was kill at step 4"),
         ((FIRST, SECOND), {"struck": fault(rank=0)}, "struck rank 0, rank 1 is named"),
@@ -173,7 +178,7 @@ def fault(**changes):
         (("nonsense\n", SECOND), {}, "start-01/loss.csv: no step among 'nonsense'"),
     ],
     ids=[
-        *("never killed", "killed too late", "trained to its end", "no last row"),
+        *("never killed", "killed too late", "trained to its end", "no last row", "not held"),
         *("no fault", "other step", "other rank"),
         *("time unknown", "last row lost", "rows lost", "row of the fault lost", "died by itself"),
         "no table",

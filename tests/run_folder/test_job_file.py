@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from converge_harness.run_folder.checkpoints import CheckpointForm
 from converge_harness.run_folder.job import Degrees, JobError, read_job
 
 RAW = {
@@ -35,6 +36,12 @@ def test_a_job_is_read_with_its_defaults(tmp_path):
     assert not job.makes_seed_checkpoint
 
 
+def test_a_form_of_checkpoints_may_lack_its_last_file_and_have_further_keys(tmp_path):
+    form = {"name": "{step}.pt", "since": 3}
+    found = read_job(written(tmp_path, checkpoints=form)).checkpoints
+    assert found == CheckpointForm("{step}.pt", None)
+
+
 def test_a_seed_checkpoint_job_is_known_by_its_role(tmp_path):
     assert read_job(written(tmp_path, role="seed checkpoint")).makes_seed_checkpoint
 
@@ -45,6 +52,7 @@ def test_a_seed_checkpoint_job_is_known_by_its_role(tmp_path):
         ({"schema": 2}, "job schema is 2"),
         ({"parallelism": {"zp": 2}}, "not a complete job"),
         ({"train_config": {}}, "'path'"),
+        ({"checkpoints": {"last_file": ".metadata"}}, "'name'"),
     ],
 )
 def test_a_file_that_is_no_job_is_refused(tmp_path, changes, says):

@@ -442,6 +442,10 @@ def _without_effect(test: Evidence) -> Iterator[tuple[str, int]]:
                 text = "struck an unknown pass"
             yield f"{fault.kind} at step {fault.step} {text}", fault.step
             continue
+        last = int(each.steps.max(initial=0))
+        if fault.kind == FaultKind.HANG and last == test.expected_steps:
+            text = f"hang at step {fault.step} did not hold pass {number}, which trained its last "
+            yield f"{text}step{_NOT_HELD}", fault.step
         if fault.index in ended or trained_on_without(fault, each):
             continue
         text = f"{fault.kind} at step {fault.step} did not end pass {number}"
@@ -450,7 +454,7 @@ def _without_effect(test: Evidence) -> Iterator[tuple[str, int]]:
                 f", which reported the checkpoint of step {fault.step} as saved although its "
                 "writing had failed"
             )
-        text = f"{text}, which went on to step {each.steps.max(initial=0)}"
+        text = f"{text}, which went on to step {last}"
         if fault.kind == FaultKind.PREEMPT:
             text += _TOO_SHORT
         elif fault.curve_step is not None:
@@ -462,6 +466,9 @@ _TOO_FAST = (
     ": the program ended before converge could interrupt it, so let it write every row of its "
     "curve at once (flush=True), and name an earlier step or train longer; or its environment, by "
     "which converge finds a rank, is hidden (setproctitle)"
+)
+_NOT_HELD = (
+    ": the others do not wait for that rank, or the step is too late, so name an earlier one"
 )
 _TOO_SHORT = (
     ": the steps after SIGTERM took less time than the program may take to stop, so name an "

@@ -7,8 +7,8 @@ import numpy as np
 from converge_harness.model import Evidence, FaultKind, Pass, Recovery, Struck
 
 IN_A_STEP = frozenset({FaultKind.KILL, FaultKind.HANG, FaultKind.NAN_BATCH})
-"""Faults that strike before their step has ended, unless converge kills a program by its curve; all
-others strike once its evidence is there."""
+"""Faults that strike before their step has ended, unless converge strikes a program by its curve;
+all others strike once its evidence is there."""
 
 
 def pass_of(evidence: Evidence, fault: Struck) -> int | None:

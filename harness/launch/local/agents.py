@@ -468,8 +468,8 @@ def strike_by_curve(run: Run, index: int, fault: Fault) -> None:
     else:
         more["rank"] = fault.rank
     _write_struck(run, index, fault, more)
-    for rank in ranks:
-        processes.signal_tree(found[rank], _BY_CURVE[fault.kind])
+    for process in found.values():
+        processes.signal_tree(process, _BY_CURVE[fault.kind])
 
 
 def strike(place: Machine, run: Run, index: int, fault: Fault) -> None:

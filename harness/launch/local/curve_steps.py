@@ -28,7 +28,11 @@ class CurveSteps:
     """From its first step to the newest that was seen."""
     first_row_at: float | None = None
     """When its first step was seen; seconds since 1970."""
+    grew_at: float = 0.0
+    """When a look found that it had grown, by the monotonic clock."""
+    _sizes: tuple[tuple[str, int], ...] = ()
     _seen: tuple[tuple[str, int], ...] = ()
+    """The sizes when it was last understood."""
     _next_look: float = field(default_factory=time.monotonic)
 
     def look(self, *, is_over: bool = False) -> None:
@@ -41,6 +45,8 @@ class CurveSteps:
         if began < self._next_look and not is_over:
             return
         now = sizes(self.path)
+        if now != self._sizes:
+            self._sizes, self.grew_at = now, began
         if now != self._seen or is_over:
             with suppress(EvidenceError):
                 self.steps = self.read(self.path, self.columns) or self.steps

@@ -199,7 +199,9 @@ class Run:
         hang_limit = self._hang_limit_s(experiment.progress_timeout_s)
         if hang_limit is not None:
             self.call.hangs_since = self.call.hangs_since or now
-            if now - self.call.hangs_since <= hang_limit:
+            # Without the probe a curve that still grows shows that nobody waits for the rank.
+            grew_at = self.curve.grew_at if self.curve is not None else 0.0
+            if now - max(self.call.hangs_since, grew_at) <= hang_limit:
                 return ""
             return f"no step finished for {hang_limit:g} s after a rank was made to hang"
         if self.growth is not None:
