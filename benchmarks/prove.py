@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> Exit:
     arguments = _parser().parse_args(argv)
     benchmark = OF_MEGATRON if arguments.megatron else OF_TORCHTITAN
     arguments.out = arguments.out or benchmark.out
-    command = _command(benchmark, arguments.regime)
+    command = command_of(benchmark, arguments.regime)
     only = [name for names in arguments.only for name in names]
     part = bool(only) or arguments.nightly
     extent = Extent(arguments.steps, arguments.nightly)
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> Exit:
         catalogue = _catalogue(benchmark, arguments.bugs).select(only)
         hidden = read_catalogue(*arguments.held_out) if arguments.held_out else None
         require_writable(arguments.out)
-        regimes = _regimes(arguments.regime, benchmark)
+        regimes = regimes_of(arguments.regime, benchmark)
         parts = [part_of(catalogue, regime, arguments.out, extent) for regime in regimes]
         others = [
             part_of(hidden, regime, arguments.out, extent) if hidden else None for regime in regimes
@@ -131,15 +131,17 @@ def main(argv: Sequence[str] | None = None) -> Exit:
 
 def _catalogue(benchmark: Benchmark, bugs: Path | None) -> Catalogue:
     """The benchmark's bugs and correct configurations, or those of another folder."""
-    return read_catalogue(bugs) if bugs else read_catalogue(benchmark.bugs, correct=benchmark.correct)
+    return (
+        read_catalogue(bugs) if bugs else read_catalogue(benchmark.bugs, correct=benchmark.correct)
+    )
 
 
-def _regimes(asked: Sequence[str], benchmark: Benchmark) -> list[Regime]:
+def regimes_of(asked: Sequence[str], benchmark: Benchmark) -> list[Regime]:
     """The regimes to run, in their own order."""
     return [each for each in Regime if ALL in asked or each.value in (asked or benchmark.regimes)]
 
 
-def _command(benchmark: Benchmark, asked: Sequence[str]) -> str:
+def command_of(benchmark: Benchmark, asked: Sequence[str]) -> str:
     """What a person calls to get the same regimes."""
     if not asked:
         return benchmark.command
@@ -300,8 +302,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--megatron",
         action="store_true",
-        help="the benchmark of Megatron-Core: experiments/megatron_injected.toml and megatron.toml, "
-        "in fp32 and bf16, written to reports/megatron",
+        help="the benchmark of Megatron-Core: megatron_injected.toml and megatron.toml of "
+        "experiments/, in fp32 and bf16, written to reports/megatron",
     )
     parser.add_argument(
         "--regime",

@@ -126,14 +126,16 @@ def input_gradients_partial(trainer: Any) -> None:
     Reference: torchtitan issue 1805, SkyRL pull request 1886
     Class: C2
     Technique: TP 2
-    Place: ColumnParallelLinear.allreduce_dgrad of linear_qkv
+    Place: ColumnParallelLinear.disable_grad_reduce of linear_qkv
     Module: layers.*.self_attention.linear_qkv or layers.*.self_attention
     First step: 1
     Signature: what flows back from attention is one rank's part, so norms' copies part as well
     Cause: gradient direction | replicas differ
     """
     for layer in trainer.parts[0].module.decoder.layers:
-        layer.self_attention.linear_qkv.allreduce_dgrad = False
+        qkv = layer.self_attention.linear_qkv
+        # Without the first it would sum in another place, the backward pass of its input's copy.
+        qkv.disable_grad_reduce, qkv.allreduce_dgrad = True, False
 
 
 def keys_doubled_on_one_rank(trainer: Any) -> None:

@@ -118,13 +118,13 @@ def _read_place(place: Path, problems: list[Problem], *, correct: bool) -> Catal
         if not right:
             injected |= {(path, spec.name): _target(spec) for spec in experiment.tests}
     found = _functions(place, [target for target in injected.values() if target], problems)
-    for (path, name), target in injected.items():
-        problems += _mismatches(path, name, target, found)
+    for (path, name), named in injected.items():
+        problems += _mismatches(path, name, named, found)
     bugs = []
-    for place, function in found.items():
-        if place in injected.values():
+    for target, function in found.items():
+        if target in injected.values():
             bugs.append(read_bug(function, problems.append))
-        elif place not in features and function.means_a_bug:
+        elif target not in features and function.means_a_bug:
             where = f"{function.file}:{function.line}"
             problems.append(Problem(where, f"{function.name} is injected by no test set"))
     order = {name: at for at, name in enumerate(n for m in matrices for n in m.sets)}

@@ -41,7 +41,8 @@ def page(
 ) -> str:
     """The Markdown page; its picture is ``benchmark.png`` next to it.
 
-    ``command`` writes it, of all regimes that it runs by default. First a table of the goals of all regimes, then each regime with all of its bugs.
+    ``command`` wrote it. First a table of the goals of all regimes, then each regime with all of
+    its bugs.
     """
     several = len(results) > 1
     sections = [

@@ -17,8 +17,8 @@ from converge_harness.plan.sizes import DTYPE_KEYS, numerics_of
 _STORED, _COMPUTED = DTYPE_KEYS
 _BFLOAT16 = "bfloat16"
 _MEGATRON = "megatron"
-"""Kind of its trainer, and prefix of its toolchains. Its bfloat16 is a technique, with gradients and
-optimizer states in float32.
+"""Kind of its trainer, and prefix of its toolchains. Its bfloat16 is a technique: gradients and
+optimizer states stay in float32.
 """
 _NOT_1D = "control-is-1d-fsdp"
 """The rule that is waived for a control with a technique."""
