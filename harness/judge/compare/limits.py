@@ -226,7 +226,8 @@ _SHOWN = 3e-5
 from which on repeats show bfloat16 rounding of experts: 2e-4 to 4e-4 with it, 1e-6 and
 less without (``moe_debug.toml``). Then correct runs reach 0.3 times what repeats allow."""
 
-_ROUTED = re.compile(r"\brouter\b|(?:\b|_)experts?\b")
+_EXPERT = re.compile(r"(?:\b|_)experts?\b")
+_ROUTED = re.compile(rf"\brouter\b|{_EXPERT.pattern}")
 
 
 def jumps(
@@ -261,6 +262,11 @@ def experts_round(control: Evidence) -> bool:
     say so, and their limits are wider than need be.
     """
     return control.precision is Precision.FP32 and routed(control, control)
+
+
+def is_of_an_expert(name: str) -> bool:
+    """Whether a parameter is of an expert, as far as its canonical name shows."""
+    return _EXPERT.search(name) is not None
 
 
 def routed(test: Evidence, control: Evidence) -> bool:
