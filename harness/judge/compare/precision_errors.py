@@ -268,7 +268,7 @@ def measure_errors(test: Evidence, measure: PrecisionRuns, *, draws: bool = Fals
     with np.errstate(divide="ignore", invalid="ignore"):
         more = np.hypot(1.0, _of_additions(test, measure.matched) / matched)
     multiple = _multiples(test, measure.matched, ours.names, spread)
-    found = Errors(
+    measured = Errors(
         names=ours.names,
         frozen=frozen[0] is not None,
         test=error,
@@ -279,7 +279,7 @@ def measure_errors(test: Evidence, measure: PrecisionRuns, *, draws: bool = Fals
         loss_error=math.hypot(float(np.sqrt(np.mean(loss_error**2))), LOSS_ROUNDING),
         drawing=drawing,
     )
-    return found if draws else _beyond_both(found, shortened)
+    return measured if draws else _beyond_both(measured, shortened)
 
 
 def _beyond_both(errors: Errors, shortened: Floats) -> Errors:
