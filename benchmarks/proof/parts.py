@@ -23,7 +23,8 @@ SEEDS = (43, 44, 45, 46)
 """The others are run with their own seed, or 42."""
 EVERY = 2
 """The nightly part has every second bug and every second correct configuration."""
-_STEPS = "training.steps"
+_TRAINING, _COUNT = "training", "steps"
+_STEPS = f"{_TRAINING}.{_COUNT}"
 _SETS = ("anchor", "control", "controls", "test")
 _REFUSED = ("matrix",)
 _PATH_KEYS = ("train_config", "inject")
@@ -181,14 +182,17 @@ def _shorten(path: Path, data: dict[str, Any], steps: int) -> None:
     """
     common = data.setdefault("trainer", {}).setdefault("set", {})
     tables = [common, *(table.get("set", {}) for table in _set_tables(data))]
-    found = [table for table in tables if _STEPS in table]
+    # A dotted key in quotes, or a table.
+    found = [(table, _STEPS) for table in tables if _STEPS in table]
+    nested = [table[_TRAINING] for table in tables if isinstance(table.get(_TRAINING), dict)]
+    found += [(table, _COUNT) for table in nested if _COUNT in table]
     if not found:
         problem = Problem(
             f"{path}: trainer.set", f"has no {_STEPS!r}, so --steps cannot shorten it"
         )
         raise ConfigError([problem])
-    for table in found:
-        table[_STEPS] = steps
+    for table, key in found:
+        table[key] = steps
 
 
 def _set_tables(data: Mapping[str, Any]) -> list[dict[str, Any]]:

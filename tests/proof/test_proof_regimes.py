@@ -202,7 +202,11 @@ def test_seeds_are_the_file_s_own(folder):
 def test_fewer_steps_are_trained_by_every_set(folder):
     for matrix in part(folder, Regime.MIXED, steps=3).catalogue.matrices:
         assert {s.setting("training.steps") for s in load_experiment(matrix.path).tests} == {3}
-    (folder / "c1.toml").write_text((folder / "c1.toml").read_text().replace("training.steps", "x"))
+    text = (folder / "c1.toml").read_text()
+    (folder / "c1.toml").write_text(text.replace('"training.steps"', "training.steps"))
+    (nested, *_) = part(folder, Regime.FP32, steps=4).catalogue.matrices
+    assert {s.setting("training.steps") for s in load_experiment(nested.path).tests} == {4}
+    (folder / "c1.toml").write_text(text.replace("training.steps", "x"))
     with pytest.raises(ConfigError, match=r"trainer\.set: has no 'training\.steps'"):
         part(folder, Regime.FP32, steps=3)
 
