@@ -32,6 +32,7 @@ TOOLCHAINS = (DEFAULT_TOOLCHAIN, OLDER_TORCH_TOOLCHAIN, OLDER_TOOLCHAIN)
 """What the tests need. Every other toolchain is optional: without it, its tests are skipped."""
 UV = ("python", "-m", "uv")
 STREAMING_TOOLCHAIN = f"{DEFAULT_TOOLCHAIN}-streaming"
+MEGATRON_TOOLCHAIN = "megatron-core-0.16.1"
 FRAMEWORKS = {
     "deepspeed-0.19.8": ("tests/e2e/test_zero.py", "tests/rank/test_probe_deepspeed.py"),
     "composer-0.32.1": ("tests/e2e/test_composer.py", "tests/e2e/test_composer_resumes.py"),
@@ -41,7 +42,7 @@ FRAMEWORKS = {
         "tests/e2e/test_hugging_face_resumes.py",
         "tests/rank/test_upstream_scripts.py",
     ),
-    "megatron-core-0.16.1": (
+    MEGATRON_TOOLCHAIN: (
         "tests/e2e/test_across_frameworks.py",
         "tests/e2e/test_megatron.py",
         "tests/rank/test_megatron_config.py",
@@ -394,9 +395,12 @@ def characteristics(session: nox.Session) -> None:
 
 @nox.session
 def prove(session: nox.Session) -> None:
-    """Inject every bug of the benchmark: ``nox -s prove [-- --regime all --only NAME …]``."""
+    """Inject every bug of the benchmark: ``nox -s prove [-- --regime all --only NAME …]``.
+
+    ``-- --megatron``: bugs and right layouts of Megatron-Core.
+    """
     install_light(session)
-    for name in TOOLCHAINS:
+    for name in [MEGATRON_TOOLCHAIN] if "--megatron" in session.posargs else TOOLCHAINS:
         build_toolchain(session, name)
     env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
     session.run("python", "benchmarks/prove.py", *session.posargs, env=env)

@@ -2,8 +2,9 @@
 
 ``nox -s prove`` runs and judges every bug, detection-limit ladder and correct configuration of
 ``benchmarks/bugs`` with ``converge run``, and writes ``benchmark.md``, ``.json``, ``.png`` and
-``.svg``. ``--regime`` runs all of them in another precision. After an interruption the same command
-continues, because finished runs are in the store. ``docs/bugs.md`` says what is measured.
+``.svg``. ``--regime`` runs all of them in another precision; ``--megatron`` runs the bugs and right
+layouts of Megatron-Core instead. After an interruption the same command continues, because finished
+runs are in the store. ``docs/bugs.md`` says what is measured.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from proof.catalogue import Catalogue, Matrix, read_catalogue
 from proof.document import document
@@ -36,8 +37,31 @@ from converge_harness.store import atomic_write, require_writable
 from converge_harness.wording import counted
 
 ROOT = Path(__file__).parent.parent
-BUGS = Path("benchmarks/bugs")
 ALL = "all"
+
+
+class Benchmark(NamedTuple):
+    """What is run if no option says otherwise."""
+
+    bugs: Path
+    """A folder of bugs and matrices, or a matrix of bugs."""
+    correct: tuple[Path, ...]
+    """Matrices of correct configurations in another place."""
+    regimes: tuple[Regime, ...]
+    out: Path
+    command: str
+
+
+OF_TORCHTITAN = Benchmark(
+    Path("benchmarks/bugs"), (), (Regime.FP32,), Path("reports"), "nox -s prove"
+)
+OF_MEGATRON = Benchmark(
+    Path("experiments/megatron_injected.toml"),
+    (Path("experiments/megatron.toml"),),
+    (Regime.FP32, Regime.BF16),
+    Path("reports/megatron"),
+    "nox -s prove -- --megatron",
+)
 
 
 class Exit(IntEnum):
@@ -64,15 +88,18 @@ class Stopped(Exception):  # noqa: N818 - an interruption or a mistake, dependin
 def main(argv: Sequence[str] | None = None) -> Exit:
     """Run, collect, write, and say whether the goals are met."""
     arguments = _parser().parse_args(argv)
+    benchmark = OF_MEGATRON if arguments.megatron else OF_TORCHTITAN
+    arguments.out = arguments.out or benchmark.out
+    command = command_of(benchmark, arguments.regime)
     only = [name for names in arguments.only for name in names]
     part = bool(only) or arguments.nightly
     extent = Extent(arguments.steps, arguments.nightly)
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        catalogue = read_catalogue(arguments.bugs).select(only)
+        catalogue = _catalogue(benchmark, arguments.bugs).select(only)
         hidden = read_catalogue(*arguments.held_out) if arguments.held_out else None
         require_writable(arguments.out)
-        regimes = _regimes(arguments.regime)
+        regimes = regimes_of(arguments.regime, benchmark)
         parts = [part_of(catalogue, regime, arguments.out, extent) for regime in regimes]
         others = [
             part_of(hidden, regime, arguments.out, extent) if hidden else None for regime in regimes
@@ -86,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> Exit:
         for each, other in zip(parts, others, strict=True):
             results.append(_result(each, other, arguments))
             # Written after each regime, so that an interruption loses none of the earlier ones.
-            _write(results, arguments.out, part=part)
+            _write(results, arguments.out, part=part, command=command)
     except ConfigError as error:
         found = counted(len(error.problems), "problem")
         print(f"{found}, nothing was launched:", file=sys.stderr)
@@ -102,9 +129,24 @@ def main(argv: Sequence[str] | None = None) -> Exit:
     return _summary(results, arguments.out, part=part)
 
 
-def _regimes(asked: Sequence[str]) -> list[Regime]:
-    """The regimes to run, in their own order; fp32 by default."""
-    return [regime for regime in Regime if ALL in asked or regime.value in (asked or [Regime.FP32])]
+def _catalogue(benchmark: Benchmark, bugs: Path | None) -> Catalogue:
+    """The benchmark's bugs and correct configurations, or those of another folder."""
+    return (
+        read_catalogue(bugs) if bugs else read_catalogue(benchmark.bugs, correct=benchmark.correct)
+    )
+
+
+def regimes_of(asked: Sequence[str], benchmark: Benchmark) -> list[Regime]:
+    """The regimes to run, in their own order."""
+    return [each for each in Regime if ALL in asked or each.value in (asked or benchmark.regimes)]
+
+
+def command_of(benchmark: Benchmark, asked: Sequence[str]) -> str:
+    """What a person calls to get the same regimes."""
+    if not asked:
+        return benchmark.command
+    between = "" if " -- " in benchmark.command else " --"
+    return " ".join([f"{benchmark.command}{between}", *(f"--regime {each}" for each in asked)])
 
 
 def _require_some(parts: Sequence[Part]) -> None:
@@ -205,10 +247,10 @@ def _terminated(number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt(number)
 
 
-def _write(results: Sequence[Result], folder: Path, *, part: bool) -> None:
+def _write(results: Sequence[Result], folder: Path, *, part: bool, command: str) -> None:
     generated = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     files: Mapping[str, bytes] = {
-        "md": page(results, part=part, generated=generated).encode(),
+        "md": page(results, part=part, generated=generated, command=command).encode(),
         "json": json.dumps(
             document(results, part=part, generated=generated), indent=1, ensure_ascii=False
         ).encode()
@@ -258,6 +300,12 @@ def _parser() -> argparse.ArgumentParser:
         help="only these bugs or correct configurations; also a matrix, or a class such as C3",
     )
     parser.add_argument(
+        "--megatron",
+        action="store_true",
+        help="the benchmark of Megatron-Core: megatron_injected.toml and megatron.toml of "
+        "experiments/, in fp32 and bf16, written to reports/megatron",
+    )
+    parser.add_argument(
         "--regime",
         action="append",
         default=[],
@@ -279,7 +327,7 @@ def _parser() -> argparse.ArgumentParser:
         "--store", type=Path, metavar="DIR", help="where runs are kept (default: as converge run)"
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("reports"), metavar="DIR", help="default: reports"
+        "--out", type=Path, metavar="DIR", help="default: reports, or reports/megatron"
     )
     parser.add_argument(
         "--steps",
@@ -288,7 +336,10 @@ def _parser() -> argparse.ArgumentParser:
         help="train N steps instead of the matrices' own: quicker, but late bugs do not show",
     )
     parser.add_argument(
-        "--bugs", type=Path, default=BUGS, metavar="FOLDER", help="default: benchmarks/bugs"
+        "--bugs",
+        type=Path,
+        metavar="FOLDER",
+        help="other bugs and correct configurations than the benchmark's",
     )
     parser.add_argument(
         "--held-out",

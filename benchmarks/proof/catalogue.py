@@ -2,7 +2,7 @@
 
 A folder has bugs (``cN_topic.py``, or any file that a matrix injects from), matrices that inject
 them, in which each test set is named after its function, and ``correct*.toml`` (test sets that must
-pass). All inconsistencies are reported together.
+pass). Single matrices can be named instead. All inconsistencies are reported together.
 """
 
 from __future__ import annotations
@@ -80,8 +80,12 @@ class Catalogue:
         )
 
 
-def read_catalogue(*folders: Path) -> Catalogue:
-    """Parse folders of bugs and matrices.
+def read_catalogue(*places: Path, correct: Collection[Path] = ()) -> Catalogue:
+    """Parse bugs and matrices.
+
+    Args:
+        places: folders of bugs and matrices, or single matrices of bugs.
+        correct: further matrices, whose test sets are correct configurations.
 
     Raises ConfigError with every problem: an invalid matrix, a set without its function, a function
     without a set, a missing or unknown field, an unknown class of cause, a duplicate name.
@@ -89,8 +93,8 @@ def read_catalogue(*folders: Path) -> Catalogue:
     problems: list[Problem] = []
     matrices: list[Matrix] = []
     bugs: list[Bug] = []
-    for folder in folders:
-        found = _read_folder(folder, problems)
+    for place in (*places, *correct):
+        found = _read_place(place, problems, correct=place in correct)
         matrices += found.matrices
         bugs += found.bugs
     problems += _twice(matrices)
@@ -99,28 +103,28 @@ def read_catalogue(*folders: Path) -> Catalogue:
     return Catalogue(tuple(matrices), tuple(bugs))
 
 
-def _read_folder(folder: Path, problems: list[Problem]) -> Catalogue:
-    experiments = dict(_experiments(folder, problems))
+def _read_place(place: Path, problems: list[Problem], *, correct: bool) -> Catalogue:
+    experiments = dict(_experiments(place, problems))
     if not experiments and not problems:
-        problems.append(Problem(str(folder), "holds no matrix (*.toml)"))
+        problems.append(Problem(str(place), "holds no matrix (*.toml)"))
     matrices = []
     injected: dict[tuple[Path, str], Target | None] = {}
     features: set[Target | None] = set()
     for path, experiment in experiments.items():
-        correct = path.stem.startswith(CORRECT)
-        matrices.append(Matrix(path, correct, tuple(spec.name for spec in experiment.tests)))
+        right = correct or path.stem.startswith(CORRECT)
+        matrices.append(Matrix(path, right, tuple(spec.name for spec in experiment.tests)))
         others = [*experiment.controls, *([experiment.anchor] if experiment.anchor else [])]
-        features |= {_target(spec) for spec in (*others, *(experiment.tests if correct else ()))}
-        if not correct:
+        features |= {_target(spec) for spec in (*others, *(experiment.tests if right else ()))}
+        if not right:
             injected |= {(path, spec.name): _target(spec) for spec in experiment.tests}
-    found = _functions(folder, [target for target in injected.values() if target], problems)
-    for (path, name), target in injected.items():
-        problems += _mismatches(path, name, target, found)
+    found = _functions(place, [target for target in injected.values() if target], problems)
+    for (path, name), named in injected.items():
+        problems += _mismatches(path, name, named, found)
     bugs = []
-    for place, function in found.items():
-        if place in injected.values():
+    for target, function in found.items():
+        if target in injected.values():
             bugs.append(read_bug(function, problems.append))
-        elif place not in features and function.means_a_bug:
+        elif target not in features and function.means_a_bug:
             where = f"{function.file}:{function.line}"
             problems.append(Problem(where, f"{function.name} is injected by no test set"))
     order = {name: at for at, name in enumerate(n for m in matrices for n in m.sets)}
@@ -129,10 +133,10 @@ def _read_folder(folder: Path, problems: list[Problem]) -> Catalogue:
 
 
 def _functions(
-    folder: Path, targets: Collection[Target], problems: list[Problem]
+    place: Path, targets: Collection[Target], problems: list[Problem]
 ) -> dict[Target, Function]:
     """Every function that may be a bug, by its file's name or because a set injects it."""
-    files = dict.fromkeys([*bug_files(folder), *(file for file, _ in targets)])
+    files = dict.fromkeys([*bug_files(place), *(file for file, _ in targets)])
     found: dict[Target, Function] = {}
     for path in {path.resolve(): path for path in files}.values():
         try:
@@ -142,9 +146,10 @@ def _functions(
     return found
 
 
-def _experiments(folder: Path, problems: list[Problem]) -> Iterator[tuple[Path, Experiment]]:
-    """Bugs first, in order; correct configurations last."""
-    paths = sorted(folder.glob("*.toml"), key=lambda p: (p.stem.startswith(CORRECT), p.name))
+def _experiments(place: Path, problems: list[Problem]) -> Iterator[tuple[Path, Experiment]]:
+    """The matrix, or those of a folder: bugs first, in order; correct configurations last."""
+    inside = [place] if place.is_file() else place.glob("*.toml")
+    paths = sorted(inside, key=lambda p: (p.stem.startswith(CORRECT), p.name))
     for path in paths:
         try:
             yield path, load_experiment(path)

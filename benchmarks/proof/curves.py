@@ -32,6 +32,19 @@ def read_curve(folder: Path) -> Curve:
     return Curve(_logged(evidence, "loss"), _logged(evidence, "grad_norm"))
 
 
+def largest_difference(curve: Curve, control: Curve) -> float | None:
+    """The largest relative difference of a loss to the control's; NaN if one is not a number.
+
+    None without a step that both have.
+    """
+    shared = [step for step in control.loss if step in curve.loss]
+    if not shared:
+        return None
+    mine = np.array([curve.loss[step] for step in shared])
+    golden = np.array([control.loss[step] for step in shared])
+    return float(np.max(np.abs(mine - golden) / np.abs(golden)))
+
+
 def _logged(evidence: Evidence, signal: str) -> dict[int, float]:
     column = evidence.signals.get(signal)
     if column is None:

@@ -16,7 +16,7 @@ from converge_harness.model import CauseClass
 from proof.regimes import Regime
 
 REQUIRED = ("Reference", "Class", "Technique", "First step", "Signature", "Cause")
-OPTIONAL = ("Module", "Needs", "Says", "Magnitude", "Regimes")
+OPTIONAL = ("Place", "Module", "Needs", "Says", "Magnitude", "Regimes")
 CLASSES = tuple(f"C{number}" for number in range(1, 8))
 Wrong: TypeAlias = Callable[..., None]
 """Takes a message and a hint."""
@@ -56,6 +56,8 @@ class Bug:
     """Regimes in which it exists; empty: all."""
     elsewhere: str = ""
     """Why it does not exist in the others."""
+    place: str = ""
+    """What of the framework is changed; empty: the summary says it."""
     modules: tuple[str, ...] = ()
     """Where the computation is wrong: patterns of module names, `loss`, `the model` or `none`;
     empty: not labelled."""
@@ -76,7 +78,7 @@ class Function(NamedTuple):
 
 
 def bug_files(folder: Path) -> list[Path]:
-    """The files named after a class of bugs, ``cN_*.py``, in order."""
+    """A folder's files named after a class of bugs, ``cN_*.py``, in order."""
     return sorted(path for path in folder.glob("c*.py") if _BUG_FILE.fullmatch(path.name))
 
 
@@ -122,6 +124,7 @@ def read_bug(function: Function, complain: Callable[[Problem], None]) -> Bug | N
         magnitude=_magnitude(fields.get("Magnitude"), wrong),
         regimes=regimes,
         elsewhere=elsewhere,
+        place=fields.get("Place", ""),
         modules=_alternatives(fields.get("Module", ""), " or "),
     )
     for problem in problems:

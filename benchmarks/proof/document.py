@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -110,10 +111,13 @@ def _bug(proven: ProvenBug) -> dict[str, Any]:
         "effect": _effect(answer.effect),
         "below_rounding": graded.below_rounding,
         "flagged_by": list(run.flagged_by),
+        "loss_off": _number(run.loss_off),
+        "module": answer.module,
         "matrix": run.matrix,
         "what": run.what,
         "summary": bug.summary,
         "reference": bug.reference,
+        "place": bug.place,
         "technique": bug.technique,
         "needs": bug.needs,
         "shows_from_step": bug.first_step,
@@ -129,6 +133,11 @@ def _effect(effect: Effect | None) -> dict[str, Any] | None:
     return {"error": effect.error, "scale": effect.scale, "loss": effect.loss}
 
 
+def _number(value: float | None) -> float | str | None:
+    """As report.json has it: what is not finite as text."""
+    return value if value is None or math.isfinite(value) else str(value)
+
+
 def _correct(proven: ProvenCorrect) -> dict[str, Any]:
     return {
         "name": proven.answer.name,
@@ -139,6 +148,7 @@ def _correct(proven: ProvenCorrect) -> dict[str, Any]:
         "steps": proven.run.steps,
         "rank_seconds": round(proven.run.rank_seconds, 1),
         "flagged_by": list(proven.run.flagged_by),
+        "loss_off": _number(proven.run.loss_off),
         "effect": _effect(proven.answer.effect),
     }
 

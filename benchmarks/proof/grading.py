@@ -83,6 +83,8 @@ class Answer:
     cause_class: CauseClass | None
     error: str
     """Why the run crashed; empty if it did not."""
+    module: str = ""
+    """The module that is named as wrong first; empty if none is."""
     effect: Effect | None = None
     """None if nothing was measured against a reference in float32."""
 
@@ -156,6 +158,7 @@ def read_answer(test: Mapping[str, Any]) -> Answer:
         cause=test["cause"],
         cause_class=CauseClass(cause_class) if cause_class else None,
         error=f"rank {error['rank']}: {error['message']}" if error else "",
+        module=test["module"],
         effect=_effect(test["checks"]),
     )
 

@@ -21,6 +21,7 @@ from proof.results import (
     Result,
     RuleScore,
 )
+from proof.rules import ONE_PERCENT
 
 _SENTENCE = 180
 """Most characters of a cause's sentence in the table."""
@@ -35,10 +36,13 @@ MEANING = {
 }
 
 
-def page(results: Sequence[Result], *, part: bool, generated: str) -> str:
+def page(
+    results: Sequence[Result], *, part: bool, generated: str, command: str = "nox -s prove"
+) -> str:
     """The Markdown page; its picture is ``benchmark.png`` next to it.
 
-    First a table of the goals of all regimes, then each regime with all of its bugs.
+    ``command`` wrote it. First a table of the goals of all regimes, then each regime with all of
+    its bugs.
     """
     several = len(results) > 1
     sections = [
@@ -46,7 +50,7 @@ def page(results: Sequence[Result], *, part: bool, generated: str) -> str:
         ["## Goals", *(_goals(result, several=several, part=part) for result in results)],
         ["## The same runs, judged by the rules in use elsewhere", _rules(results)],
         *(section for result in results for section in _of(result, several=several)),
-        ["## How to reproduce", _reproduce(results, generated)],
+        ["## How to reproduce", _reproduce(results, generated, command)],
     ]
     return "\n\n".join(part for section in sections for part in section if part) + "\n"
 
@@ -152,7 +156,10 @@ def _early_note(proof: Proof) -> str:
 
 
 def _bugs(bugs: Iterable[ProvenBug]) -> str:
-    header = ("bug", "class", "hides under", "verdict", "tier", "first step", "delay", "cause", "")
+    header = (
+        *("bug", "class", "hides under", "verdict", "tier", "first step", "delay", "cause", ""),
+        *("wrong first", "loss off by", "passes a gate of 1%"),
+    )
     return _table(header, map(_bug, bugs))
 
 
@@ -160,8 +167,9 @@ def _bug(proven: ProvenBug) -> tuple[str, ...]:
     graded = proven.graded
     bug, answer = graded.bug, graded.answer
     right = {True: "right", False: "**wrong**", None: "not named" if answer.caught else ""}
+    place = f" Place: {bug.place}." if bug.place else ""
     return (
-        f"`{bug.id}`: {bug.summary} ({bug.reference})",
+        f"`{bug.id}`: {bug.summary}{place} ({bug.reference})",
         bug.kind,
         f"{bug.technique}; {bug.needs}" if bug.needs else bug.technique,
         f"{SYMBOLS[answer.judgement]} {answer.judgement.value}",
@@ -170,6 +178,9 @@ def _bug(proven: ProvenBug) -> tuple[str, ...]:
         _or_absent(graded.delay),
         _named(answer),
         right[graded.cause_right],
+        f"`{answer.module}`" if answer.module else "",
+        number(proven.run.loss_off),
+        "no" if ONE_PERCENT in proven.run.flagged_by else "yes",
     )
 
 
@@ -243,11 +254,19 @@ def _correct(proof: Proof) -> str:
         f"{each.answer.cause}"
         for each in alarms
     ]
-    passed = ", ".join(
-        f"`{each.answer.name}` ({each.run.what})" for each in proof.correct if each not in alarms
+    rows = (
+        (
+            f"`{each.answer.name}`",
+            each.run.what,
+            f"{SYMBOLS[each.answer.judgement]} {each.answer.judgement.value}",
+            number(each.run.loss_off),
+            f"{each.run.rank_seconds:.0f}",
+        )
+        for each in proof.correct
     )
-    first = f"{len(proof.correct) - len(alarms)} of {len(proof.correct)} pass: {passed}."
-    return "\n".join([first, *(["", *said] if said else [])])
+    table = _table(("configuration", "what", "verdict", "loss off by", "rank-seconds"), rows)
+    first = f"{len(proof.correct) - len(alarms)} of {len(proof.correct)} pass."
+    return "\n".join([first, *(["", *said] if said else []), "", table])
 
 
 def _misses(proof: Proof) -> str:
@@ -303,13 +322,11 @@ def _held_out(proof: Proof) -> str:
     )
 
 
-def _reproduce(results: Sequence[Result], generated: str) -> str:
+def _reproduce(results: Sequence[Result], generated: str, command: str) -> str:
     found = {
         (name, version) for result in results for name, version in result.proof.versions.items()
     }
     versions = ", ".join(f"{name} {version}" for name, version in sorted(found))
-    options = "".join(f" --regime {result.regime.value}" for result in results)
-    command = "$ nox -s prove" + (f" --{options}" if len(results) > 1 else "")
     rows = [
         (
             result.regime.title,
@@ -325,7 +342,7 @@ def _reproduce(results: Sequence[Result], generated: str) -> str:
         *("of them controls and repeats", "minutes of this call"),
     )
     return (
-        f"```console\n{command}\n```\n\n{_table(header, rows)}\n\n"
+        f"```console\n$ {command}\n```\n\n{_table(header, rows)}\n\n"
         f"Written {generated}. Bugs share controls and their repeats; references in float32 "
         "count in the minutes only. A repeated call runs only what is missing. Versions: "
         f"{versions}. What a class is, how it is graded, and how to add a bug: `docs/bugs.md`."

@@ -23,8 +23,9 @@ SEEDS = (43, 44, 45, 46)
 """The others are run with their own seed, or 42."""
 EVERY = 2
 """The nightly part has every second bug and every second correct configuration."""
-_SETS = ("control", "controls", "test")
-_REFUSED = ("matrix", "anchor")
+_TRAINING, _COUNT = TRAINING_STEPS.split(".")
+_SETS = ("anchor", "control", "controls", "test")
+_REFUSED = ("matrix",)
 _PATH_KEYS = ("train_config", "inject")
 
 
@@ -118,7 +119,8 @@ def _copies(
     controls = {spec.name: spec for spec in experiment.controls}
     homes = {spec.name: home_of(spec, controls[spec.control or ""]) for spec in experiment.tests}
     named = {name for name, home in homes.items() if home is not None}
-    named |= {spec.name for spec in experiment.controls if home_of(spec, spec) is not None}
+    others = (*experiment.controls, *([experiment.anchor] if experiment.anchor else []))
+    named |= {spec.name for spec in others if home_of(spec, spec) is not None}
     changed = rewritten(data, regime, frozenset(named))
     if extent.steps is not None:
         _shorten(matrix.path, changed, extent.steps)
@@ -179,19 +181,22 @@ def _shorten(path: Path, data: dict[str, Any], steps: int) -> None:
     """
     common = data.setdefault("trainer", {}).setdefault("set", {})
     tables = [common, *(table.get("set", {}) for table in _set_tables(data))]
-    found = [table for table in tables if TRAINING_STEPS in table]
+    # A dotted key in quotes, or a table.
+    found = [(table, TRAINING_STEPS) for table in tables if TRAINING_STEPS in table]
+    nested = [table[_TRAINING] for table in tables if isinstance(table.get(_TRAINING), dict)]
+    found += [(table, _COUNT) for table in nested if _COUNT in table]
     if not found:
         problem = Problem(
             f"{path}: trainer.set", f"has no {TRAINING_STEPS!r}, so --steps cannot shorten it"
         )
         raise ConfigError([problem])
-    for table in found:
-        table[TRAINING_STEPS] = steps
+    for table, key in found:
+        table[key] = steps
 
 
 def _set_tables(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    control = [data["control"]] if "control" in data else []
-    return [*control, *data.get("controls", {}).values(), *data.get("test", [])]
+    alone = [data[key] for key in ("anchor", "control") if key in data]
+    return [*alone, *data.get("controls", {}).values(), *data.get("test", [])]
 
 
 def _placed(data: Mapping[str, Any], original: Path) -> dict[str, Any]:
@@ -209,8 +214,9 @@ def _placed(data: Mapping[str, Any], original: Path) -> dict[str, Any]:
     result = dict(data)
     if "trainer" in result:
         result["trainer"] = place(result["trainer"])
-    if "control" in result:
-        result["control"] = place(result["control"])
+    for key in ("anchor", "control"):
+        if key in result:
+            result[key] = place(result[key])
     result["controls"] = {name: place(each) for name, each in result.get("controls", {}).items()}
     result["test"] = [place(test) for test in result.get("test", [])]
     return {key: value for key, value in result.items() if key not in _SETS or value}

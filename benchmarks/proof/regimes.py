@@ -16,6 +16,10 @@ from converge_harness.plan.sizes import numerics_of
 
 _STORED, _COMPUTED = DATA_TYPE_KEYS
 _BFLOAT16 = "bfloat16"
+_MEGATRON = "megatron"
+"""Kind of its trainer, and prefix of its toolchains. Its bfloat16 is a technique: gradients and
+optimizer states stay in float32.
+"""
 _NOT_1D = "control-is-1d-fsdp"
 """The rule that is waived for a control with a technique."""
 
@@ -78,6 +82,8 @@ def why_not(test: SetSpec, control: SetSpec, regime: Regime) -> str:
         if home is Regime.FP32:
             return f"it compares {regime_of(test).title} with fp32, and is run with fp32"
         return f"it names a precision of its own, and is run with {home.title if home else ''}"
+    if regime in (Regime.MIXED, Regime.FLOAT8) and test.toolchain.startswith(_MEGATRON):
+        return "Megatron-Core is run in fp32 and in bf16"
     if regime is Regime.FLOAT8 and home is None:
         techniques = {*test.techniques, *control.techniques}
         if Technique.COMPILE in techniques and test.toolchain.startswith("torchtitan-0.3"):
@@ -91,7 +97,7 @@ def rewritten(data: Mapping[str, Any], regime: Regime, named: frozenset[str]) ->
     Args:
         data: the matrix.
         regime: the regime of the copy.
-        named: names of controls and test sets with their own precision, which is kept.
+        named: names of controls, anchors and test sets with their own precision, which is kept.
     """
     result: dict[str, Any] = copy.deepcopy(dict(data))
     if regime is Regime.FP32:
@@ -99,20 +105,27 @@ def rewritten(data: Mapping[str, Any], regime: Regime, named: frozenset[str]) ->
     # The repeats in a matrix were chosen for its fp32 controls: a cast would lose an ulp of a
     # float32 weight. In low precision, use the defaults, as users would.
     result.pop("repeats", None)
+    settings, techniques = _SETTINGS[regime], []
+    if regime is Regime.FLOAT8:
+        techniques = [Technique.FLOAT8.value]
+    elif result.get("trainer", {}).get("kind") == _MEGATRON:
+        settings, techniques = {}, [Technique.BF16.value]
     for name, table, is_control in _tables(result):
         if name in named:
             continue
-        if _SETTINGS[regime]:
-            table["set"] = {**table.get("set", {}), **_SETTINGS[regime]}
-        if regime is Regime.FLOAT8:
-            table["techniques"] = [*table.get("techniques", []), Technique.FLOAT8.value]
-            if is_control and _NOT_1D not in table.get("waive", []):
-                table["waive"] = [*table.get("waive", []), _NOT_1D]
+        if settings:
+            table["set"] = {**table.get("set", {}), **settings}
+        if techniques:
+            table["techniques"] = [*table.get("techniques", []), *techniques]
+        if regime is Regime.FLOAT8 and is_control and _NOT_1D not in table.get("waive", []):
+            table["waive"] = [*table.get("waive", []), _NOT_1D]
     return result
 
 
 def _tables(data: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """Name, table, and whether it is a control, of every control and ``[[test]]``."""
+    """Name, table, and whether it is a control, of the anchor, every control and ``[[test]]``."""
+    if "anchor" in data:
+        yield data["anchor"].get("name", "anchor"), data["anchor"], False
     if "control" in data:
         yield data["control"].get("name", "control"), data["control"], True
     for name, table in data.get("controls", {}).items():

@@ -10,7 +10,7 @@ from typing import Any
 
 from converge_harness.model import CauseClass, Judgement
 from proof.catalogue import Catalogue
-from proof.curves import Curve, read_curve
+from proof.curves import Curve, largest_difference, read_curve
 from proof.docstrings import CLASSES
 from proof.grading import Answer, Graded, read_answer
 from proof.parts import LeftOut
@@ -35,6 +35,10 @@ class Run:
     """Ranks times wall seconds, start-up included."""
     flagged_by: tuple[str, ...]
     """Names of the other projects' rules that call it broken."""
+    loss_off: float | None = None
+    """The largest relative difference of a reported loss to the control's; None without losses in
+    common.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +255,8 @@ def _run(matrix: str, test: Mapping[str, Any], report: Mapping[str, Any], curves
         curves[each["source"]] for each in report["repeats"] if each["control"] == test["control"]
     ]
     flagged: tuple[str, ...] = ()
+    golden = curves[control["source"]]
     if curve.loss and test["verdict"] != _ERROR:
-        golden = curves[control["source"]]
         flagged = tuple(rule.name for rule in RULES if rule.flags(curve, golden, repeats))
     return Run(
         matrix=matrix,
@@ -260,6 +264,7 @@ def _run(matrix: str, test: Mapping[str, Any], report: Mapping[str, Any], curves
         steps=len(curve.loss),
         rank_seconds=_rank_seconds(test),
         flagged_by=flagged,
+        loss_off=largest_difference(curve, golden),
     )
 
 

@@ -205,11 +205,12 @@ def grad_norm_1_percent(test: Curve, control: Curve, _repeats: Sequence[Curve] =
     )
 
 
+ONE_PERCENT = "1% at every step"
 RULES: tuple[Rule, ...] = (
     Rule("exact equality", "torchtitan loss_compare.py", exact),
     Rule("rtol 1e-5", "Liger-Kernel", close_1e5),
     Rule("equal to 5 decimals", "Megatron-LM golden values", megatron_exact),
-    Rule("1% at every step", "Megatron-LM GRPO test", within_1_percent),
+    Rule(ONE_PERCENT, "Megatron-LM GRPO test", within_1_percent),
     Rule("5%, one step excused", "Megatron-LM golden values", megatron_5_percent),
     Rule("correlation and bands", "Megatron-Bridge", megatron_bridge),
     Rule("final loss 1%", "common practice", final_1_percent),

@@ -51,7 +51,7 @@ from converge_harness.judge.compare.floors import (
     TENSOR_ROUNDING,
     storage,
 )
-from converge_harness.judge.compare.limits import experts_round
+from converge_harness.judge.compare.limits import experts_round, is_of_one_expert
 from converge_harness.judge.compare.sketches import (
     gradient_difference,
     shared_samples,
@@ -601,6 +601,10 @@ def _by_tensor(
                 continue  # nearly signs: one that rounding flips is off by a thousand times more
             rounding = TENSOR_ROUNDING[control.precision]
             least = np.maximum(rounding, lost[step]) if kind == "update" else rounding
+            if step > 1:
+                # A gradient of few tokens is another one if rounding hands out one of them anew.
+                of_few_tokens = [is_of_one_expert(name) for name in names[step]]
+                least = np.where(of_few_tokens, np.inf, least)
             yield from _out_of_line(
                 _Found(
                     difference,

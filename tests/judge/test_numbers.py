@@ -353,6 +353,26 @@ def test_gradients_that_are_missing_fail_by_name_unless_the_control_misses_them_
 
 
 @pytest.mark.parametrize(
+    ("name", "from_step", "expected"),
+    [
+        ("layers.3.mlp.experts.1.linear_fc2.weight", 2, Outcome.PASS),
+        ("layers.3.mlp.experts.1.linear_fc2.weight", 1, Outcome.FAIL),
+        ("layers.3.mlp.router.weight", 2, Outcome.FAIL),
+        ("layers.3.mlp.linear_fc2.weight", 2, Outcome.FAIL),
+    ],
+)
+def test_an_expert_may_get_no_tokens_after_the_first_step(name, from_step, expected):
+    missing = with_signals(run("t"), grads_missing=lambda step, x: float(step >= from_step))
+    check = answer(judged(replace(missing, grads_missing=(name,))), "gradients-present")
+    assert check.outcome is expected
+    assert expected is Outcome.PASS or name in check.detail
+    # A second one without a gradient is not explained by the expert.
+    two = with_signals(run("t"), grads_missing=lambda step, x: 2.0 * (step >= from_step))
+    check = answer(judged(replace(two, grads_missing=(name,))), "gradients-present")
+    assert check.outcome is Outcome.FAIL
+
+
+@pytest.mark.parametrize(
     "forget", [None, lambda step, x: None if step == 7 else x], ids=["every step", "one step"]
 )
 def test_a_run_of_ours_that_does_not_tell_of_its_gradients_is_invalid(forget):

@@ -212,6 +212,20 @@ def test_a_scale_of_some_parameters_names_them():
     assert "1.05" in found.cause
 
 
+@pytest.mark.parametrize(
+    ("factor", "expected"),
+    [(0.87, "PASS"), (0.98, "PASS"), (1.0, "PASS"), (1.15, "FAIL"), (0.75, "FAIL")],
+)
+def test_a_norm_between_float32_and_a_control_that_rounds_it_away_is_right(factor, expected):
+    """A sum in bfloat16 stops growing: a control's gradient is shorter by more than errors turn."""
+    shorter, other = rounded(1), rounded(2)
+    shorter[:, 3] *= 0.87
+    other[:, 3] *= factor
+    measure = replace(MEASURE, matched=low("fsdp2", frozen(shorter, rounded_loss(1))))
+    found = verdict(low("tp2", frozen(other, rounded_loss(2))), measure)
+    assert outcomes(found)[2] == expected
+
+
 def test_queries_and_keys_scaled_alike_are_attention_scores_and_not_all_gradients():
     part = {0: "wq", 1: "wk", 10: "wq"}
     names = tuple(name.replace("wq", part.get(at, "wo")) for at, name in enumerate(NAMES))

@@ -188,6 +188,35 @@ def test_a_gradient_that_is_off_in_one_repeat_is_named():
     assert "its gradient of norm.weight at step 4 differs" in found.what
 
 
+@pytest.mark.parametrize(
+    ("name", "step", "named"),
+    [
+        ("layers.3.mlp.experts.1.linear_fc2.weight", 4, False),
+        ("layers.3.mlp.experts.1.linear_fc2.weight", 1, True),
+        ("layers.3.moe.experts.w1", 4, True),
+        ("layers.3.mlp.router.weight", 4, True),
+    ],
+)
+def test_one_expert_may_get_other_tokens_in_a_repeat_after_the_first_step(name, step, named):
+    def renamed(each):
+        names = (tuple(name if of == "norm.weight" else of for of in s.names) for s in each.samples)
+        return replace(
+            each,
+            samples=tuple(replace(s, names=of) for s, of in zip(each.samples, names, strict=True)),
+        )
+
+    def turned(each):
+        def change(at, of, values):
+            return 50 * values[::-1] if (at, of) == (step, "norm.weight") else values
+
+        return replace(each, samples=samples(gradient=change))
+
+    repeats = [renamed(each) for each in with_one(drawn(), 2, turned)]
+    found = outlier_among(renamed(CONTROL), repeats)
+    assert (found is not None) is named
+    assert not named or f"its gradient of {name} at step {step} differs" in found.what
+
+
 @pytest.mark.parametrize(("stored", "named"), [("float32", True), ("bfloat16", False)])
 def test_an_update_that_storing_rounds_off_puts_no_repeat_out_of_line(stored, named):
     """A norm weight of 1 in bfloat16 moves by a whole spacing or not at all, in each repeat."""

@@ -95,10 +95,27 @@ def test_docstrings_become_bugs(folder):
     assert (doubled.magnitude, scaled.magnitude, scaled.first_step) == (None, 1e-4, 3)
 
 
+def test_a_bug_may_say_what_it_changes(folder):
+    text = BUGS.replace("    Needs:", "    Place: Optimizer.step\n    Needs:")
+    (folder / "c1_scale.py").write_text(text)
+    assert [bug.place for bug in read_catalogue(folder).bugs] == ["Optimizer.step", ""]
+
+
 def test_correct_configurations_are_marked_by_the_file(folder):
     matrices = {matrix.name: matrix for matrix in read_catalogue(folder).matrices}
     assert list(matrices) == ["c1", "correct"]
     assert [matrix.correct for matrix in matrices.values()] == [False, True]
+
+
+def test_single_matrices_are_bugs_or_right_as_they_are_asked_for(folder):
+    right = folder / "layouts.toml"
+    (folder / "correct.toml").rename(right)
+    given = read_catalogue(folder / "c1.toml", correct=[right])
+    found = {matrix.name: (matrix.correct, matrix.sets) for matrix in given.matrices}
+    assert found == {"c1": (False, ("doubled", "scaled_1e_4")), "layouts": (True, ("ddp2",))}
+    assert [bug.id for bug in given.bugs] == ["doubled", "scaled_1e_4"]
+    with pytest.raises(ConfigError, match=r"layout\.toml: holds no matrix"):
+        read_catalogue(folder / "c1.toml", correct=[folder / "layout.toml"])
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ def check(name="loss-envelope", tier="envelope", outcome="FAIL", onset=4):
 
 def answer(verdict, *checks, cause="why", cause_class=None, error=None):
     test = {"name": "doubled", "verdict": verdict, "cause": cause, "cause_class": cause_class}
-    return read_answer({**test, "error": error, "checks": [check(outcome="PASS"), *checks]})
+    checks = [check(outcome="PASS"), *checks]
+    return read_answer({**test, "error": error, "module": "layers.1", "checks": checks})
 
 
 FIRST = check("grad-norm-first-step", "first step", onset=1)

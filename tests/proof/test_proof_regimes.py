@@ -202,7 +202,11 @@ def test_seeds_are_the_file_s_own(folder):
 def test_fewer_steps_are_trained_by_every_set(folder):
     for matrix in part(folder, Regime.MIXED, steps=3).catalogue.matrices:
         assert {s.setting("training.steps") for s in load_experiment(matrix.path).tests} == {3}
-    (folder / "c1.toml").write_text((folder / "c1.toml").read_text().replace("training.steps", "x"))
+    text = (folder / "c1.toml").read_text()
+    (folder / "c1.toml").write_text(text.replace('"training.steps"', "training.steps"))
+    (nested, *_) = part(folder, Regime.FP32, steps=4).catalogue.matrices
+    assert {s.setting("training.steps") for s in load_experiment(nested.path).tests} == {4}
+    (folder / "c1.toml").write_text(text.replace("training.steps", "x"))
     with pytest.raises(ConfigError, match=r"trainer\.set: has no 'training\.steps'"):
         part(folder, Regime.FP32, steps=3)
 
@@ -227,6 +231,34 @@ def test_a_product_of_sets_is_refused_where_it_would_have_to_be_rewritten(folder
     assert "correct_more" in run_by(part(folder, Regime.FP32))
     with pytest.raises(ConfigError, match="matrix: cannot be put into regime float8"):
         part(folder, Regime.FLOAT8)
+
+
+@pytest.mark.parametrize("regime", [Regime.FP32, Regime.BF16])
+def test_megatron_has_its_bugs_and_right_layouts_in_two_precisions(tmp_path, regime):
+    of_megatron = prove.OF_MEGATRON
+    experiments = ROOT / of_megatron.bugs
+    correct = [ROOT / each for each in of_megatron.correct]
+    given = part_of(read_catalogue(experiments, correct=correct), regime, tmp_path, Extent())
+    assert regime in of_megatron.regimes
+    assert len(given.catalogue.bugs) >= 16
+    assert {bug.kind for bug in given.catalogue.bugs} == {f"C{number}" for number in range(1, 8)}
+    assert all(bug.place for bug in given.catalogue.bugs)
+    (_, right) = given.catalogue.matrices
+    assert len(right.sets) >= 20
+    for matrix in given.catalogue.matrices:
+        experiment = load_experiment(matrix.path)
+        anchors = [experiment.anchor] if experiment.anchor else []
+        for spec in (*anchors, *experiment.tests):
+            if spec.name in (*matrix.sets, "one_rank"):
+                assert regime_of(spec) is regime
+
+
+def test_megatron_has_no_other_precisions(tmp_path):
+    catalogue = read_catalogue(ROOT / prove.OF_MEGATRON.bugs)
+    for regime in (Regime.MIXED, Regime.FLOAT8):
+        given = part_of(catalogue, regime, tmp_path, Extent())
+        assert not given.catalogue.matrices
+        assert {each.why for each in given.left_out} == {"Megatron-Core is run in fp32 and in bf16"}
 
 
 @pytest.mark.parametrize("regime", Regime)
@@ -301,6 +333,20 @@ def test_what_no_chosen_regime_can_have_is_refused_with_the_reason(folder, capsy
     said = capsys.readouterr().err
     assert "cast in mixed: is not run: in bfloat16 the module does so anyway" in said
     assert proven(folder, "--regime", "float8", "--only", "cast") is prove.Exit.MET
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "asked", "regimes", "command"),
+    [
+        (prove.OF_TORCHTITAN, [], ["fp32"], "nox -s prove"),
+        (prove.OF_TORCHTITAN, ["bf16"], ["bf16"], "nox -s prove -- --regime bf16"),
+        (prove.OF_MEGATRON, [], ["fp32", "bf16"], "nox -s prove -- --megatron"),
+        (prove.OF_MEGATRON, ["fp32"], ["fp32"], "nox -s prove -- --megatron --regime fp32"),
+    ],
+)
+def test_the_page_names_the_command_of_its_regimes(benchmark, asked, regimes, command):
+    assert prove.regimes_of(asked, benchmark) == regimes
+    assert prove.command_of(benchmark, asked) == command
 
 
 def test_held_out_bugs_come_in_the_same_regimes(folder, capsys):

@@ -227,6 +227,10 @@ def test_the_page_begins_with_the_result_and_its_tables_are_whole(proof):
     assert "](benchmark.png)" in text
     assert re.search(r"^1\. `silent` \(C7, .*\) not caught \(PASS\)\.", text, re.MULTILINE)
     assert_tables_whole(text)
+    row, _held_out = re.findall(r"^\| `loud`: .*\|$", text, re.MULTILINE)
+    assert row.endswith("|  | 0.2 | no |")
+    (right,) = re.findall(r"^\| `right` .*\|$", text, re.MULTILINE)
+    assert right.endswith("| ✓ PASS | 2.75e-7 | 20 |")
     for heading in ("Goals", "By class", "Every bug", "Detection limits", "How to reproduce"):
         assert f"## {heading}\n" in text
 
@@ -337,10 +341,11 @@ def test_a_detection_limit_is_a_goal_where_its_ladder_reaches(proof, lowest, cau
 
 def test_regimes_stand_side_by_side(proof):
     results = [fp32(proof), in_regime(Regime.FLOAT8, proof)]
-    text = page(results, part=False, generated="now")
+    command = "nox -s prove -- --regime fp32 --regime float8"
+    text = page(results, part=False, generated="now", command=command)
     assert_tables_whole(text)
     assert "| rule | from | fp32: bugs caught | fp32: false alarms | Float8: bugs caught |" in text
     assert "## Float8\n" in text
     assert "- it runs in eager only: `compiled`" in text
-    assert "$ nox -s prove -- --regime fp32 --regime float8" in text
+    assert f"$ {command}\n" in text
     assert "| Float8 | 13 | 260 | 100 | 1.5 |" in text

@@ -140,6 +140,39 @@ def test_half_of_the_vocabulary_shows_which_row_is_of_which_token(tmp_path):
     assert rows["block", "in.scale"][1][0, SOME] == 0  # of no token
 
 
+def test_the_sequence_may_come_before_the_batch(tmp_path):
+    class SequenceFirst(Model):
+        def forward(self, tokens):
+            hidden = self.block(self.embed(tokens).transpose(0, 1), scale=torch.full((1, 1, 4), 2))
+            return self.head(hidden)
+
+    rows, its = (
+        recorded(tmp_path, each, steps=[step_of(each)]) for each in (Model(), SequenceFirst())
+    )
+    for name in (("block.first", "out.0"), ("head", "out.0")):
+        for direction in (1, 2):
+            assert rows[name][direction][0, SOME] > 0
+            assert its[name][direction] == pytest.approx(rows[name][direction], rel=1e-4, abs=1e-4)
+
+
+def test_a_weight_that_a_module_gets_is_no_activation(tmp_path):
+    class Output(nn.Module):
+        def forward(self, x, *, weight):
+            return x @ weight.T
+
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(10, 6), Output()
+
+        def forward(self, tokens):
+            return self.head(self.embed(tokens), weight=self.embed.weight)
+
+    model = Tied()
+    rows = recorded(tmp_path, model, steps=[step_of(model)])
+    assert list(rows) == [("embed", "out.0"), ("head", "in.0"), ("head", "out.0")]
+
+
 def test_a_buffer_into_which_every_batch_is_copied_is_not_taken_for_the_first_one(tmp_path):
     model, buffer = Model(), TOKENS.clone()
 

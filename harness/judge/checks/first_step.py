@@ -21,6 +21,7 @@ from converge_harness.judge.checks.question import (
 )
 from converge_harness.judge.compare.curves import common_steps, series
 from converge_harness.judge.compare.envelopes import Envelope
+from converge_harness.judge.compare.limits import is_of_one_expert
 from converge_harness.judge.compare.reported import agreement, other_objective
 from converge_harness.judge.probed_runs import probing
 from converge_harness.model import Evidence, Limit, Outcome, SetSpec, Tier
@@ -96,7 +97,8 @@ def gradients_present(test: Evidence, control: Evidence, spec: SetSpec | None) -
     """Every parameter that gets a gradient in the control gets one in the run.
 
     A parameter without gradient stays as it was initialised; the loss hardly shows it. A control
-    whose gradients are all zero shows nothing: its probe may look at another model.
+    whose gradients are all zero shows nothing: its probe may look at another model. After the first
+    step experts are left out: rounding decides which of them gets no token of a step.
     """
     norms = series(control, "grad_norm_recomputed")
     if norms.steps.size and not np.any(norms.values):
@@ -109,9 +111,11 @@ def gradients_present(test: Evidence, control: Evidence, spec: SetSpec | None) -
         detail = "the source does not record which parameters got a gradient"
         return skipped(detail) if spec is None else invalid(detail)
     common, mine, other = common_steps(ours.steps, theirs.steps)
-    more = common[~(ours.values[mine] <= theirs.values[other])]
+    idle = sum(is_of_one_expert(name) for name in test.grads_missing)
+    may_be_idle = np.where(common > common[:1], idle, 0)
+    more = common[~(ours.values[mine] <= theirs.values[other] + may_be_idle)]
     names = [name for name in test.grads_missing if name not in control.grads_missing]
-    if not more.size and not names:
+    if not more.size and all(map(is_of_one_expert, names)):
         missing = np.setdiff1d(common_steps(test.steps, control.steps).steps, common)
         if missing.size and spec is not None:
             step = int(missing[0])

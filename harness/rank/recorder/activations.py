@@ -205,7 +205,10 @@ class ActivationSampler:
         if not self._is_idle():
             leaves, _ = tree_flatten((args, kwargs))
             for place, leaf in zip(_argument_names(args, kwargs, leaves), leaves, strict=True):
-                self._tensor((name, f"in.{place}"), leaf, compiled=compiled)
+                # A weight that is handed over (Megatron-Core's tied embedding) is no activation:
+                # its gradient is of all its uses on the rank, so it depends on the layout.
+                if not isinstance(leaf, torch.nn.Parameter):
+                    self._tensor((name, f"in.{place}"), leaf, compiled=compiled)
 
     def _outputs(self, name: str, given: Any) -> None:
         if not self._is_idle():
@@ -337,13 +340,17 @@ class ActivationSampler:
     def _find_half(self, shape: torch.Size, tokens: torch.Tensor) -> torch.Tensor | None:
         odd = (mixed(_plain(tokens).long(), _KEY) & 1).bool()
         batch, length = odd.shape
-        if len(shape) < _PLACES or shape[0] != batch:
+        if len(shape) < _PLACES or batch not in shape[:_PLACES]:
             return None
-        if shape[1] != length and self._tp_size > 1 and shape[1] * self._tp_size == length:
+        batch_first = shape[0] == batch  # Megatron-Core has the sequence before the batch
+        here = shape[1 if batch_first else 0]
+        if here != length and self._tp_size > 1 and here * self._tp_size == length:
             odd = odd.chunk(self._tp_size, dim=1)[self._tp_rank]  # sequence parallelism
-        if shape[1] == odd.shape[1]:
+        if not batch_first:
+            odd = odd.T
+        if shape[:_PLACES] == odd.shape:
             places = odd.reshape(*odd.shape, *[1] * (len(shape) - _PLACES))
-        elif len(shape) > _PLACES and shape[2] == length:  # heads before positions
+        elif batch_first and len(shape) > _PLACES and shape[2] == length:  # heads before positions
             places = odd[:, None].reshape(batch, 1, length, *[1] * (len(shape) - _PLACES - 1))
         else:
             return None
