@@ -179,7 +179,7 @@ def _bug(proven: ProvenBug) -> tuple[str, ...]:
         _named(answer),
         right[graded.cause_right],
         f"`{answer.module}`" if answer.module else "",
-        number(proven.run.loss_off),
+        digits(proven.run.loss_off),
         "no" if ONE_PERCENT in proven.run.flagged_by else "yes",
     )
 
@@ -259,7 +259,7 @@ def _correct(proof: Proof) -> str:
             f"`{each.answer.name}`",
             each.run.what,
             f"{SYMBOLS[each.answer.judgement]} {each.answer.judgement.value}",
-            number(each.run.loss_off),
+            digits(each.run.loss_off),
             f"{each.run.rank_seconds:.0f}",
         )
         for each in proof.correct
