@@ -13,8 +13,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import tomli
-
 from converge_harness.errors import ConfigError, Problem, suggest
 
 CONSTRAINTS = "constraints.txt"
@@ -82,6 +80,9 @@ def _named_files(experiment: Path) -> Iterator[tuple[str, Path]]:
     They are found beside the experiment or, as from the root of a checkout, beside
     ``experiments/``.
     """
+    # Imported here: `converge --help` lists the examples with the standard library alone.
+    import tomli
+
     places = (experiment.parent, shipped(EXPERIMENTS).parent)
     seen: set[str] = set()
     texts = [experiment]

@@ -113,7 +113,7 @@ def test_the_cover_of_an_experiment_has_its_techniques(capsys):
     assert main(["plan", experiment, "--cover", "pairs", "--gpus", "64"]) == 0
     printed = capsys.readouterr().out
     assert "2 jobs of at most 64 GPUs, beside the control: proved to be the fewest" in printed
-    assert "17 pairs can meet, and do." in printed
+    assert "17 pairs can run together: all are covered." in printed
     assert "One job per pair would be 17 jobs, 15 more" in printed
     assert "tp=2 + cp=8" in printed.split("cannot meet:")[1]
 

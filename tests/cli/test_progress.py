@@ -140,7 +140,7 @@ def test_a_terminal_shows_step_loss_and_time_left():
     [
         (Reused(1.0, job(), record()), ["reused", "runs/tp2"]),
         (Notice(1.0, "the warm server died"), ["warning: the warm server died"]),
-        (GoingOn(1.0, job(), "segment 2 of 3", ()), ["goes on: segment 2 of 3"]),
+        (GoingOn(1.0, job(), "segment 2 of 3", ()), ["continues: segment 2 of 3"]),
         (Waiting(1.0, job(), 64), ["waits after step 64 for the runs it is compared with"]),
         (Retrying(1.0, job(), "the port was taken"), ["starting again", "the port was taken"]),
         (

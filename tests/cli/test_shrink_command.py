@@ -68,7 +68,7 @@ def test_a_search_that_was_ended_keeps_the_smallest_so_far(
     tmp_path, monkeypatch, capsys, more, after, code
 ):
     assert shrunk(tmp_path, monkeypatch, *more, after=after) == code
-    assert "smallest set-up (the search did not end): tp 2\n" in capsys.readouterr().out
+    assert "smallest set-up (the search was cut short): tp 2\n" in capsys.readouterr().out
     left = json.loads((tmp_path / "out" / "shrunk.json").read_text())
     assert (left["trials"], left["done"]) == (3, False)
     (test,) = load_experiment(tmp_path / "out" / "experiment.toml").tests

@@ -49,7 +49,7 @@ def test_its_later_steps_are_trained_from_its_newest_checkpoint(stopped):
     matrix.experiment.write_text(MATRIX.replace('when = "settled"', 'when = "never"'))
     all_steps = matrix.converge("run")
     assert all_steps.returncode == 0, all_steps.stdout + all_steps.stderr
-    assert "right: goes on: from its checkpoint of step " in " ".join(all_steps.stdout.split())
+    assert "right: continues: from its checkpoint of step " in " ".join(all_steps.stdout.split())
     right = matrix.tests()["right"]
     first_pass, second_pass = right["passes"]
     assert first_pass["steps"][0] == 1

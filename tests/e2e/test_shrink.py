@@ -51,7 +51,7 @@ def test_a_failure_is_shrunk_to_the_part_that_it_needs(matrix):
     assert "1 2 steps instead of 8: fails the same way" in said
     assert "2 tp 1 instead of 2: passes" in said
     assert "3 dp_shard 1 instead of 2: fails the same way" in said
-    assert "smallest set-up (the search did not end): tp 2 against dp_shard 2, 2 steps" in said
+    assert "smallest set-up (the search was cut short): tp 2 against dp_shard 2, 2 steps" in said
     assert "needs tp 2: without it, it passes" in said
     assert "does not need dp_shard 2" in said
 

@@ -104,7 +104,7 @@ WRONG = {
     ),
     "an empty sentence": (
         EXPERIMENT + TECHNIQUE.replace("RMSNorm by our kernel", " "),
-        ": technique.fused_norm.what: is empty: say in one sentence what it is",
+        ": technique.fused_norm.what: is empty: describe the technique in one sentence",
     ),
     "nothing to do": (
         EXPERIMENT + '[technique.fused_norm]\nwhat = "nothing"\n',

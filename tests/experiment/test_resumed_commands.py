@@ -359,8 +359,8 @@ def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place)
             "",
             {"top": "checkpoint_every = 4", "trainer": BY_CURVE},
             (
-                "checkpoint_every: is set, but a run that continues needs the probe, which shows "
-                "from what it goes on (set probe = true, and call the probe in the program "
+                "checkpoint_every: is set, but a run that continues needs the probe, which "
+                "records what it resumes from (set probe = true, and call the probe in the program "
                 "(docs/probe.md), or leave it out: an interrupted run starts over)"
             ),
         ),

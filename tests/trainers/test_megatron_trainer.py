@@ -128,7 +128,7 @@ def test_repeats_that_its_rank_code_cannot_make_are_refused(tmp_path):
         "parallelism = { tp = 2 }",
         head=head.replace(', "rounding"', "").replace("[[test]]", balanced),
     )
-    assert "'permute' is not possible for 'dp2': its auxiliary loss is of a microbatch" in found
+    assert "'permute' is not possible for 'dp2': its auxiliary loss is per microbatch" in found
 
 
 def test_what_is_switched_off_is_not_refused(tmp_path):

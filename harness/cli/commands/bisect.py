@@ -177,7 +177,7 @@ class _Searching:
             if changes := self._subject.changes(found.after):
                 say(self._console, changes)
         else:
-            why = "those between are skipped" if found.done else "the search did not end"
+            why = "those between are skipped" if found.done else "the search was cut short"
             said = (
                 f"the first {noun} that {change} is one of these {len(found.candidates)} ({why}):"
             )
