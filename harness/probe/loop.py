@@ -87,6 +87,8 @@ class ProbedLoop:
         self._batches = 0
         self._stepped: set[int] = set()
         """With hooks: the optimizers that have made this step's update."""
+        self._makes_states = False
+        """Whether the optimizer's step under way is no update (``makes_states``)."""
         self._noted: tuple[Any, Any] = (None, None)
         self._step = 0
         """The current step, or the last that ended; at first the one of the loaded checkpoint."""
@@ -322,11 +324,17 @@ class ProbedLoop:
         if not self._asked:
             self._take(BEFORE_CLIPPING)
 
-    def _before_update(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if not self._recorder.saw_gradients:
+    def _before_update(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._makes_states = not self._saw_batch() and makes_states(optimizer)
+        if not self._makes_states and not self._recorder.saw_gradients:
             self._take(AT_THE_STEP)
 
+    def _saw_batch(self) -> bool:
+        return bool(self._batches or (self._forward is not None and self._forward.batches))
+
     def _after_update(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if self._makes_states:
+            return
         self._stepped.add(id(optimizer))
         if len(self._stepped) < sum(map(_is_torchs, self._wrapped.optimizers)):
             return
@@ -430,6 +438,14 @@ def _mean(forward: ForwardWatch) -> float | None:
 
 def _is_torchs(optimizer: Any) -> bool:
     return isinstance(optimizer, torch.optim.Optimizer)
+
+
+def makes_states(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the step of an optimizer that begins only makes its states, to be loaded into.
+
+    ``torch.distributed.checkpoint.state_dict`` does so, with zero gradients and a rate of 0.
+    """
+    return not optimizer.state and all(group.get("lr") == 0 for group in optimizer.param_groups)
 
 
 def _device(wrapped: Wrapped) -> torch.device:

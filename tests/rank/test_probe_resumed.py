@@ -15,6 +15,7 @@ import pytest
 import torch
 from probed_loop import DEGREES, Model, lines_of, microbatches, write_job
 from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from converge_harness.model.kinds import FaultKind
 from converge_harness.probe import Probe, ProbeError, faults
@@ -153,6 +154,23 @@ def test_an_optimizer_that_was_not_restored_has_no_states(start):
     second = start(1)
     second.load(optimizer=False)
     assert state(second.folder, 2, "loaded", 2)["state_names"].size == 0
+
+
+def test_states_made_in_order_to_be_loaded_are_no_step(start):
+    """By a step of the optimizer with zero gradients, as distributed checkpoints load them."""
+    first = start(checkpoint_every=2)
+    first.probe.loaded(0)
+    first.train(2)
+    first.save()
+    second = start()
+    get_state_dict(second.model, second.optimizer)
+    second.load()
+    second.train(4)
+    saved, loaded = (state(first.folder, *each, 2) for each in ((1, "saved"), (2, "loaded")))
+    assert np.array_equal(saved["state_sketch"], loaded["state_sketch"])
+    steps = lines_of(of_pass(second, 2))
+    assert [line["step"] for line in steps] == [3, 4]
+    assert all(line["grad_norm_recomputed"] > 0 for line in steps)
 
 
 def test_a_save_that_did_not_return_leaves_no_whole_checkpoint(start):
