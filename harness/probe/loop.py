@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,7 +123,7 @@ class ProbedLoop:
         self._recorder.on_load(step, self._counters(step))
         self._begin()
 
-    def saved(self, step: int) -> None:
+    def saved(self, step: int, written: Future[Any] | None) -> None:
         if not self._job.resumes or step == self._job.steps:
             return  # after the run's last step nothing goes on from it
         if self._under_way or step != self._step:
@@ -132,10 +133,15 @@ class ProbedLoop:
                 "was written, with the number of the last step that the checkpoint has"
             )
         if self._faults is not None:
+            if written is not None:
+                self._faults.require_none_of_writing(step)
             self._faults.written(step)
         self._recorder.on_save(step, self._counters(step))
         if world.rank() == 0:
-            self._leave_manifest(step)
+            if written is None:
+                self._leave_manifest(step)
+            else:
+                written.add_done_callback(lambda done: self._leave_manifest_of(done, step))
         if self._faults is not None:
             self._faults.saved(step)
 
@@ -289,6 +295,11 @@ class ProbedLoop:
                 "checkpoint before the call, where [trainer.checkpoints] of the experiment says"
             )
         write_manifest(checkpoint, step, self._recorder.folder, form)
+
+    def _leave_manifest_of(self, written: Future[Any], step: int) -> None:
+        """The same once a checkpoint was written in the background; none if that failed."""
+        if not written.cancelled() and written.exception() is None:
+            self._leave_manifest(step)
 
     def _smallest_file(self) -> int:
         """Bytes that some file of a checkpoint surely has.
