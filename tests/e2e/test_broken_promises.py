@@ -81,7 +81,7 @@ SAYS = {
     "StopsTooLate": ("PASS", ""),
     "NeverStops": ("INVALID", "did not end pass 1, which went on to step 8: the steps after SIG"),
     "LeavesAtSigterm": ("PASS", ""),
-    "EndsWithZero": ("ERROR", "every rank ended with exit code 0 after kill at step 6"),
+    "EndsWithZero": ("FAIL", "every rank ended with exit code 0 after kill at step 6, but step 8"),
     "KeepsItsPort": ("PASS", ""),
 }
 
