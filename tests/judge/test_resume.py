@@ -747,7 +747,10 @@ def test_a_preemption_that_came_too_late_to_stop_anything_says_what_to_do():
     ("message", "words"),
     [
         ("OSError: [Errno 98] Address already in use", "which process holds the port"),
-        ("every rank ended with exit code 0 after kill at step 6, but …", "that of its last command"),
+        (
+            "every rank ended with exit code 0 after kill at step 6, but …",
+            "that of its last command",
+        ),
         ("RuntimeError: no", "where the time goes"),
     ],
 )
