@@ -37,11 +37,15 @@ class Training:
         torch.manual_seed(args.seed)  # the same initial weights on every rank
         hidden = (nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Dropout(args.dropout))
         layers = (nn.Embedding(VOCAB, WIDTH), *hidden, nn.Linear(4 * WIDTH, VOCAB))
-        self.model = DistributedDataParallel(nn.Sequential(*layers))
+        self.model = self.wrapped(nn.Sequential(*layers))
         torch.manual_seed(args.seed + 1 + self.rank)  # and dropout masks of its own
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
         self.schedule = LambdaLR(self.optimizer, self.rate)
         self.probe = Probe.from_env(self.model, self.optimizer)
+
+    def wrapped(self, model: nn.Module) -> nn.Module:
+        """The model as ranks share it."""
+        return DistributedDataParallel(model)
 
     def rate(self, steps: int) -> float:
         """Share of the learning rate after so many steps: a warm-up, then a linear decay."""

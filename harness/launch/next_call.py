@@ -9,6 +9,10 @@ from converge_harness.model import Fault, FaultKind, Job, Recovery, RestartOwner
 from converge_harness.trainers import Call, comes_in_passes
 from converge_harness.wording import counted
 
+_ENDED_WITH_0 = (
+    "whoever restarts training that fails goes by its exit code, so the program, and what starts "
+    "it, must not end with 0 then"
+)
 HARNESS_FAULTS = frozenset({FaultKind.PREEMPT, FaultKind.AGENT_LOSS, FaultKind.JOIN})
 """Faults that the ranks cannot cause themselves. Ranks without the probe cause none."""
 
@@ -41,6 +45,8 @@ class Decision:
     """Why there is another call."""
     problem: str = ""
     """A sentence; the failing rank's error is added if there is one."""
+    hint: str = ""
+    """What the program has to do otherwise; empty: what its trainer says."""
 
 
 def calls_again(job: Job) -> bool:
@@ -85,9 +91,10 @@ def _after_fault(job: Job, recovery: Recovery, call: Call, outcome: CallOutcome)
     if outcome.ended_well:
         if outcome.reached == job.steps:
             return Decision()
-        return Decision(
-            problem=f"every rank ended with exit code 0, but step {job.steps} was not reached"
-        )
+        struck = [recovery.faults[index] for index in sorted(outcome.struck)]
+        since = f" after {struck[-1].kind} at step {struck[-1].step}" if struck else ""
+        problem = f"every rank ended with exit code 0{since}, but step {job.steps} was not reached"
+        return Decision(problem=problem, hint=_ENDED_WITH_0 if struck else "")
     restarted = call.number - 1
     if recovery.restarts is RestartOwner.TORCHRUN:
         return Decision(problem=f"torchrun gave up (max_restarts = {recovery.max_restarts})")

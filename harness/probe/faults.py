@@ -170,6 +170,16 @@ class ScriptedFaults:
             self._limit.lift()
             self._limit = None
 
+    def require_none_of_writing(self, step: int) -> None:
+        """Raises ProbeError if a fault is to strike the checkpoint, which is not written yet."""
+        index = self._of_checkpoint.get(step)
+        if index is not None:
+            raise ProbeError(
+                f"{self._job.name}: {self._job.faults[index].kind} cannot strike the checkpoint of "
+                f"step {step}, which is written while training goes on: let the program wait for "
+                f"it in this set, and call probe.saved({step}) without written="
+            )
+
     def written(self, step: int) -> None:
         """Called where the program says that it has written a checkpoint.
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from converge_harness.run_folder.layout import JOB_VARIABLE
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     import torch
 
     from converge_harness.probe.loop import ProbedLoop
@@ -121,7 +123,7 @@ class Probe:
         if self._loop is not None:
             self._loop.loaded(step)
 
-    def saved(self, step: int) -> None:
+    def saved(self, step: int, *, written: Future[Any] | None = None) -> None:
         """Say that the checkpoint of a step has been written, on every rank. Collective.
 
         What is recorded are parameters and optimizer states as they are now, so call it right after
@@ -129,13 +131,16 @@ class Probe:
 
         Args:
             step: the last step that the checkpoint has.
+            written: of a checkpoint that is written while training goes on, as by
+            ``torch.distributed.checkpoint.async_save``: a future that is done once it is complete.
+            Rank 0's counts. None: it is complete now.
 
         Raises ProbeError for another step than the one that ended last; on rank 0, if there is no
         such checkpoint where ``[trainer.checkpoints]`` of the experiment says; and if a fault of
         the experiment should have broken off the writing, and could not.
         """
         if self._loop is not None:
-            self._loop.saved(step)
+            self._loop.saved(step, written)
 
     def batch(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,6 +88,8 @@ class ProbedLoop:
         self._batches = 0
         self._stepped: set[int] = set()
         """With hooks: the optimizers that have made this step's update."""
+        self._makes_states = False
+        """Whether the optimizer's step under way is no update (``makes_states``)."""
         self._noted: tuple[Any, Any] = (None, None)
         self._step = 0
         """The current step, or the last that ended; at first the one of the loaded checkpoint."""
@@ -120,7 +123,7 @@ class ProbedLoop:
         self._recorder.on_load(step, self._counters(step))
         self._begin()
 
-    def saved(self, step: int) -> None:
+    def saved(self, step: int, written: Future[Any] | None) -> None:
         if not self._job.resumes or step == self._job.steps:
             return  # after the run's last step nothing goes on from it
         if self._under_way or step != self._step:
@@ -130,10 +133,15 @@ class ProbedLoop:
                 "was written, with the number of the last step that the checkpoint has"
             )
         if self._faults is not None:
+            if written is not None:
+                self._faults.require_none_of_writing(step)
             self._faults.written(step)
         self._recorder.on_save(step, self._counters(step))
         if world.rank() == 0:
-            self._leave_manifest(step)
+            if written is None:
+                self._leave_manifest(step)
+            else:
+                written.add_done_callback(lambda done: self._leave_manifest_of(done, step))
         if self._faults is not None:
             self._faults.saved(step)
 
@@ -288,6 +296,11 @@ class ProbedLoop:
             )
         write_manifest(checkpoint, step, self._recorder.folder, form)
 
+    def _leave_manifest_of(self, written: Future[Any], step: int) -> None:
+        """The same once a checkpoint was written in the background; none if that failed."""
+        if not written.cancelled() and written.exception() is None:
+            self._leave_manifest(step)
+
     def _smallest_file(self) -> int:
         """Bytes that some file of a checkpoint surely has.
 
@@ -322,11 +335,17 @@ class ProbedLoop:
         if not self._asked:
             self._take(BEFORE_CLIPPING)
 
-    def _before_update(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if not self._recorder.saw_gradients:
+    def _before_update(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._makes_states = not self._saw_batch() and makes_states(optimizer)
+        if not self._makes_states and not self._recorder.saw_gradients:
             self._take(AT_THE_STEP)
 
+    def _saw_batch(self) -> bool:
+        return bool(self._batches or (self._forward is not None and self._forward.batches))
+
     def _after_update(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if self._makes_states:
+            return
         self._stepped.add(id(optimizer))
         if len(self._stepped) < sum(map(_is_torchs, self._wrapped.optimizers)):
             return
@@ -430,6 +449,14 @@ def _mean(forward: ForwardWatch) -> float | None:
 
 def _is_torchs(optimizer: Any) -> bool:
     return isinstance(optimizer, torch.optim.Optimizer)
+
+
+def makes_states(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the step of an optimizer that begins only makes its states, to be loaded into.
+
+    ``torch.distributed.checkpoint.state_dict`` does so, with zero gradients and a rate of 0.
+    """
+    return not optimizer.state and all(group.get("lr") == 0 for group in optimizer.param_groups)
 
 
 def _device(wrapped: Wrapped) -> torch.device:

@@ -69,11 +69,22 @@ class EndsEarly(Given):
         super().train()
 
 
+class EndsWithZero(Given):
+    """Is started by a process that ends with 0 however the training has ended."""
+
+
 class TwoRanksOnly(Given):
     def train(self) -> None:
         if self.ranks != 2:
             raise ValueError(f"this script is made for 2 ranks, not for {self.ranks}")
         super().train()
+
+
+class LeavesAtSigterm(Given):
+    """Saves nothing on SIGTERM, and says that all is well."""
+
+    def on_sigterm(self, *_: object) -> None:
+        os._exit(0)
 
 
 class KeepsItsPort(Given):
@@ -96,6 +107,9 @@ if __name__ == "__main__":
     parser = arguments()
     parser.add_argument("--resume-from", default="")
     args = parser.parse_args()
+    if os.environ["PROGRAM"] == "EndsWithZero" and os.fork():
+        os.wait()
+        sys.exit(0)
     dist.init_process_group("gloo")
     globals()[os.environ["PROGRAM"]](args).train()
     dist.destroy_process_group()

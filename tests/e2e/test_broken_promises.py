@@ -65,6 +65,8 @@ SETS = {
     "TwoRanksOnly": RESIZED,
     "StopsTooLate": BROKEN.replace("FAULT", PREEMPT),
     "NeverStops": BROKEN.replace("FAULT", PREEMPT),
+    "LeavesAtSigterm": BROKEN.replace("FAULT", PREEMPT),
+    "EndsWithZero": BROKEN.replace("FAULT", KILL),
     "KeepsItsPort": BROKEN.replace("FAULT", KILL),
 }
 SAYS = {
@@ -78,6 +80,8 @@ SAYS = {
     "TwoRanksOnly": ("ERROR", "crashed at the resume after step 4 (DDP 2 -> one rank): "),
     "StopsTooLate": ("PASS", ""),
     "NeverStops": ("INVALID", "did not end pass 1, which went on to step 8: the steps after SIG"),
+    "LeavesAtSigterm": ("PASS", ""),
+    "EndsWithZero": ("FAIL", "every rank ended with exit code 0 after kill at step 6, but step 8"),
     "KeepsItsPort": ("PASS", ""),
 }
 
@@ -116,6 +120,8 @@ def run(folder, names, toolchains):
         check=False,
     )
     assert (folder / "out" / "report.json").is_file(), result.stdout + result.stderr
+    left = [each for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == str(folder)]
+    assert not left
     tests = json.loads((folder / "out" / "report.json").read_text())["tests"]
     return {test["name"]: test for test in tests}
 
@@ -141,6 +147,3 @@ def test_what_was_lost_by_stopping_too_late_is_reported(judged):
 def test_what_a_start_leaves_behind_is_ended_before_the_next(tmp_path):
     """In the real toolchain: forks of a test's server are not children of converge."""
     require(run(tmp_path, ["KeepsItsPort"], TOOLCHAINS)["KeepsItsPort"], "KeepsItsPort")
-    assert not [
-        each.pid for each in psutil.process_iter(["cwd"]) if each.info["cwd"] == str(tmp_path)
-    ]

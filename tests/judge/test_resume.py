@@ -747,10 +747,14 @@ def test_a_preemption_that_came_too_late_to_stop_anything_says_what_to_do():
     ("message", "words"),
     [
         ("OSError: [Errno 98] Address already in use", "which process holds the port"),
+        (
+            "every rank ended with exit code 0 after kill at step 6, but …",
+            "that of its last command",
+        ),
         ("RuntimeError: no", "where the time goes"),
     ],
 )
-def test_a_restart_that_finds_its_port_taken_says_where_to_look(message, words):
+def test_a_restart_that_fails_says_where_to_look(message, words):
     passes = (a_pass(1, 0, 9, saves=[4, 8]), a_pass(2, 8, 8))
     test = resumed(*passes, struck=STRUCK[:1])
     error = RankError(0, message)

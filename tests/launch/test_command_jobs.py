@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -99,6 +100,18 @@ def test_a_program_whose_curve_does_not_grow_hangs(store, cold):
     assert record.status is RunStatus.HUNG
     assert "its curve nor its ranks' output grew for 2 s" in record.error.message
     assert "in go_wrong" in record.error.traceback
+
+
+def test_a_port_that_another_process_holds_says_how_to_find_that(store, cold):
+    events = []
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        mode = f"port {held.getsockname()[1]}"
+        job = command_job("taken", mode=mode, at=1)
+        (record,) = run(plan_of(job), store, cold, events.append)
+    assert record.status is RunStatus.CRASHED
+    assert record.error.message.startswith("OSError: [Errno 98] Address already in use")
+    assert "another process listens on the port; `ss -ltnp` shows which" in record.error.message
+    assert sum(isinstance(each, Retrying) for each in events) == 1  # it might have been brief
 
 
 def test_a_program_that_cannot_be_started_says_so(store, cold):
@@ -248,6 +261,17 @@ def test_a_segment_of_a_program_without_its_checkpoint_says_what_to_do(store, co
         "segment 1 (steps 1 to 2): wrote no complete checkpoint of step 2 for the next one: the "
         "program has to stop after the step that {stop_at} says, write that step's checkpoint into "
         "{checkpoint_dir}, and then call probe.saved(step)"
+    )
+
+
+def test_a_start_that_fails_and_ends_with_0_says_so(store, cold):
+    job = broken(recoverable_job("hidden", mode="ends with 0"), Fault(FaultKind.KILL, 4))
+    (record,) = run(plan_of(job), store, cold)
+    assert record.status is RunStatus.CRASHED
+    assert record.error.message == (
+        "every rank ended with exit code 0 after kill at step 4, but step 6 was not reached: "
+        "whoever restarts training that fails goes by its exit code, so the program, and what "
+        "starts it, must not end with 0 then"
     )
 
 

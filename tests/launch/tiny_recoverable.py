@@ -26,7 +26,7 @@ def main(checkpoints, resume_from, stop_at, every, mode):
     for step in range(first + 1, stop_at + 1):
         for index, fault in enumerate(job.faults):
             if fault.kind == "kill" and fault.step == step:
-                die_once(job, index, fault, number)
+                die_once(job, index, fault, number, mode)
         writer.step({"step": step, "loss": 1.0 / step, "at": time.time()})
         if (step % every == 0 or step == stop_at) and not mode.startswith("forget"):
             checkpoint = job.checkpoints.path(job.run_folder, step)
@@ -44,9 +44,11 @@ def main(checkpoints, resume_from, stop_at, every, mode):
     writer.finish(stop_at)
 
 
-def die_once(job, index, fault, number):
+def die_once(job, index, fault, number, mode):
     if not struck_file(job.run_folder, index).exists():
         record_struck(job.run_folder, index, fault, number)
+        if mode == "ends with 0":
+            sys.exit(0)
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from probed_loop import STEPS, Model, lines_of, microbatches, sample_of, train, write_job
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.nn.utils import clip_grad_norm_
 
 from converge_harness.probe import Probe, ProbeError, initial_weights
@@ -208,6 +209,32 @@ def untouched_loop(model, optimizer):
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
         optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("hooks", [False, True])
+def test_states_made_before_the_first_step_are_no_step(job, hooks):
+    """Torch makes them by a step with zero gradients and a rate of 0."""
+    folder = job(steps=1)
+    loop = Loop(lambda optimizer: torch.optim.AdamW(optimizer.param_groups), hooks=hooks)
+    (optimizer,) = loop.probe._loop._wrapped.optimizers
+    get_state_dict(loop.model, optimizer)
+    loop.probe.batch(TOKENS, TOKENS)
+    loop.backward()
+    norm = nn.utils.get_total_norm([each.grad for each in loop.model.parameters()])
+    optimizer.step()
+    if not hooks:
+        loop.probe.step(loss=1.0)
+    (line,) = lines_of(folder)
+    assert line["grad_norm_recomputed"] == pytest.approx(float(norm), rel=1e-12)
+
+
+def test_a_first_step_at_a_rate_of_0_is_a_step(job):
+    folder = job(steps=1)
+    loop = Loop()
+    loop.optimizer.param_groups[0]["lr"] = 0.0
+    norm = loop.step()
+    (line,) = lines_of(folder)
+    assert line["grad_norm_recomputed"] == pytest.approx(norm, rel=1e-12)
 
 
 # ------------------------------------------------------------------ batches

@@ -6,6 +6,7 @@ import resource
 import signal
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import torch
 from probed_loop import DEGREES, Model, lines_of, microbatches, write_job
 from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from converge_harness.model.kinds import FaultKind
 from converge_harness.probe import Probe, ProbeError, faults
@@ -60,12 +62,12 @@ class Program:
             self.probe.step(loss=1.0)
             self.optimizer.zero_grad()
 
-    def save(self):
+    def save(self, written=None):
         path = FORM.path(self.folder, self.step)
         path.parent.mkdir(exist_ok=True)
         parts = (self.model.state_dict(), self.optimizer.state_dict())
         torch.save((self.step, *parts), path)
-        self.probe.saved(self.step)
+        self.probe.saved(self.step, written=written)
 
     def load(self, *, optimizer=True):
         step = newest_whole(self.folder, FORM)
@@ -155,6 +157,23 @@ def test_an_optimizer_that_was_not_restored_has_no_states(start):
     assert state(second.folder, 2, "loaded", 2)["state_names"].size == 0
 
 
+def test_states_made_in_order_to_be_loaded_are_no_step(start):
+    """By a step of the optimizer with zero gradients, as distributed checkpoints load them."""
+    first = start(checkpoint_every=2)
+    first.probe.loaded(0)
+    first.train(2)
+    first.save()
+    second = start()
+    get_state_dict(second.model, second.optimizer)
+    second.load()
+    second.train(4)
+    saved, loaded = (state(first.folder, *each, 2) for each in ((1, "saved"), (2, "loaded")))
+    assert np.array_equal(saved["state_sketch"], loaded["state_sketch"])
+    steps = lines_of(of_pass(second, 2))
+    assert [line["step"] for line in steps] == [3, 4]
+    assert all(line["grad_norm_recomputed"] > 0 for line in steps)
+
+
 def test_a_save_that_did_not_return_leaves_no_whole_checkpoint(start):
     program = start(checkpoint_every=2)
     program.probe.loaded(0)
@@ -164,6 +183,25 @@ def test_a_save_that_did_not_return_leaves_no_whole_checkpoint(start):
     FORM.path(program.folder, 3).touch()  # it dies before probe.saved
     assert newest_whole(program.folder, FORM) == 2
     assert set_torn_aside(program.folder, FORM) == (3,)
+
+
+def test_a_checkpoint_that_is_written_in_the_background_counts_once_that_is_done(start):
+    program = start(checkpoint_every=1)
+    program.probe.loaded(0)
+    futures = []
+    for step in (1, 2, 3):
+        program.train(step)
+        futures.append(Future())
+        program.save(written=futures[-1])
+    assert newest_whole(program.folder, FORM) is None
+    futures[0].set_result(None)
+    futures[1].cancel()
+    futures[2].set_exception(OSError("No space left on device"))
+    assert newest_whole(program.folder, FORM) == 1
+    again = start()
+    again.load()
+    saved, loaded = (state(again.folder, *each, 1) for each in ((1, "saved"), (2, "loaded")))
+    assert np.array_equal(saved["parameters_sketch"], loaded["parameters_sketch"])
 
 
 def test_a_run_that_nothing_resumes_ignores_the_calls(start):
@@ -657,6 +695,15 @@ def test_a_checkpoint_too_small_to_break_off_says_so(tmp_path):
     path = job_with(tmp_path / "run", {"kind": "disk_full", "step": 2})
     assert wrote_by(path, save) == 0
     assert not (path.parent / "faults").exists()
+
+
+def test_no_fault_strikes_a_checkpoint_that_is_written_in_the_background(start):
+    faults = [{"kind": "ckpt_torn", "step": 2, "rank": 0, "torn": "truncated"}]
+    program = start(checkpoint_every=2, faults=faults)
+    program.probe.loaded(0)
+    program.train(2)
+    with pytest.raises(ProbeError, match="ckpt_torn cannot strike the checkpoint of step 2"):
+        program.save(written=Future())
 
 
 def test_another_rank_s_disk_is_not_full(tmp_path):

@@ -266,6 +266,13 @@ def recovered_late(context: Context) -> Cause | None:
             "outlives its rank, or another run that uses the same port. Take port 0, which the "
             "system fills in, or end such processes with the rank",
         )
+    if error is not None and _ENDED_WITH_0 in error.message:
+        return Cause(
+            f"no recovery in time: {context.detail('recovers-in-time')}",
+            CauseClass.RECOVERY,
+            "the exit code of what starts the training: a shell script has that of its last "
+            "command, and subprocess.run raises an error only with check=True",
+        )
     if _look_at(context) is _IN_A_PROGRAM and _lost_to_the_next(context):
         return Cause(
             f"no recovery in time: {context.detail('recovers-in-time')}",
@@ -282,6 +289,8 @@ def recovered_late(context: Context) -> Cause | None:
 
 
 _TAKEN = "Address already in use"
+_ENDED_WITH_0 = "every rank ended with exit code 0 after "
+"""How the error of a start begins that a fault has struck, and that hides it."""
 
 
 def _lost_to_the_next(context: Context) -> bool:

@@ -274,12 +274,13 @@ class Run:
                 why = trainer_of(self.job.spec).incomplete(self.job, self.folder, last)
                 return RankError(0, why, launcher_tail(self.call.agents[0].logs))
             return None
-        problem = self.decide().problem
+        decision = self.decide()
+        problem = decision.problem
         if not problem:
             return None
         if self.call.returncode == 0:
             trainer = trainer_of(self.job.spec)
-            how = trainer.unsaved(self.job)
+            how = decision.hint or trainer.unsaved(self.job)
             message = f"{problem}: {how}" if how else problem
             if self.growth is not None and not self.growth.curves.exists():  # no step is known
                 message = trainer.incomplete(self.job, self.folder, None, self.call.call)
