@@ -109,7 +109,7 @@ def test_the_first_bad_commit_is_found_around_one_that_does_not_run(checkout, bi
     commits(checkout, LOSSES, WRONG, WRONG, first=7)
     done = bisect("c7", "c9")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "both sides of it again, from nothing" in done.stdout
+    assert "running both sides of the change again, from scratch" in done.stdout
     assert "first commit that fails that way: " in done.stdout
     assert "losses.py | " in done.stdout
     left = result(checkout)

@@ -115,7 +115,7 @@ def test_the_cover_of_an_experiment_has_its_techniques(capsys):
     assert "2 jobs of at most 64 GPUs, beside the control: proved to be the fewest" in printed
     assert "17 pairs can run together: all are covered." in printed
     assert "One job per pair would be 17 jobs, 15 more" in printed
-    assert "tp=2 + cp=8" in printed.split("cannot meet:")[1]
+    assert "tp=2 + cp=8" in printed.split("cannot run together:")[1]
 
 
 def test_the_cover_as_json_counts_what_it_lists(capsys):

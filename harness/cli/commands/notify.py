@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tomli
-
 from converge_harness.cli.exit_codes import ExitCode
 from converge_harness.cli.leaving import leaving_when_interrupted
 from converge_harness.cli.options import add_history_file, add_store, history_of
@@ -209,6 +207,8 @@ def _remember_silence(
 def _name(experiment: Path) -> str:
     """The experiment's name, although its file may be invalid."""
     try:
+        import tomli
+
         name = tomli.loads(experiment.read_text()).get("name")
     except (OSError, ValueError):
         name = None
