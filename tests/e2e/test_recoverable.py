@@ -19,8 +19,8 @@ WRONG = {
     "batch_of_every_rank": "trained on other samples than the control's; note that global_batch",
     "one_random_state": "and ranks that train on other samples now draw the same; step 5 is part",
     "written_by_every_rank": "and ranks that train on other samples now draw the same; step 5 is ",
-    "buffers_not_saved": "buffer",
-    "last_batch_dropped": "data order is lost at the resume: ",
+    "buffers_not_saved": "buffers lost at the resume: in pass 2, which loads step 4 (DDP 2 -> one",
+    "last_batch_dropped": "step 4, right after the resume of pass 2 (one rank -> DDP 2), is train",
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
