@@ -16,6 +16,7 @@ import sys
 import tomllib  # not tomli: pytest loads this plugin in the Python of ranks, too, which lacks it
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -72,7 +73,9 @@ class ExperimentFile(pytest.File):
     """An experiment file: its tests are its test sets, and its control if there is an anchor."""
 
     _sets: tuple[str, ...] = ()
-    """Names of all that is judged; known once it is collected."""
+    """Names of all that is run and judged; known once it is collected."""
+    _left_out: Mapping[str, str] = MappingProxyType({})
+    """By name, why a set that the file asks for is not run."""
     _verdicts: Mapping[str, Mapping[str, Any]] | None = None
     _said = ""
     """Why there are no verdicts."""
@@ -92,7 +95,10 @@ class ExperimentFile(pytest.File):
             raise self.CollectError(str(error)) from None
         judged = (*(experiment.controls if experiment.anchor else ()), *experiment.tests)
         self._sets = tuple(spec.name for spec in judged)
-        for name in self._sets:
+        self._left_out = {
+            name: each.why for name, each in experiment.left_out.items() if each.was_asked_for
+        }
+        for name in (*self._sets, *self._left_out):
             yield TestSetItem.from_parent(self, name=name)
 
     def verdict(self, name: str) -> Mapping[str, Any]:
@@ -101,6 +107,8 @@ class ExperimentFile(pytest.File):
         Raises:
             ExperimentError: it did not run, or left no verdict of that set.
         """
+        if name in self._left_out:
+            raise ExperimentError(f"{name} is left out: {self._left_out[name]}")
         if self._verdicts is None:
             self._verdicts = self._run()
         if name not in self._verdicts:
@@ -118,7 +126,8 @@ class ExperimentFile(pytest.File):
         return Path(self.config.getoption("--converge-out")) / place
 
     def _run(self) -> Mapping[str, Mapping[str, Any]]:
-        chosen = [item.name for item in self.session.items if item.parent is self]
+        items = [item.name for item in self.session.items if item.parent is self]
+        chosen = [name for name in items if name not in self._left_out]
         only = () if set(chosen) == set(self._sets) else ("--only", *chosen)
         more = self.config.getoption("--converge-arg")
         command = (sys.executable, "-m", "converge_harness", "run", str(self.path))

@@ -55,6 +55,19 @@ def test_what_is_chosen_is_all_that_runs(repository):
     assert not [name for name in runs if name.startswith("doubled")]
 
 
+def test_a_set_that_the_program_cannot_run_fails_and_the_others_run(repository):
+    resized = """
+[[test]]
+kind = "elastic"
+name = "resized"
+segments = [{ until = 4, dp_replicate = 2 }, { until = 12, dp_replicate = 1 }]
+"""
+    (repository.path / "mine.toml").write_text(EXPERIMENT + resized)
+    result = run(repository, "mine.toml")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["resized is left out: 'elastic' needs launcher = 'torchrun'*"])
+
+
 def test_a_mistake_in_the_file_is_an_error_that_names_it(repository):
     (repository.path / "mine.toml").write_text(EXPERIMENT.replace("repeats", "repeat"))
     result = run(repository, "mine.toml")

@@ -72,6 +72,49 @@ class RankZeroAloneLoads(Training):
             dist.broadcast(tensor, src=0)
 
 
+class ParametersAlone:
+    """The state of a model without its buffers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.model.named_parameters())
+
+    def load_state_dict(self, states: dict[str, Any]) -> None:
+        self.model.load_state_dict(states, strict=False)
+
+
+class BuffersNotSaved(Training):
+    """The running mean of the loss starts over. No loss depends on it."""
+
+    def parts(self) -> dict[str, Any]:
+        return {**super().parts(), "model": ParametersAlone(self.model.module)}
+
+
+class WrittenByEveryRank(Training):
+    """Every rank writes the checkpoint with its own random numbers; the last one's file stays."""
+
+    def save(self) -> None:
+        states = {name: part.state_dict() for name, part in self.parts().items()}
+        random = [torch.get_rng_state()] * self.ranks
+        self.write({"step": self.step, "random": random, **states}, self.path())
+        self.probe.saved(self.step)
+
+    def write(self, states: dict[str, Any], path: Path) -> None:
+        half = path.with_suffix(f".{self.rank}")
+        torch.save(states, half)
+        half.rename(path)
+
+
+class LastBatchDropped(Training):
+    """An epoch ends early if its last batch does not fill every rank, so by how many there are."""
+
+    def steps_of_epoch(self) -> int:
+        full, left = divmod(self.args.samples, self.args.global_batch)
+        return full + (left >= self.args.micro_batch * self.ranks)
+
+
 class RateScaledByRanks(Training):
     """The rate was found on two ranks, and is scaled by the number of ranks at a resize."""
 
@@ -125,6 +168,9 @@ MISTAKES: dict[str, type[Training]] = {
     "random_not_saved": RandomNotSaved,
     "one_random_state": OneRandomState,
     "rank_zero_alone_loads": RankZeroAloneLoads,
+    "buffers_not_saved": BuffersNotSaved,
+    "written_by_every_rank": WrittenByEveryRank,
+    "last_batch_dropped": LastBatchDropped,
     "rate_scaled_by_ranks": RateScaledByRanks,
     "divided_by_ranks": DividedByRanks,
     "batch_of_every_rank": BatchOfEveryRank,

@@ -9,6 +9,7 @@ the next step depends on. What people forget of that is in mistakes.py (docs/any
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from converge_harness.probe import Probe
 
-VOCAB, WIDTH, LENGTH, SAMPLES = 97, 64, 32, 48
+VOCAB, WIDTH, LENGTH = 97, 64, 32
 
 
 class Training:
@@ -32,13 +33,15 @@ class Training:
         self.args, self.step, self.told_to_stop = args, 0, False
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         dice = torch.Generator().manual_seed(args.seed)
-        start, stride = torch.randint(1, VOCAB, (2, SAMPLES, 1), generator=dice)
+        start, stride = torch.randint(1, VOCAB, (2, args.samples, 1), generator=dice)
         self.samples = (start + stride * torch.arange(LENGTH + 1)) % VOCAB
         torch.manual_seed(args.seed)  # the same initial weights on every rank
         hidden = (nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Dropout(args.dropout))
         layers = (nn.Embedding(VOCAB, WIDTH), *hidden, nn.Linear(4 * WIDTH, VOCAB))
         self.model = self.wrapped(nn.Sequential(*layers))
         torch.manual_seed(args.seed + 1 + self.rank)  # and dropout masks of its own
+        layers[-1].register_buffer("usual_loss", torch.zeros(()))  # by which a spike is noticed
+        self.usual_loss = layers[-1].usual_loss
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
         self.schedule = LambdaLR(self.optimizer, self.rate)
         self.probe = Probe.from_env(self.model, self.optimizer)
@@ -53,10 +56,14 @@ class Training:
 
     def batch(self, step: int) -> torch.Tensor:
         """The global batch of a step, however many ranks there are; epochs are shuffled."""
-        epoch, place = divmod((step - 1) * self.args.global_batch, SAMPLES)
+        epoch, index = divmod(step - 1, self.steps_of_epoch())
         dice = torch.Generator().manual_seed(1000 * self.args.seed + epoch)
-        order = torch.randperm(SAMPLES, generator=dice)
-        return self.samples[order[place : place + self.args.global_batch]]
+        order = torch.randperm(self.args.samples, generator=dice)
+        return self.samples[order.split(self.args.global_batch)[index]]
+
+    def steps_of_epoch(self) -> int:
+        """The last batch of an epoch has the samples that are left."""
+        return math.ceil(self.args.samples / self.args.global_batch)
 
     def train(self) -> None:
         """From the newest checkpoint, if there is one."""
@@ -89,6 +96,7 @@ class Training:
         self.optimizer.step()
         self.schedule.step()
         dist.all_reduce(total)
+        self.usual_loss.lerp_(total / self.ranks, 0.1)
         self.probe.step(loss=total / self.ranks, grad_norm=norm)
         self.optimizer.zero_grad()
 
@@ -165,6 +173,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--stop-at", type=int, default=12, help="the last step of this start")
     parser.add_argument("--every", type=int, default=4, help="steps between checkpoints")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--samples", type=int, default=48, help="in an epoch")
     parser.add_argument("--global-batch", type=int, default=8)
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--dropout", type=float, default=0.0)

@@ -79,11 +79,13 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def print_left_out(console: Console, made: Plan) -> None:
-    """Print which generated sets are not run, and why."""
-    left_out = made.experiment.left_out
-    for why in dict.fromkeys(left_out.values()):
-        names = [name for name, each in left_out.items() if each == why]
-        say(console, f"left out: {_listed(names)}: {why}", "yellow")
+    """Print which sets are not run, and why."""
+    by_reason: dict[tuple[bool, str], list[str]] = {}
+    for name, each in made.experiment.left_out.items():
+        by_reason.setdefault((each.was_asked_for, each.why), []).append(name)
+    for (asked, why), names in by_reason.items():
+        fate = "left out, so INVALID in the report" if asked else "left out"
+        say(console, f"{fate}: {_listed(names)}: {why}", "yellow")
 
 
 def print_besides(console: Console, made: Plan) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -407,19 +408,23 @@ def _build(
                 Problem(where("control"), f"there is no control {name!r}", suggest(name, known))
             )
     builder.problems += _nothing_left(builder, tests, {spec.name for spec in built})
+    if not built:
+        builder.problems += builder.lacks
     return tuple(spec for spec in named.values() if spec), tuple(built)
 
 
 def _nothing_left(
-    builder: SetBuilder, tests: Sequence[PlacedTest], built: Collection[str]
+    builder: SetBuilder, tests: Sequence[PlacedTest], built: AbstractSet[str]
 ) -> Iterator[Problem]:
     """Tables of which every generated set is left out."""
     of_tables: dict[Where, list[str]] = {}
     for table, where in tests:
         of_tables.setdefault(where, []).append(table.name)
     for where, names in of_tables.items():
-        if all(name in builder.left_out and name not in built for name in names):
-            whys = dict.fromkeys(builder.left_out[name] for name in names)
+        left_out = [builder.left_out[name] for name in names if name in builder.left_out]
+        generated = not any(each.was_asked_for for each in left_out)
+        if generated and len(left_out) == len(names) and built.isdisjoint(names):
+            whys = dict.fromkeys(each.why for each in left_out)
             yield Problem(
                 where("kind"),
                 f"leaves no set: {', and '.join(whys)}",

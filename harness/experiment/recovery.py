@@ -65,7 +65,8 @@ def recovery_of(
 
     Args:
         table: the set as written.
-        spec: the set without its recovery, for its degrees and number of steps.
+        spec: the set without its recovery, for its degrees and number of steps. Converge can make
+        all faults in its runs.
         where: maps a key of the table to its place.
         problems: list to which problems are added.
     """
@@ -91,6 +92,26 @@ def recovery_of(
         if not any(wrong.key == "kind" for wrong in found):  # else it changes no nodes
             nodes += {FaultKind.JOIN: 1, FaultKind.AGENT_LOSS: -1}.get(at.kind, 0)
     return recovery
+
+
+def unmakeable_fault(table: FaultSetTable, spec: SetSpec, where: Where) -> Problem | None:
+    """The first fault of a set that converge cannot make in its runs, and why; None if all can be.
+
+    ``spec`` is the set without its recovery.
+    """
+    can = spec.trainer.can.faults
+    for index, fault in enumerate(table.faults):
+        if FaultKind(fault.kind) not in can:
+            makes = ", ".join(kind.value for kind in FaultKind if kind in can)
+            other = (
+                "" if spec.trainer.can.probed else "; the probe makes the others (docs/probe.md)"
+            )
+            return Problem(
+                where(f"faults[{index}].kind"),
+                f"converge cannot make {fault.kind} in runs of {_who(spec)}",
+                f"{'one of' if len(can) > 1 else 'only'} {makes}{other}",
+            )
+    return None
 
 
 def _fault(table: FaultTable) -> Fault:
@@ -173,13 +194,6 @@ def _comes_after(checkpoint: int, fault: Fault, *, held: bool) -> bool:
 
 def _fault_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wrong]:
     """Key, message and hint for everything that prevents one fault from being a test."""
-    can = spec.trainer.can.faults
-    if at.kind not in can:
-        makes = ", ".join(kind.value for kind in FaultKind if kind in can)
-        what = f"converge cannot make {at.kind.value} in runs of {_who(spec)}"
-        other = "" if spec.trainer.can.probed else "; the probe makes the others (docs/probe.md)"
-        yield _Wrong("kind", what, f"{'one of' if len(can) > 1 else 'only'} {makes}{other}")
-        return
     for key, kinds in KEYS.items():
         if getattr(at.fault, key) is not None and at.kind not in kinds:
             valid = ", ".join(kind.value for kind in FaultKind if kind in kinds)

@@ -10,7 +10,7 @@ from typing import Any
 from converge_harness.errors import ConfigError, Problem, suggest
 from converge_harness.experiment.cluster import PlacedCluster
 from converge_harness.experiment.own_techniques import function_path
-from converge_harness.experiment.recovery import recovery_of
+from converge_harness.experiment.recovery import recovery_of, unmakeable_fault
 from converge_harness.experiment.space_time import hold_global_batch
 from converge_harness.experiment.tables import (
     ElasticTable,
@@ -25,6 +25,7 @@ from converge_harness.model import (
     TRAINING_STEPS,
     Ask,
     Kind,
+    LeftOut,
     OwnTechnique,
     Parallelism,
     Recovery,
@@ -80,8 +81,10 @@ class SetBuilder:
     """Of all of them, also of those with a problem, which was already reported."""
     common: dict[str, Setting] = field(init=False)
     """``[trainer.set]``, dotted."""
-    left_out: dict[str, str] = field(default_factory=dict)
-    """By name, why a generated set is not built: its trainer cannot be told to run it."""
+    left_out: dict[str, LeftOut] = field(default_factory=dict)
+    """By name, the sets that are not built, because their trainer cannot be told to run them."""
+    lacks: list[Problem] = field(default_factory=list)
+    """What the trainer lacks for those of them that the file names itself."""
     train_configs: dict[str, TrainConfig | None] = field(default_factory=dict)
     """By path as written; None if it could not be read, which was already reported."""
     trainer: Trainer = field(init=False)
@@ -157,12 +160,22 @@ class SetBuilder:
         if isinstance(table, GeneratedTable) and control is not None:
             accumulated = table.product // parallelism.dp
             if why := self.trainer.why_left_out(spec, control, accumulated):
-                self.left_out[name] = why
+                self.left_out[name] = LeftOut(why, Kind.SPACE_TIME, control.name)
                 return None
-        refused = list(_refused(self.trainer, table, spec, where))
+        refused = list(_refused(table, spec, where))
+        kind = Kind(getattr(table, "kind", Kind.PARALLEL))
+        lack = _lack(self.trainer, kind, table, spec, where)
+        left_out = lack is not None and kind in self.trainer.leaves_out
+        if lack is not None and not left_out:
+            refused.append(lack)
         self.problems += refused or self.trainer.set_problems(
             self.table, spec, own, where, self.where_trainer
         )
+        if lack is not None and left_out and control is not None:
+            self.lacks.append(lack)
+            why = f"{lack.message} ({lack.hint})" if lack.hint else lack.message
+            self.left_out[name] = LeftOut(why, kind, control.name)
+            return None
         spec = self.trainer.completed(spec)
         if refused:
             return spec
@@ -324,9 +337,7 @@ class SetBuilder:
         return f"{path}:{written.rpartition(':')[2]}" if path else None
 
 
-def _refused(
-    trainer: Trainer, table: SetTable | ElasticTable, spec: SetSpec, where: Where
-) -> Iterator[Problem]:
+def _refused(table: SetTable | ElasticTable, spec: SetSpec, where: Where) -> Iterator[Problem]:
     """Settings of a set that its trainer cannot do."""
     can, who = spec.trainer.can, f"a {spec.trainer.kind} trainer"
     for key in () if can.techniques else TECHNIQUES:
@@ -342,10 +353,15 @@ def _refused(
             f"needs frozen steps, which {who} does not make",
             'leave it out; ask = "no worse" compares the loss alone',
         )
-    kind = Kind(getattr(table, "kind", Kind.PARALLEL))
-    if kind not in can.kinds:
-        why, hint = trainer.why_not(kind, spec.trainer)
-        yield Problem(where("kind"), why, hint)
+
+
+def _lack(
+    trainer: Trainer, kind: Kind, table: SetTable | ElasticTable, spec: SetSpec, where: Where
+) -> Problem | None:
+    """Why the trainer cannot run a set of this kind, whatever else the set says."""
+    if kind not in spec.trainer.can.kinds:
+        return Problem(where("kind"), *trainer.why_not(kind, spec.trainer))
+    return unmakeable_fault(table, spec, where) if isinstance(table, FaultSetTable) else None
 
 
 def _undrawable(spec: SetSpec, where: Where) -> Iterator[Problem]:

@@ -122,7 +122,9 @@ def night_of(
         wall_s=wall_s,
         report=report,
         results=tuple(
-            _result(verdict, ended[verdict.name], jobs[verdict.name], jobs[verdict.control])
+            _left_out(verdict)
+            if verdict.name in plan.experiment.left_out
+            else _result(verdict, ended[verdict.name], jobs[verdict.name], jobs[verdict.control])
             for verdict in verdicts
         ),
     )
@@ -144,6 +146,22 @@ def _result(verdict: Verdict, record: RunRecord, test: Job, control: Job) -> Res
         measurements=tuple(
             _measurement(check) for check in verdict.checks if check.outcome is not Outcome.SKIPPED
         ),
+    )
+
+
+def _left_out(verdict: Verdict) -> Result:
+    """The result of a set that has no run, because its trainer cannot be told to run it."""
+    return Result(
+        test_set=verdict.name,
+        control=verdict.control,
+        verdict=verdict.judgement,
+        cause_class=None,
+        cause=verdict.cause,
+        onset=None,
+        wall_s=None,
+        reused=False,
+        definition=_digest(verdict.cause),
+        measurements=(),
     )
 
 

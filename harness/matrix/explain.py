@@ -42,7 +42,7 @@ def explain(
     failed = {
         verdict.name: verdict
         for verdict in verdicts
-        if may_be_rounding(plan.job(verdict.name), verdict)
+        if verdict.judgement is Judgement.FAIL and may_be_rounding(plan.job(verdict.name), verdict)
     }
     if not failed:
         return None

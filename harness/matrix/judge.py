@@ -153,6 +153,7 @@ def judge_matrix(
 ) -> Judged:
     """Judge every test set of a plan, and its first control if there is an anchor.
 
+    A set that the file asks for and its trainer cannot run is INVALID.
     ``evidences`` are by job name, ``calibrations`` by the name of the control.
     """
     # Imported here: `converge plan` draws nothing and does not need plots.
@@ -169,6 +170,7 @@ def judge_matrix(
         calibration = calibrations[pair.calibrated]
         verdict, comparisons[job.name] = judge_pair(pair, evidences, calibration, runs)
         verdicts.append(replace(verdict, next_command=next_command(plan, job, verdict)))
+    verdicts += _left_out(plan)
     view = build_view(
         title=plan.experiment.name,
         verdicts=verdicts,
@@ -190,6 +192,19 @@ def judge_matrix(
         seeds=seeds,
     )
     return Judged(tuple(verdicts), view, wall_s)
+
+
+def _left_out(plan: Plan) -> Iterator[Verdict]:
+    """The verdicts on sets that the file asks for and that have no run."""
+    for name, each in plan.experiment.left_out.items():
+        if each.was_asked_for:
+            yield Verdict(
+                name=name,
+                control=each.control,
+                judgement=Judgement.INVALID,
+                cause=f"left out: {each.why}",
+                next_command=f"{_run_set_again(plan, name)}  # once the program offers it",
+            )
 
 
 def judge_pair(
@@ -399,7 +414,11 @@ def may_shrink(plan: Plan, job: Job) -> bool:
 
 
 def _run_again(plan: Plan, job: Job, *options: str) -> str:
+    return _run_set_again(plan, job.name, *options)
+
+
+def _run_set_again(plan: Plan, name: str, *options: str) -> str:
     launcher = plan.experiment.launcher
     where = () if launcher is Launcher.LOCAL else ("--launcher", launcher.value)
     path = str(plan.experiment.path)
-    return shlex.join(("converge", "run", path, "--only", job.name, *where, *options))
+    return shlex.join(("converge", "run", path, "--only", name, *where, *options))

@@ -477,6 +477,24 @@ class SetSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A set that is not run, because its trainer cannot be told to run it."""
+
+    why: str
+    """As a clause."""
+    kind: Kind
+    control: str
+
+    @property
+    def was_asked_for(self) -> bool:
+        """Whether the file names the set itself, so that without a run it is INVALID.
+
+        Of a ``space_time`` table, the trainer decides which sets there are.
+        """
+        return self.kind is not Kind.SPACE_TIME
+
+
+@dataclass(frozen=True, slots=True)
 class Experiment:
     """An experiment file, validated."""
 
@@ -485,8 +503,8 @@ class Experiment:
     controls: tuple[SetSpec, ...]
     """The first is the ``[control]``; others are ``[controls.NAME]``."""
     tests: tuple[SetSpec, ...]
-    left_out: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """By name, why a generated set is not among them: its trainer cannot be told to run it."""
+    left_out: Mapping[str, LeftOut] = field(default_factory=dict, hash=False)
+    """By name, the sets that are not among them."""
     seed: int = 42
     """Of initial weights and data order."""
     other_seeds: tuple[int, ...] = ()

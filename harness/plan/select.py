@@ -27,7 +27,7 @@ def select(experiment: Experiment, names: Collection[str]) -> Experiment:
         path = str(experiment.path)
         raise ConfigError(
             [
-                Problem(path, f"{name!r} is left out: {experiment.left_out[name]}")
+                Problem(path, f"{name!r} is left out: {experiment.left_out[name].why}")
                 if name in experiment.left_out
                 else Problem(path, f"no set {name!r}", suggest(name, known))
                 for name in unknown
@@ -47,9 +47,9 @@ def select(experiment: Experiment, names: Collection[str]) -> Experiment:
         controls=tuple(spec for spec in experiment.controls if spec.name in needed),
         tests=kept,
         left_out={
-            name: why
-            for name, why in experiment.left_out.items()
-            if any(name.startswith(f"{each}_") for each in names)
+            name: each
+            for name, each in experiment.left_out.items()
+            if not each.was_asked_for and any(name.startswith(f"{start}_") for start in names)
         },
         frozen_sets=references_of(experiment).frozen_sets,
     )

@@ -169,6 +169,10 @@ class Trainer(ABC):
     accumulated: ClassVar[tuple[str, ...]] = ("dp_shard",)
     """The data-parallel degrees that ``space_time`` sets trade for gradient accumulation."""
 
+    leaves_out: ClassVar[frozenset[Kind]] = frozenset()
+    """Kinds that a user's program may be made fit for: a set of them that it cannot run is left
+    out, and the others run. A set of any other kind that it cannot run is a mistake in the file."""
+
     model_keys: ClassVar[tuple[str, ...]] = ("model.", "model_spec.")
     """Train config keys, or their beginnings, on which initial weights depend."""
 

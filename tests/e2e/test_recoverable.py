@@ -19,7 +19,16 @@ WRONG = {
     "nan_trained_on": "training blew up: loss is nan at step 6, where the control is finite",
     "batch_of_every_rank": "trained on other samples than the control's; note that global_batch",
     "one_random_state": "and ranks that train on other samples now draw the same; step 5 is part",
+    "written_by_every_rank": "and ranks that train on other samples now draw the same; step 5 is ",
+    "buffers_not_saved": "buffers lost at the resume: in pass 2, which loads step 4 (DDP 2 -> one",
+    "last_batch_dropped": "step 4, right after the resume of pass 2 (one rank -> DDP 2), is train",
 }
+
+SEEN_BY_LOSS = {
+    *("optimizer_not_saved", "sampler_starts_over", "batch_of_every_rank", "nan_trained_on"),
+    "last_batch_dropped",
+}
+"""Those that a gate on the loss alone would see."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -41,6 +50,7 @@ def test_a_script_that_saves_everything_is_the_same_resized_and_interrupted(judg
         (
             *("resized", "killed", "killed_in_place", "hung", "torn", "preempted"),
             *("killed_while_saving", "disk_full", "nan_batch", "nodes_leave_and_join"),
+            "one_to_four_nodes",
         ),
         "PASS",
     ), {name: test["cause"] for name, test in tests.items()}
@@ -58,6 +68,9 @@ def test_a_script_that_saves_everything_is_the_same_resized_and_interrupted(judg
     nodes = [each["degrees"] for each in tests["nodes_leave_and_join"]["passes"]]
     assert nodes == ["DDP 2", "one rank", "DDP 2"]
     assert loaded["nodes_leave_and_join"][:2] == [0, 4]
+    nodes = [each["degrees"] for each in tests["one_to_four_nodes"]["passes"]]
+    assert nodes == ["DDP 4", "DDP 3", "DDP 2", "one rank", "DDP 2"]
+    assert loaded["one_to_four_nodes"][:4] == [0, 4, 4, 4]
     # It ended by itself, after the step in which SIGTERM came, or after the next.
     assert loaded["preempted"] in ([0, 6], [0, 7])
     for name in ("killed_in_place", "preempted"):  # with dropout
@@ -79,6 +92,8 @@ def test_what_people_forget_fails_by_its_cause(judged):
         assert words in causes[name], name
         if name not in ("written_in_place", "nan_trained_on"):
             assert "pass 2" in causes[name], name  # and where it was lost
+    passed = {name for name, test in tests.items() if test["loss_only_gate"]["passes"]}
+    assert passed == WRONG.keys() - SEEN_BY_LOSS
 
 
 def test_a_save_that_is_broken_off_loses_the_only_checkpoint_if_it_was_written_in_place(judged):
@@ -105,7 +120,8 @@ def test_ranks_are_traded_for_accumulation(judged):
 
 def test_without_the_probe_the_curves_of_its_starts_are_judged(judged):
     names = ("resized", "checkpoint_ignored", "killed", "killed_optimizer_not_saved")
-    right, wrong, killed, lost = map(judged("recoverable_by_curves", *names).get, names)
+    names = (*names, "st_ddp1_acc4")
+    right, wrong, killed, lost, traded = map(judged("recoverable_by_curves", *names).get, names)
     assert right["verdict"] == "PASS", right["cause"]
     assert [each["loaded_step"] for each in right["passes"]] == [0, 4, 8]
     found = outcomes(right)
@@ -124,6 +140,7 @@ def test_without_the_probe_the_curves_of_its_starts_are_judged(judged):
     assert [each["loaded_step"] for each in killed["passes"]] in ([0, 4], [0, 8])
     assert lost["verdict"] == "FAIL"
     assert lost["cause"].startswith("a replay differs from the first time: loss of step ")
+    assert traded["verdict"] == "PASS", traded["cause"]
 
 
 def test_without_the_probe_it_is_asked_to_stop_and_made_to_hang(judged):

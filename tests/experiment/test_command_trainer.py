@@ -259,13 +259,6 @@ def test_a_command_of_a_wrong_type_is_not_missing_too(load):
             {"sets": SETS + 'techniques = ["compile"]'},
             "test[0].techniques of 'zero2': is not possible: all settings of a command trainer",
         ),
-        (
-            {
-                "sets": SETS + '[[test]]\nkind = "elastic"\nname = "e"\n'
-                "segments = [{ until = 4, dp_shard = 2 }, { until = 20 }]"
-            },
-            "test[1].kind of 'e': 'elastic' needs checkpoints, and nothing says where",
-        ),
         ({"trainer": "mean_over = 10"}, "trainer.mean_over: has no effect on a probed program"),
         (
             {"trainer": 'probe = false\ncurves = "{output}/x"\nmean_over = 0'},

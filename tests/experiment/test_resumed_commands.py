@@ -2,7 +2,9 @@
 
 import pytest
 
+from converge_harness.errors import ConfigError
 from converge_harness.model import FaultKind, Kind, Parallelism, RestartOwner, Segment
+from converge_harness.plan.select import select
 from converge_harness.run_folder.checkpoints import CheckpointForm
 
 CHECKPOINTS = '[trainer.checkpoints]\nname = "step-{step}.pt"\n'
@@ -95,10 +97,41 @@ def test_what_a_program_does_not_offer_excludes_only_the_sets_that_need_it(
     load, problems, missing, kept, refused, why
 ):
     options = EVERY.replace(missing, "")
-    assert load(text(kept, options=options)).tests
-    (found,) = problems(text(kept + refused, options=options))
-    assert f"'{'elastic' if refused is ELASTIC else 'fault'}' {why}" in found
-    assert "in trainer.command" in found
+    experiment = load(text(kept + refused, options=options))
+    (test,) = experiment.tests
+    ((name, left_out),) = experiment.left_out.items()
+    kind = Kind.ELASTIC if refused is ELASTIC else Kind.FAULT
+    assert {test.name, name} == {"resized", "broken"}
+    assert (left_out.kind, left_out.control, left_out.was_asked_for) == (kind, "ddp2", True)
+    assert f"'{kind.value}' {why}" in left_out.why
+    assert "in trainer.command" in left_out.why
+    # Of nothing else, nothing is run.
+    (found,) = problems(text(refused, options=options))
+    assert f"kind of '{name}': {left_out.why}" in found
+
+
+def test_of_a_set_that_is_left_out_other_mistakes_are_reported(problems):
+    options = EVERY.replace(', "--stop", "{stop_at}"', "")
+    (found,) = problems(text(f"{FAULT}{ELASTIC}set = {{ colour = 3 }}\n", options=options))
+    assert "set.colour of 'resized': is not a key of the train config" in found
+
+
+def test_a_fault_that_needs_the_probe_leaves_out_only_its_set(load):
+    nan = KILLED.replace('"kill"', '"nan_batch"').replace("killed", "nan")
+    experiment = load(text(KILLED + nan, trainer=BY_CURVE))
+    assert [test.name for test in experiment.tests] == ["killed"]
+    assert experiment.left_out["nan"].why == (
+        "converge cannot make nan_batch in runs of a command trainer without the probe (one of "
+        "kill, hang, preempt; the probe makes the others (docs/probe.md))"
+    )
+
+
+def test_a_selection_does_not_miss_the_sets_that_it_does_not_name(load):
+    options = EVERY.replace(', "--stop", "{stop_at}"', "")
+    experiment = load(text(FAULT + ELASTIC, options=options))
+    assert select(experiment, ["broken"]).left_out == {}
+    with pytest.raises(ConfigError, match="'resized' is left out: 'elastic' needs a program that"):
+        select(experiment, ["resized"])
 
 
 EVERY_4 = "checkpoint_every = 4"

@@ -50,7 +50,9 @@ def test_a_ddp_script_trades_ranks_for_accumulation(load):
     assert {test.kind for test in experiment.tests} == {Kind.SPACE_TIME}
     sizes = ("training.local_batch_size", "training.global_batch_size")
     assert {tuple(map(test.setting, sizes)) for test in experiment.tests} == {(2, 8)}
-    assert {name: experiment.left_out[name] for name in FSDP} == dict.fromkeys(FSDP, NOT_SHARDED)
+    assert {name: experiment.left_out[name].why for name in FSDP} == dict.fromkeys(
+        FSDP, NOT_SHARDED
+    )
     assert set(experiment.left_out) == {*FSDP, *GATHERED, "st_hsdp2x2"}
 
 

@@ -15,7 +15,7 @@ from converge_harness import launch
 from converge_harness.errors import ConfigError, StoreError, ToolchainError
 from converge_harness.launch import RunOptions, run_plan
 from converge_harness.launch.local.agents import free_share, shares_of_nodes
-from converge_harness.launch.local.run import Agent
+from converge_harness.launch.local.run import Agent, RunningCall
 from converge_harness.launch.private_folder import LOCK
 from converge_harness.model import Recovery, RestartOwner, Role, RunStatus
 from converge_harness.run_folder.layout import GPU_OF_RANK
@@ -333,6 +333,18 @@ def test_a_node_that_joins_takes_the_slots_of_the_one_that_was_lost(tmp_path):
     four = [Agent(None, tmp_path, tmp_path, share) for share in shared]
     four[0].lost = True
     assert free_share(shared, four) == (0,)
+
+
+def test_nodes_of_a_script_are_counted_among_those_that_are_left(tmp_path):
+    agents = [Agent(None, tmp_path, tmp_path) for _ in range(3)]
+    call = RunningCall(None, (), None, agents)
+    assert call.node(1) is agents[1]
+    agents[1].lost = True
+    assert call.node(1) is agents[2]
+    agents[2].lost = True
+    assert call.node(1) is None
+    agents.append(Agent(None, tmp_path, tmp_path))  # a node that joins
+    assert call.node(1) is agents[3]
 
 
 def test_a_program_that_chooses_its_gpus_cannot_share_one(tiny, store, tmp_path):

@@ -298,7 +298,7 @@ def _plan_document(
         "launcher": made.experiment.launcher.value,
         "cluster": made.experiment.cluster,
         "waived": list(made.waived),
-        "left_out": dict(made.experiment.left_out),
+        "left_out": {name: each.why for name, each in made.experiment.left_out.items()},
         "tokens": cost_of(made),
         "sets": [{**_shallow(row), "command": commands[row.name]} for row in described],
         "jobs": [

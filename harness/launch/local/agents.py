@@ -487,8 +487,7 @@ def strike(place: Machine, run: Run, index: int, fault: Fault) -> None:
     if fault.kind is FaultKind.PREEMPT:
         for agent in run.call.left:
             processes.ask_to_end(agent.process)
-    elif fault.kind is FaultKind.AGENT_LOSS:
-        lost = run.call.agents[fault.node]
+    elif lost := _lost_by(run, fault):
         processes.end_all([(lost.process, lost.folder)], grace_s=None)
         lost.lost = True
         _mark_over(run, index)
@@ -522,9 +521,12 @@ def end_faults(run: Run, *, call_is_over: bool) -> None:
 
 def _can_strike(run: Run, fault: Fault) -> bool:
     if fault.kind is FaultKind.AGENT_LOSS:
-        agents = run.call.agents
-        return fault.node < len(agents) and not agents[fault.node].lost
+        return _lost_by(run, fault) is not None
     return fault.kind is not FaultKind.JOIN or len(run.call.left) < most_nodes(run.job)
+
+
+def _lost_by(run: Run, fault: Fault) -> Agent | None:
+    return run.call.node(fault.node) if fault.kind is FaultKind.AGENT_LOSS else None
 
 
 def _mark_over(run: Run, index: int) -> None:

@@ -387,6 +387,11 @@ class RunningCall:
         """Agents of nodes that no fault of the script has killed."""
         return [agent for agent in self.agents if not agent.lost]
 
+    def node(self, number: int) -> Agent | None:
+        """The agent of a node, counted among those that are left, as a script counts; or None."""
+        left = self.left
+        return left[number] if number < len(left) else None
+
     def ranks(self, agent: Agent, wanted: Collection[int]) -> dict[int, psutil.Process]:
         """The processes of ranks; none while not all of ``wanted`` are found.
 

@@ -15,6 +15,7 @@ from converge_harness.model import (
     Evidence,
     Experiment,
     Job,
+    Kind,
     Outcome,
     Plan,
     Role,
@@ -91,8 +92,7 @@ def build_view(
     further = _further(verdicts, seeds or {})
     compared = comparisons or {}
     learnt = calibrations or {}
-    source = experiment.path if experiment else None
-    runs = _Runs(jobs, every_evidence, tuple(records), learnt, repeats or {}, source, here)
+    runs = _Runs(jobs, every_evidence, tuple(records), learnt, repeats or {}, experiment, here)
 
     anchor = next((job.name for job in jobs.values() if job.role is Role.ANCHOR), None)
     # A control with an anchor has a verdict itself.
@@ -170,11 +170,13 @@ def build_view(
 
 
 def _left_out(experiment: Experiment | None) -> Iterator[str]:
-    """Generated sets that were not run, by why."""
-    left_out = experiment.left_out if experiment else {}
-    for why in dict.fromkeys(left_out.values()):
-        names = ", ".join(name for name, each in left_out.items() if each == why)
-        yield f"Left out: {names}: {why}."
+    """Generated sets that were not run, by why; of others, their verdict says it."""
+    by_reason: dict[str, list[str]] = {}
+    for name, each in (experiment.left_out if experiment else {}).items():
+        if not each.was_asked_for:
+            by_reason.setdefault(each.why, []).append(name)
+    for why, names in by_reason.items():
+        yield f"Left out: {', '.join(names)}: {why}."
 
 
 def _settled(comparisons: Mapping[str, RunComparison]) -> Iterator[str]:
@@ -281,13 +283,14 @@ class _Runs:
         records: tuple[RunRecord, ...],
         calibrations: Mapping[str, Calibration],
         repeats: Mapping[str, Mapping[str, CurveDifference]],
-        source: Path | None,
+        experiment: Experiment | None,
         here: Path | None,
     ) -> None:
         self.jobs = jobs
+        self.left_out = experiment.left_out if experiment else {}
         self.evidences = evidences
         self.calibrations = calibrations
-        self.source = source
+        self.source = experiment.path if experiment else None
         self.here = here
         self.repeats = repeats
         self.by_identity = {record.identity: record for record in records if record.identity}
@@ -371,13 +374,20 @@ class _Runs:
             ),
             would_change=counterfactual(plainly, calibration),
             replicas=replica_view(evidence.replicas) if evidence else None,
-            kind=job.spec.kind if job else kind_seen(evidence),
+            kind=self._kind(verdict.name),
             resumed=passes_view(
                 evidence,
                 job.spec if job else None,
                 compared.superseded_curves if compared and paired else {},
             ),
         )
+
+    def _kind(self, name: str) -> Kind:
+        """The kind of a test set; without a plan, as far as its passes show."""
+        if name in self.jobs:
+            return self.jobs[name].spec.kind
+        left_out = self.left_out.get(name)
+        return left_out.kind if left_out else kind_seen(self.evidences.get(name))
 
     def calibration_of(self, verdict: Verdict) -> Calibration | None:
         """The calibration of a verdict; a control against its anchor uses its own."""

@@ -123,6 +123,7 @@ class CommandTrainer(Trainer):
     table = CommandTable
     accumulated = ("dp_replicate", "dp_shard")
     mapping_key = "weights"
+    leaves_out = frozenset(RESUMED)
     imports = ("torch", PACKAGE)
 
     def default_spec(self) -> TrainerSpec:
