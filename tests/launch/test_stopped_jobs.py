@@ -527,7 +527,7 @@ def test_nobody_waits_any_more_once_a_rank_turns_out_to_need_more_memory(warm_ti
     assert [each.status for each in records] == [RunStatus.FINISHED] * 3
     waiting = [each.job.name for each in events if isinstance(each, launch.Waiting)]
     (notice,) = (each.message for each in events if isinstance(each, launch.Notice))
-    assert notice.startswith("a rank of control.ulp has 1048576.0 GiB in memory, so runs do not")
+    assert notice.startswith("a rank of control.ulp has 1048576.0 GiB in memory: runs no longer")
     assert waiting[0] == "control"
     assert "first" not in waiting  # it was not told to wait
 

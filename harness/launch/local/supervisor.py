@@ -370,7 +370,7 @@ class Supervisor:
         self._groups, self._nobody_waits = (), True
         message = (
             f"a rank of {job.name} has {rank_bytes / GIB:.1f} GiB in memory: runs no longer wait "
-            "for each other any more (waiting_ranks in [stop])"
+            "for each other (waiting_ranks in [stop])"
         )
         self._tell(Notice(time.time(), message))
 
