@@ -191,7 +191,8 @@ def _with_named_controls(merged: dict[str, Any], data: Mapping[str, Any]) -> dic
         return merged
     if not isinstance(tests, list):
         return merged
-    named = [each.get("control") for each in tests if isinstance(each, dict)]
+    generated = merged.get("matrix")
+    named = [each.get("control") for each in (*tests, generated) if isinstance(each, dict)]
     kept = {
         key: table
         for key, table in merged["controls"].items()

@@ -240,11 +240,25 @@ def _tensor_scales(found: TensorDistances) -> dict[int, TensorScale]:
             known,
             _root_mean_square(gradients.get(step)),
             _root_mean_square(updates.get(step)),
-            _spread(gradients.get(step)),
-            _spread(updates.get(step)),
+            _spread(_of_many_tokens(gradients.get(step), step, known)),
+            _spread(_of_many_tokens(updates.get(step), step, known)),
         )
         for step, known in found.names.items()
     }
+
+
+def _of_many_tokens(
+    differences: Sequence[Floats] | None, step: int, names: Sequence[str]
+) -> Sequence[Floats] | None:
+    """Without single experts after the first step.
+
+    A repeat in which one of them gets other tokens, or none, is far off there alone, and must not
+    widen the limits of all other tensors.
+    """
+    if differences is None or step == 1:
+        return differences
+    kept = np.array([not is_of_one_expert(name) for name in names], dtype=bool)
+    return [each[kept] for each in differences]
 
 
 def _root_mean_square(differences: Sequence[Floats] | None) -> Floats | None:

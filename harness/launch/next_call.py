@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from converge_harness.model import Fault, FaultKind, Job, Recovery, RestartOwner
+from converge_harness.model import ENDED_WITH_0, Fault, FaultKind, Job, Recovery, RestartOwner
 from converge_harness.trainers import Call, comes_in_passes
 from converge_harness.wording import counted
 
-_ENDED_WITH_0 = (
+_HIDES_A_FAULT = (
     "whoever restarts training that fails goes by its exit code, so the program, and what starts "
     "it, must not end with 0 then"
 )
@@ -93,8 +93,8 @@ def _after_fault(job: Job, recovery: Recovery, call: Call, outcome: CallOutcome)
             return Decision()
         struck = [recovery.faults[index] for index in sorted(outcome.struck)]
         since = f" after {struck[-1].kind} at step {struck[-1].step}" if struck else ""
-        problem = f"every rank ended with exit code 0{since}, but step {job.steps} was not reached"
-        return Decision(problem=problem, hint=_ENDED_WITH_0 if struck else "")
+        problem = f"{ENDED_WITH_0}{since}, but step {job.steps} was not reached"
+        return Decision(problem=problem, hint=_HIDES_A_FAULT if struck else "")
     restarted = call.number - 1
     if recovery.restarts is RestartOwner.TORCHRUN:
         return Decision(problem=f"torchrun gave up (max_restarts = {recovery.max_restarts})")

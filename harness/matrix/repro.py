@@ -56,6 +56,8 @@ _PATH = re.compile(r"(?<![\w.:/<>~-])/(?:[\w.@+-]+/)+[\w.@+-]*")
 """An absolute path in a text, no part of a URL."""
 _VALUE = re.compile(r'"(/[^"]+)"')
 """The same as a whole value of a TOML file."""
+_SECRET = re.compile(r'\b("?[\w-]*(?:TOKEN|KEY|SECRET|PASSWORD)"?) = "')
+"""A variable of ``environment``, or a key in capitals, whose value nobody else should read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +290,7 @@ def _places() -> dict[str, str]:
 
 
 def _personal(files: Sequence[Path], folder: Path) -> Iterator[str]:
-    """Files that name this machine's folders, its host or its user all the same."""
+    """Files that name this machine's folders, its host or its user all the same, or a secret."""
     words = {*_places(), socket.gethostname()} - {"/"}
     with suppress(KeyError, OSError, ImportError):  # a container's user may have no name
         words |= {f"/{getpass.getuser()}/", f"{getpass.getuser()}@"}
@@ -301,5 +303,7 @@ def _personal(files: Sequence[Path], folder: Path) -> Iterator[str]:
             named.update(_PATH.findall(text))
         if path.suffix == ".toml":
             named.update(_VALUE.findall(text))
+            for secret in sorted(set(_SECRET.findall(text))):
+                yield f"{name} sets {secret}, which may be a secret"
         for found in sorted(named):
             yield f"{name} names {found}, which nobody else has"

@@ -88,7 +88,7 @@ from converge_harness.model.plan import (
     Surroundings,
     Toolchain,
 )
-from converge_harness.model.runs import RankError, RunRecord, RunStatus
+from converge_harness.model.runs import ENDED_WITH_0, RankError, RunRecord, RunStatus
 from converge_harness.model.trainer import (
     DATA_TYPE_KEYS,
     GLOBAL_BATCH,
@@ -144,6 +144,7 @@ __all__ = [
     "DATA_TYPES",
     "DATA_TYPE_KEYS",
     "DEFAULT_REPEATS",
+    "ENDED_WITH_0",
     "ENOUGH_RERUNS",
     "FEWEST_DRAWN",
     "FROZEN_STEPS",

@@ -402,6 +402,8 @@ class Evidence:
     precision: Precision = Precision.FP32
     grads_missing: tuple[str, ...] = ()
     """Parameters without a gradient at some step (``signals["grads_missing"]`` counts them)."""
+    grads_missing_at: frozenset[tuple[int, str]] = frozenset()
+    """The same, each with its step; empty if the source does not say it."""
     rounding: Mapping[str, float] = field(default_factory=dict)
     """By signal, half a unit in the last printed place: rounding in a log is not a difference
     between runs.

@@ -26,6 +26,10 @@ class RunStatus(StrEnum):
     """A job that it depends on did not finish."""
 
 
+ENDED_WITH_0 = "every rank ended with exit code 0"
+"""How the error of a run begins whose ranks end so before its last step."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankError:
     """Error of the first failing rank (torchelastic error file, else the end of its log)."""

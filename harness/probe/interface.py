@@ -136,7 +136,8 @@ class Probe:
             Rank 0's counts. None: it is complete now.
 
         Raises ProbeError for another step than the one that ended last; on rank 0, if there is no
-        such checkpoint where ``[trainer.checkpoints]`` of the experiment says; and if a fault of
+        such checkpoint where ``[trainer.checkpoints]`` of the experiment says (with ``written`` the
+        next step raises it); and if a fault of
         the experiment should have broken off the writing, and could not.
         """
         if self._loop is not None:

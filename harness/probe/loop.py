@@ -88,6 +88,8 @@ class ProbedLoop:
         self._batches = 0
         self._stepped: set[int] = set()
         """With hooks: the optimizers that have made this step's update."""
+        self._unwritten: ProbeError | None = None
+        """What was wrong with a checkpoint that was written in the background."""
         self._makes_states = False
         """Whether the optimizer's step under way is no update (``makes_states``)."""
         self._noted: tuple[Any, Any] = (None, None)
@@ -131,6 +133,12 @@ class ProbedLoop:
             raise ProbeError(
                 f"{self._job.name}: probe.saved({step}) {now}: call it right after the checkpoint "
                 "was written, with the number of the last step that the checkpoint has"
+            )
+        if written is not None and not hasattr(written, "add_done_callback"):
+            raise ProbeError(
+                f"{self._job.name}: written= of probe.saved({step}) is a "
+                f"{type(written).__name__}, not a future: of what async_save returns, give its "
+                "upload_completion"
             )
         if self._faults is not None:
             if written is not None:
@@ -199,6 +207,8 @@ class ProbedLoop:
     # ---------------------------------------------------------------- steps
 
     def _begin(self) -> None:
+        if self._unwritten is not None:
+            raise self._unwritten
         if not self._under_way:
             if not self._placed:
                 raise ProbeError(
@@ -297,9 +307,15 @@ class ProbedLoop:
         write_manifest(checkpoint, step, self._recorder.folder, form)
 
     def _leave_manifest_of(self, written: Future[Any], step: int) -> None:
-        """The same once a checkpoint was written in the background; none if that failed."""
+        """The same once a checkpoint was written in the background; none if that failed.
+
+        A future only logs the error of its callback, so the next step raises it.
+        """
         if not written.cancelled() and written.exception() is None:
-            self._leave_manifest(step)
+            try:
+                self._leave_manifest(step)
+            except ProbeError as error:
+                self._unwritten = error
 
     def _smallest_file(self) -> int:
         """Bytes that some file of a checkpoint surely has.

@@ -44,7 +44,7 @@ class RecordDocument(TypedDict, total=False):
     warm: bool
     environment: dict[str, str]
     calls: list[dict[str, Any]]
-    """For a run in several passes: the calls of torchrun."""
+    """For a run in several passes: its calls."""
     cluster: dict[str, Any]
     """The job according to the scheduler."""
 

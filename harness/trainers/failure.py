@@ -160,11 +160,11 @@ def _failures(logs: Path) -> list[_Failure]:
 
 
 def _failure(entry: FailureDocument) -> _Failure:
-    exitcode, path = entry["exitcode"], Path(entry.get("error_file", ""))
+    exitcode, path = entry["exitcode"], Path(entry.get("error_file") or "")
     try:
         written = path.stat().st_mtime  # the time stamp in the file has whole seconds only
         error = json.loads(path.read_bytes())["message"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         message = f"killed by {_signal_name(-exitcode)}" if exitcode < 0 else ""
         return _Failure(entry["rank"], exitcode, float(entry.get("timestamp", 0)), message, "")
     if isinstance(error, str):

@@ -659,6 +659,7 @@ parallelism.dp_shard = 2
         ("seed = 8", ["one", "second"]),  # the other file's sets
         (OWN_SET, []),
         (f"{OWN_SET}\ncontrol = 'second'", ["second"]),
+        (f"{OWN_SET}\n[matrix]\ncontrol = 'one'\nparallelism.dp_replicate = [2]", ["one"]),
         (f"{OWN_SET}\ncontrol = 'one'\n[controls.mine]\nparallelism.dp_shard = 2", ["one", "mine"]),
     ],
 )

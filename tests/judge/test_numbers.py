@@ -352,24 +352,38 @@ def test_gradients_that_are_missing_fail_by_name_unless_the_control_misses_them_
     assert "no gradient for 1 parameters" in answer(judged(counted), "gradients-present").detail
 
 
+EXPERT = "layers.3.mlp.experts.1.linear_fc2.weight"
+
+
 @pytest.mark.parametrize(
-    ("name", "from_step", "expected"),
+    ("name", "steps", "expected"),
     [
-        ("layers.3.mlp.experts.1.linear_fc2.weight", 2, Outcome.PASS),
-        ("layers.3.mlp.experts.1.linear_fc2.weight", 1, Outcome.FAIL),
-        ("layers.3.mlp.router.weight", 2, Outcome.FAIL),
-        ("layers.3.mlp.linear_fc2.weight", 2, Outcome.FAIL),
+        (EXPERT, {4}, Outcome.PASS),
+        (EXPERT, {2, 9}, Outcome.PASS),
+        (EXPERT, {1, 4}, Outcome.FAIL),
+        (EXPERT, {*range(2, STEPS + 1)}, Outcome.FAIL),  # it is lost after the first step
+        (EXPERT, {*range(STEPS // 2, STEPS + 1)}, Outcome.FAIL),
+        ("layers.3.mlp.router.weight", {4}, Outcome.FAIL),
+        ("layers.3.mlp.linear_fc2.weight", {4}, Outcome.FAIL),
+        ("layers.3.moe.experts.w1", {4}, Outcome.FAIL),  # of all experts
     ],
 )
-def test_an_expert_may_get_no_tokens_after_the_first_step(name, from_step, expected):
-    missing = with_signals(run("t"), grads_missing=lambda step, x: float(step >= from_step))
-    check = answer(judged(replace(missing, grads_missing=(name,))), "gradients-present")
+def test_an_expert_may_get_no_tokens_now_and_then_after_the_first_step(name, steps, expected):
+    def lacking(*names):
+        counts = with_signals(run("t"), grads_missing=lambda at, x: len(names) * float(at in steps))
+        at = frozenset((step, each) for step in steps for each in names)
+        return replace(counts, grads_missing=names, grads_missing_at=at)
+
+    check = answer(judged(lacking(name)), "gradients-present")
     assert check.outcome is expected
     assert expected is Outcome.PASS or name in check.detail
     # A second one without a gradient is not explained by the expert.
-    two = with_signals(run("t"), grads_missing=lambda step, x: 2.0 * (step >= from_step))
-    check = answer(judged(replace(two, grads_missing=(name,))), "gradients-present")
+    check = answer(judged(lacking(name, "norm.weight")), "gradients-present")
     assert check.outcome is Outcome.FAIL
+    assert "norm.weight" in check.detail
+    # Where nothing says at which steps, nothing is excused.
+    unknown = replace(lacking(name), grads_missing_at=frozenset())
+    assert answer(judged(unknown), "gradients-present").outcome is Outcome.FAIL
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,38 @@ def test_one_expert_may_get_other_tokens_in_a_repeat_after_the_first_step(name, 
     assert not named or f"its gradient of {name} at step {step} differs" in found.what
 
 
+def test_such_an_expert_does_not_widen_the_limits_of_other_tensors():
+    def renamed(each):
+        names = (tuple(OF_AN_EXPERT.get(of, of) for of in s.names) for s in each.samples)
+        return replace(
+            each,
+            samples=tuple(replace(s, names=of) for s, of in zip(each.samples, names, strict=True)),
+        )
+
+    def idle(each):
+        def without_tokens(sample):
+            expert = np.array([name == "norm.weight" for name in sample.names])
+            sketch = np.where(expert[:, None], 0.0, sample.gradients.sketch)
+            norm = np.where(expert, 0.0, sample.gradients.norm)
+            return replace(sample, gradients=replace(sample.gradients, sketch=sketch, norm=norm))
+
+        return replace(
+            each,
+            samples=tuple(without_tokens(s) if s.step == 4 else s for s in each.samples),
+        )
+
+    def learnt(repeats):
+        return calibrate(renamed(CONTROL), list(map(renamed, repeats))).tensors[4]
+
+    usual, one_idle = learnt(drawn()), learnt(with_one(drawn(), 2, idle))
+    assert usual.gradient_spread == one_idle.gradient_spread > 0
+    at = one_idle.names.index(OF_AN_EXPERT["norm.weight"])
+    assert one_idle.gradient[at] > 100 * usual.gradient[at]
+
+
+OF_AN_EXPERT = {"norm.weight": "layers.3.mlp.experts.1.linear_fc2.weight"}
+
+
 @pytest.mark.parametrize(("stored", "named"), [("float32", True), ("bfloat16", False)])
 def test_an_update_that_storing_rounds_off_puts_no_repeat_out_of_line(stored, named):
     """A norm weight of 1 in bfloat16 moves by a whole spacing or not at all, in each repeat."""

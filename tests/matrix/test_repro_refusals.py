@@ -9,6 +9,7 @@ import pytest
 
 from converge_harness.errors import ConfigError, StoreError
 from converge_harness.experiment import load_experiment
+from converge_harness.matrix import repro
 from converge_harness.matrix.environment_files import Environment
 from converge_harness.matrix.pair_files import pair_files, write_files
 from converge_harness.matrix.repro import refused
@@ -130,3 +131,10 @@ def test_an_environment_is_made_once_with_what_it_had(tmp_path):
     ]
     (tmp_path / "run.sh").write_text("\n".join(commands))
     subprocess.run(["bash", "-n", str(tmp_path / "run.sh")], check=True)
+
+
+def test_a_variable_that_may_be_a_secret_is_pointed_out(tmp_path):
+    text = '[trainer]\nenvironment = { HF_TOKEN = "hf_x", NCCL_DEBUG = "INFO" }\nseed_key = "a"\n'
+    (tmp_path / "experiment.toml").write_text(text)
+    found = list(repro._personal([tmp_path / "experiment.toml"], tmp_path))
+    assert found == ["experiment.toml sets HF_TOKEN, which may be a secret"]

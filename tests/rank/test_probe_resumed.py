@@ -204,6 +204,19 @@ def test_a_checkpoint_that_is_written_in_the_background_counts_once_that_is_done
     assert np.array_equal(saved["parameters_sketch"], loaded["parameters_sketch"])
 
 
+def test_what_is_wrong_with_a_checkpoint_written_in_the_background_is_said_at_the_next_step(start):
+    program = start(checkpoint_every=1)
+    program.probe.loaded(0)
+    program.train(1)
+    with pytest.raises(ProbeError, match=r"written= of probe.saved\(1\) is a dict, not a future"):
+        program.probe.saved(1, written={})
+    elsewhere = Future()
+    program.probe.saved(1, written=elsewhere)
+    elsewhere.set_result(None)
+    with pytest.raises(ProbeError, match=r"probe.saved\(1\), but there is no "):
+        program.train(2)
+
+
 def test_a_run_that_nothing_resumes_ignores_the_calls(start):
     program = start(command={})
     program.probe.loaded(0)

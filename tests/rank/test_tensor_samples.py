@@ -129,7 +129,7 @@ def odd_gradients(folder):
     samples.gradients()
     problems = samples.problems
     assert len(problems) == 1
-    assert problems[0].startswith("partial: gradient is an unreduced partial sum")
+    assert problems[0].sentence.startswith("partial: gradient is an unreduced partial sum")
     samples.finish(1)
 
 
@@ -162,9 +162,9 @@ def placed_unlike_its_placements(folder):
     )
     samples = samples_of(Weights(weight=lying, plain=torch.ones(2)), folder)
     samples.finish(0)
-    assert "do not say which entries" in samples.problems[0]
+    assert "do not say which entries" in samples.problems[0].sentence
     samples.finish(1)
-    assert "did not clip" in samples.problems[-1]
+    assert "did not clip" in samples.problems[-1].sentence
 
 
 def test_a_shard_whose_entries_are_unknown_makes_its_row_nan(tmp_path):

@@ -25,7 +25,7 @@ from converge_harness.judge.resume.passes import (
     newest_whole_before,
 )
 from converge_harness.judge.resume.saved_state import BUFFERS, PARAMETERS
-from converge_harness.model import CauseClass, Loader, Outcome
+from converge_harness.model import ENDED_WITH_0, CauseClass, Loader, Outcome
 
 RESUME_CHECKS = (
     "passes-continuous",
@@ -266,7 +266,7 @@ def recovered_late(context: Context) -> Cause | None:
             "outlives its rank, or another run that uses the same port. Take port 0, which the "
             "system fills in, or end such processes with the rank",
         )
-    if error is not None and _ENDED_WITH_0 in error.message:
+    if error is not None and f"{ENDED_WITH_0} after " in error.message:  # and not without a fault
         return Cause(
             f"no recovery in time: {context.detail('recovers-in-time')}",
             CauseClass.RECOVERY,
@@ -289,8 +289,6 @@ def recovered_late(context: Context) -> Cause | None:
 
 
 _TAKEN = "Address already in use"
-_ENDED_WITH_0 = "every rank ended with exit code 0 after "
-"""How the error of a start begins that a fault has struck, and that hides it."""
 
 
 def _lost_to_the_next(context: Context) -> bool:

@@ -379,6 +379,8 @@ class RunningCall:
     """When a hang of the script was first detected."""
     asked_at: float | None = None
     """When the ranks of a program without the probe got SIGTERM (``preempt``)."""
+    out_of_grace: bool = False
+    """Whether they had not stopped in time, so that converge had to end them."""
     _lingers_since: float | None = None
     _next_search: float = 0.0
 
@@ -424,6 +426,7 @@ class RunningCall:
         if not any(running):
             return True
         if self.asked_at is not None and time.monotonic() - self.asked_at > _GRACE_S:
+            self.out_of_grace = True
             return True
         if len(self.agents) == 1 or (all(running) and not complete):
             return False

@@ -676,7 +676,7 @@ class Supervisor:
         """Start the next segment of a run, or restart it, if there is more to do."""
         if not calls_again(run.job):
             return False
-        end_start(run, by_itself=not why)
+        end_start(run, by_itself=not why and not run.call.out_of_grace)
         decision = run.decide()
         if decision.call is None:
             return False

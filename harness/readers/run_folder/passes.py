@@ -196,12 +196,12 @@ def merge(passes: Sequence[PassEvidence], last_step: int | None, **more: Any) ->
     libraries = dict.fromkeys(name for one in passes for name in one.metrics.global_random_states)
 
     signals = {signal: None for one in passes for signal in one.itself.signals}
-    missing = (
-        name
+    missing = [
+        (step, name)
         for part in parts
         for step, name in part.of_pass.metrics.grads_missing
         if step in part.owned
-    )
+    ]
     end = passes[-1].metrics.end
     return Evidence(
         steps=steps[order],
@@ -214,7 +214,8 @@ def merge(passes: Sequence[PassEvidence], last_step: int | None, **more: Any) ->
         in_force=next((one.itself.in_force for one in passes if one.itself.in_force), None),
         complete=end is not None and end == last_step,
         expected_steps=last_step,
-        grads_missing=tuple(dict.fromkeys(missing)),
+        grads_missing=tuple(dict.fromkeys(name for _, name in missing)),
+        grads_missing_at=frozenset(missing),
         samples=_latest((part, part.of_pass.samples) for part in parts),
         replicas=_latest((part, part.of_pass.metrics.replicas) for part in parts),
         # Every start from the initial weights makes them again; the last one counts.

@@ -221,6 +221,7 @@ def _uninterrupted(folder: Path, job: JobDocument, known: dict[str, Any]) -> Evi
         expected_steps=expected,
         precision=_precision(job, in_force),
         grads_missing=metrics.names_missing(),
+        grads_missing_at=frozenset(metrics.grads_missing),
         samples=read_samples(folder),
         replicas=metrics.replicas,
         frozen=read_frozen(folder),
