@@ -41,7 +41,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -67,6 +67,7 @@ from converge_harness.model import (
 )
 from converge_harness.readers import read_spec
 from converge_harness.run_folder.documents import spell_not_finite
+from converge_harness.run_folder.job import JobDocument
 from converge_harness.run_folder.layout import (
     ACTIVATIONS,
     FROZEN,
@@ -202,8 +203,9 @@ def read_baseline(folder: Path) -> StoredBaseline:
 
 
 def _frozen_steps(folder: Path) -> int:
-    there = (folder / FROZEN).is_file()
-    return int(read_json(folder / JOB).get("frozen") or 0) if there else 0
+    if not (folder / FROZEN).is_file():
+        return 0
+    return int(cast("JobDocument", read_json(folder / JOB)).get("frozen") or 0)
 
 
 def _reference(folder: Path) -> tuple[Path, str] | None:

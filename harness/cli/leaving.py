@@ -9,7 +9,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # a C module that typeshed does not know
 import os
 
-INTERRUPTED = 130
+EXIT_CODE = 130
 
 
 class leaving_when_interrupted:  # noqa: N801 (as functions of contextlib)
@@ -36,4 +36,4 @@ class leaving_when_interrupted:  # noqa: N801 (as functions of contextlib)
 
 
 def _leave(_number: int, _frame: object) -> None:
-    os._exit(INTERRUPTED)
+    os._exit(EXIT_CODE)

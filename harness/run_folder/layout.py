@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 
 JOB = "job.json"
@@ -49,8 +51,7 @@ PARENT_VARIABLE = "CONVERGE_PARENT"
 """In the environment of a process of ours: the id of its parent, by which it notices that the
 parent has already ended."""
 TOGETHER_VARIABLE = "CONVERGE_TOGETHER"
-"""In an agent's environment: a JSON list of files, one of each agent that starts together, this
-one's first."""
+"""In an agent's environment: files, one of each agent that starts together (``together_value``)."""
 GPU_OF_RANK = "CONVERGE_GPU_OF_RANK"
 """In an agent's environment if its ranks share GPUs: the GPU of each of them, as in ``0,0,1``."""
 OUTPUT = "output"
@@ -94,6 +95,17 @@ SAVED = "saved-step"
 """The same in ``state/``, for a saved checkpoint."""
 LOADED = "loaded-step"
 """The same for a loaded one."""
+
+
+def together_value(own: Path, others: Iterable[Path]) -> str:
+    """The value of ``TOGETHER_VARIABLE``: this agent's own file, and those of the others."""
+    return json.dumps([str(own), *map(str, others)])
+
+
+def read_together(value: str) -> tuple[Path, list[Path]]:
+    """The same two, of that value."""
+    own, *others = map(Path, json.loads(value))
+    return own, others
 
 
 def is_inside(path: Path, run_folder: Path) -> bool:

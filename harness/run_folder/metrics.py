@@ -124,6 +124,13 @@ class LoadedDocument(TypedDict):
     """Seconds since 1970."""
 
 
+class EndDocument(TypedDict):
+    """A line of kind ``END``."""
+
+    steps: int
+    """The last step that the ranks had to reach, of the run or the pass."""
+
+
 def read_replicas(value: Mapping[str, Any]) -> ReplicasDocument:
     """A line of kind ``REPLICAS``; raises ValueError with a clause. Its step is not checked."""
     if found := misfit(value, {"compared": COUNTS, "count": COUNT}):
@@ -192,7 +199,8 @@ class MetricsWriter:
 
     def finish(self, steps: int) -> None:
         """Write the end line, sync, and give the file its final name."""
-        self._line({"kind": END, "steps": steps})
+        end: EndDocument = {"steps": steps}
+        self._line({"kind": END, **end})
         self.sync()
         self._stream.close()
         self._part.replace(self._final)

@@ -15,7 +15,7 @@ from converge_harness.judge.compare.seeds import (
     Group,
     blocks,
     over_seeds,
-    pair,
+    pair_groups,
     step_noise,
     trajectory,
     welch,
@@ -54,7 +54,7 @@ def test_of_pairs_it_is_student_s_of_the_differences():
     random = np.random.default_rng(2)
     control = 2 + 0.5 * random.standard_normal(5)
     test = control + 0.01 * random.standard_normal(5)
-    found = welch(*pair(test, control))
+    found = welch(*pair_groups(test, control))
     reference = stats.ttest_rel(test, control)
     assert found.difference / found.error == pytest.approx(reference.statistic)
     assert found.degrees == reference.df

@@ -21,7 +21,7 @@ from converge_harness.judge.compare.precision_errors import (
     LASTING_SPREAD,
     Errors,
     PrecisionRuns,
-    flaw_of,
+    precision_flaw,
 )
 from converge_harness.judge.compare.random_numbers import (
     by_chance,
@@ -55,7 +55,7 @@ def reference_sound(
         return invalid(f"own_random_numbers: {_NONE}, and single steps cannot be compared")
     if measure is None:
         return _unmeasured(test, control, measure)
-    flaw = flaw_of(test, measure, draws=draws)
+    flaw = precision_flaw(test, measure, draws=draws)
     if flaw:
         way_out = "" if draws else "; fix that, or set reference = false"
         return invalid(flaw.what + way_out, flaw.step)

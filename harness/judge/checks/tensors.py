@@ -38,7 +38,7 @@ from converge_harness.judge.compare.tensors import (
     Comparisons,
     TensorComparison,
     TensorDifferences,
-    uncounted,
+    is_uncounted,
 )
 from converge_harness.judge.degrees import ran_at
 from converge_harness.judge.soundness import replicas_differ
@@ -121,7 +121,7 @@ def gradients_finite(test: Evidence, control: Evidence) -> CheckResult:
         wrong = [
             index
             for index in np.flatnonzero(sample.gradients.not_finite)
-            if not uncounted(test, sample.step, sample.names[index])
+            if not is_uncounted(test, sample.step, sample.names[index])
         ]
         if wrong and clean:
             count = int(sample.gradients.not_finite[wrong[0]])

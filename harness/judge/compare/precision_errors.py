@@ -224,7 +224,7 @@ def measure_errors(test: Evidence, measure: PrecisionRuns, *, draws: bool = Fals
     """Compare the frozen batches, or without any the first step; None where neither can be.
 
     ``draws`` says that the test set is meant to draw other random numbers than its control: then
-    None is also returned where these cannot be judged (:func:`flaw_of` says why).
+    None is also returned where these cannot be judged (:func:`precision_flaw` says why).
     """
     runs = test, measure.matched, measure.reference
     frozen = [run.frozen for run in runs]
@@ -304,7 +304,7 @@ def _beyond_both(errors: Errors, shortened: Floats) -> Errors:
     return replace(errors, scale=np.where(known & back, beyond, errors.scale))
 
 
-def flaw_of(test: Evidence, measure: PrecisionRuns, *, draws: bool = False) -> Flaw | None:
+def precision_flaw(test: Evidence, measure: PrecisionRuns, *, draws: bool = False) -> Flaw | None:
     """Why errors cannot be measured: a flaw of the measuring runs, or of frozen steps.
 
     For a set that ``draws`` random numbers of its own also why these cannot be judged.

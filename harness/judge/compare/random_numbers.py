@@ -31,7 +31,7 @@ control's: of one parameter, and of the mean over all. Measured at most 0.16 and
 sets, and those in bf16 mixed)."""
 FLOAT32_ROUNDING = GRADIENT_FLOORS[Precision.FP32].first
 """Relative error of a gradient that computes in float32."""
-IN_FORCE = 3.0
+DRAWS_BEYOND = 3.0
 """A run draws if some gradient moves by more than this many times rounding."""
 MOST = 0.5
 """Share of a gradient's norm: one that moves by more differs by more than random numbers."""
@@ -89,7 +89,7 @@ def drawn(run: Evidence) -> Floats | None:
 
 def in_force(moved: Floats, rounding: Floats) -> bool:
     """Whether a run draws: it moves some gradient by more than rounding does."""
-    return bool(np.any(moved > IN_FORCE * np.maximum(rounding, FLOAT32_ROUNDING)))
+    return bool(np.any(moved > DRAWS_BEYOND * np.maximum(rounding, FLOAT32_ROUNDING)))
 
 
 def drawing_of(

@@ -13,7 +13,7 @@ independent numbers, however correlated neighbouring steps of one run are.
   for *the same*, one of them for *no worse*.
 * **Pairs**: where both sides were trained with the same seeds, on the same samples, the effect of a
   seed on both cancels in its difference. Student's t of the differences: Welch's with a control
-  that is known (:func:`pair`).
+  that is known (:func:`pair_groups`).
 * **Trajectory**: the same of the means of a few blocks of the run, each with its share of the level
   of all (Bonferroni). It looks for a difference, and does not prove equivalence: a block that does
   not show one is no evidence that there is none.
@@ -70,7 +70,7 @@ class Group(NamedTuple):
         return cls(int(values.size), float(np.mean(values)), float(np.var(values, ddof=1)))
 
 
-def pair(test: Floats, control: Floats) -> tuple[Group, Group]:
+def pair_groups(test: Floats, control: Floats) -> tuple[Group, Group]:
     """Test and control, paired by seed; both have shape (seeds,).
 
     The spread is that of the differences, and the control is taken as known: :func:`welch` of the
@@ -84,7 +84,7 @@ def pair(test: Floats, control: Floats) -> tuple[Group, Group]:
 def groups_of(test: Floats, control: Floats, *, paired: bool) -> tuple[Group, Group]:
     """The means of runs over a window; both have shape (seeds, steps)."""
     levels = test.mean(axis=1), control.mean(axis=1)
-    return pair(*levels) if paired else (Group.of(levels[0]), Group.of(levels[1]))
+    return pair_groups(*levels) if paired else (Group.of(levels[0]), Group.of(levels[1]))
 
 
 class Welch(NamedTuple):

@@ -193,14 +193,14 @@ def lost_in_storing(moved: Floats, after: TensorSample, steps: int, spacing: Flo
     return np.where(step > 0, lost, 0.0)
 
 
-def uncounted(evidence: Evidence, step: int, name: str) -> bool:
+def is_uncounted(evidence: Evidence, step: int, name: str) -> bool:
     """Whether the probe could not count a gradient, so that its entries are not known."""
     return (step, name) in evidence.uncounted
 
 
 def _known(gradients: TensorDifferences, test: Evidence, sample: TensorSample) -> TensorDifferences:
     """A tensor that could not be counted is not outside; the check samples-whole reports it."""
-    unknown = [uncounted(test, sample.step, name) for name in sample.names]
+    unknown = [is_uncounted(test, sample.step, name) for name in sample.names]
     return replace(gradients, limit=np.where(unknown, np.inf, gradients.limit))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from converge_harness.launch.kubernetes.objects import logs_command, object_name, site_of
+from converge_harness.launch.kubernetes.objects import kubernetes_of, logs_command, object_name
 from converge_harness.launch.scheduler.backend import Known
 from converge_harness.launch.scheduler.batch_step import TERMINATED
 from converge_harness.launch.scheduler.result import of_segment, unknown_end, where, with_log
@@ -15,7 +15,7 @@ from converge_harness.trainers.failure import has_failed_rank
 def failed_pods(known: Known, returncode: int | None) -> RankError:
     """The error of the rank that failed first; for an elastic set, with its segment."""
     job, logs = known.job, newest_call_logs(known.folder / LOGS)
-    site, trainer = site_of(known.cluster), trainer_of(job.spec)
+    site, trainer = kubernetes_of(known.cluster), trainer_of(job.spec)
     name = known.submission.job_id or object_name(job)
     if returncode is None:
         return with_log(known, unknown_end(known, f"{JOB_SCRIPT} of JobSet {name} is gone"))

@@ -61,7 +61,7 @@ def job_set(job: Job, folder: Path, cluster: Cluster, *, experiment: str) -> dic
 
     Raises ConfigError when the ranks do not fill nodes, and when pods do not see the folder.
     """
-    site, folder = site_of(cluster), folder.absolute()
+    site, folder = kubernetes_of(cluster), folder.absolute()
     if not folder.is_relative_to(site.mount):
         raise ConfigError(
             Problem(
@@ -121,7 +121,7 @@ def _call(folder: Path, cluster: Cluster, layout: Layout, index: int, *, of: int
 
 
 def _pod(folder: Path, cluster: Cluster, layout: Layout, call: list[str]) -> dict[str, Any]:
-    site = site_of(cluster)
+    site = kubernetes_of(cluster)
     container = {
         "name": "ranks",
         "image": site.image,
@@ -157,7 +157,7 @@ def _resources(cluster: Cluster, layout: Layout) -> dict[str, Any]:
     if (memory := quantity_of(cluster.memory_per_node)) is not None:
         limits["memory"] = requests["memory"] = memory
     if cluster.device == "cuda" and cluster.gpus_per_node:
-        limits[site_of(cluster).gpu] = str(layout.ranks)
+        limits[kubernetes_of(cluster).gpu] = str(layout.ranks)
     return {name: each for name, each in (("requests", requests), ("limits", limits)) if each}
 
 
@@ -165,7 +165,7 @@ def _call_name(index: int) -> str:
     return f"call-{index + 1}"
 
 
-def site_of(cluster: Cluster) -> Kubernetes:
+def kubernetes_of(cluster: Cluster) -> Kubernetes:
     """What its pods need. Raises ValueError for a cluster of another scheduler."""
     if cluster.kubernetes is None:
         raise ValueError("the cluster is not of Kubernetes")

@@ -20,8 +20,8 @@ from converge_harness.launch.kubernetes.objects import (
     ROLE,
     delete_command,
     job_set,
+    kubernetes_of,
     object_text,
-    site_of,
 )
 from converge_harness.launch.kubernetes.pod_script import pod_script
 from converge_harness.launch.scheduler.backend import JobEnd, JobState, Known, Phase, SubmitRequest
@@ -127,7 +127,7 @@ class WrittenObjects:
 
     def cancel_argv(self, cluster: Cluster) -> tuple[str, ...]:
         """The command that deletes objects, without their names."""
-        return delete_command(site_of(cluster).namespace)
+        return delete_command(kubernetes_of(cluster).namespace)
 
     def with_keys(self, words: str, cluster: Cluster) -> str:  # noqa: ARG002 - of the interface
         """The words as they are: Kubernetes answers whoever creates the object, never converge."""

@@ -7,7 +7,6 @@ not wait: it is struck once its curve has the step, so at that step or a later o
 
 from __future__ import annotations
 
-import json
 import secrets
 import signal
 import socket
@@ -50,6 +49,7 @@ from converge_harness.run_folder.layout import (
     TOGETHER_VARIABLE,
     call_logs,
     calls_so_far,
+    together_value,
 )
 from converge_harness.run_folder.starts import StartDocument, read_start, start_file
 from converge_harness.run_folder.waits import wait_file, waits_document
@@ -357,8 +357,8 @@ def _start_agent(
     variables[FAILURES_VARIABLE] = str(logs / FAILURES)
     if together and call.nodes > 1:
         others = (other for other in range(call.nodes) if other != node)
-        arrived = [str(_logs(job, folder, call, one) / ARRIVED) for one in (node, *others)]
-        variables[TOGETHER_VARIABLE] = json.dumps(arrived)
+        own, *theirs = (_logs(job, folder, call, one) / ARRIVED for one in (node, *others))
+        variables[TOGETHER_VARIABLE] = together_value(own, theirs)
     stand_in = place.servers.python(job.toolchain.name)
     if stand_in is not None:
         variables["PYTHON_EXEC"] = str(stand_in)  # with which torchrun starts its ranks

@@ -444,7 +444,7 @@ def _state(
         word=word,
         reason=reason or detail,
         never=_why_never(reason) if phase is Phase.PENDING else None,
-        end=end_of(word, reason) if phase is Phase.ENDED else JobEnd.BY_CODE,
+        end=job_end_of(word, reason) if phase is Phase.ENDED else JobEnd.BY_CODE,
         paused=phase is Phase.RUNNING and word not in ("", "RUNNING"),
         restarts=restarts,
         exit_code=exit_code if phase is Phase.ENDED and not signalled else None,
@@ -466,7 +466,7 @@ def phase_of(word: str) -> Phase:
     return Phase.ENDED if word in _ENDED else Phase.RUNNING
 
 
-def end_of(word: str, reason: str = "") -> JobEnd:
+def job_end_of(word: str, reason: str = "") -> JobEnd:
     """How a job ended, by Slurm's state and reason."""
     if word == "CANCELLED":
         return JobEnd.NEEDED if reason == _DEPENDENCY else JobEnd.CANCELLED

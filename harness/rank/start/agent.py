@@ -9,7 +9,6 @@ together (``$CONVERGE_TOGETHER``), and rendezvous without delay in a process wit
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -24,6 +23,7 @@ from converge_harness.run_folder.layout import (
     FAILURES_VARIABLE,
     PARENT_VARIABLE,
     TOGETHER_VARIABLE,
+    read_together,
 )
 
 _POLL_SECONDS = 0.02
@@ -88,11 +88,12 @@ def _wait_for_others() -> None:
     torchrun's own last call would have to outlast that, and be waited out after every loss. The
     harness ends an agent that waits for one that has ended, or until the start-up timeout.
     """
-    own, *others = json.loads(os.environ.get(TOGETHER_VARIABLE) or "[null]")
-    if own is None:
+    value = os.environ.get(TOGETHER_VARIABLE)
+    if not value:
         return
-    Path(own).touch()
-    while not all(Path(other).exists() for other in others):
+    own, others = read_together(value)
+    own.touch()
+    while not all(other.exists() for other in others):
         time.sleep(_POLL_SECONDS)
 
 

@@ -39,7 +39,9 @@ from converge_harness.run_folder.metrics import (
     SIGNALS,
     STEP,
     UNCOUNTED,
+    EndDocument,
     HeaderDocument,
+    LoadedDocument,
 )
 from converge_harness.run_folder.shapes import is_texts, misfit
 from converge_harness.store import upgraded
@@ -112,7 +114,7 @@ def read_metrics(folder: Path) -> Metrics:
     steps = lines[STEP]
     values, digests, agrees = _last_values(place, steps)
     random_states, random_shared = _random(place, steps, values.steps.tolist())
-    samples, differences = read_replicas(place, lines[REPLICAS])
+    samples, differences = replica_samples(place, lines[REPLICAS])
     expected = header.get("steps")
     return Metrics(
         identity=header.get("identity"),
@@ -126,7 +128,7 @@ def read_metrics(folder: Path) -> Metrics:
         replicas=samples,
         problems=_texts(place, steps, PROBLEMS),
         uncounted=_uncounted(place, steps),
-        end=next((step_number(place, row, end.get("steps")) for row, end in lines[END]), None),
+        end=_end(place, lines[END]),
         expected_steps=None if expected is None else step_number(place, 1, expected),
         number=header.get("pass"),
         segment=header.get("segment"),
@@ -164,15 +166,22 @@ def _by_kind(path: Path, text: str) -> tuple[HeaderDocument, dict[str, list[_Lin
     return cast("HeaderDocument", header), lines
 
 
+def _end(place: Place, lines: _Lines) -> int | None:
+    """The step that the end line names; None without one."""
+    ends = ((line, cast("EndDocument", value)) for line, value in lines)
+    return next((step_number(place, line, end.get("steps")) for line, end in ends), None)
+
+
 def _loaded(place: Place, lines: _Lines) -> Loaded | None:
     """What a pass loaded; None if it did not report it, or died before."""
     if len(lines) > 1:
         fail(place(lines[1][0]), "a second line of kind 'loaded', but a pass loads once")
     for line, value in lines:
-        at = number_at(place, line, "at", value.get("at"))
-        if "step" in value and value["step"] is None:
+        loaded = cast("LoadedDocument", value)
+        at = number_at(place, line, "at", loaded.get("at"))
+        if "step" in loaded and loaded["step"] is None:
             return Loaded(None, at)
-        return Loaded(step_number(place, line, value.get("step")), at)
+        return Loaded(step_number(place, line, loaded.get("step")), at)
     return None
 
 
@@ -305,7 +314,7 @@ def _both(
     }
 
 
-def read_replicas(
+def replica_samples(
     place: Place, lines: Iterable[tuple[int, Mapping[str, Any]]]
 ) -> tuple[tuple[ReplicaSample, ...], dict[int, tuple[str, ...]]]:
     """The last sample of every step, in order, and how earlier ones differ from it.

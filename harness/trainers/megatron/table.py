@@ -132,7 +132,7 @@ def megatron_train_config(tables: Mapping[str, Any], path: str, place: str) -> T
         for key in settings
         if key in OWNED
     ]
-    problems += refused(settings, lambda key: f"{place} {key}")
+    problems += refused_settings(settings, lambda key: f"{place} {key}")
     if config.data is None:
         problems.append(
             Problem(
@@ -146,7 +146,7 @@ def megatron_train_config(tables: Mapping[str, Any], path: str, place: str) -> T
     return config
 
 
-def refused(settings: Mapping[str, Any], where: Where) -> Iterator[Problem]:
+def refused_settings(settings: Mapping[str, Any], where: Where) -> Iterator[Problem]:
     """Keys that no job may set to anything but off."""
     for key, value in settings.items():
         if key in REFUSED and value and value != "none":

@@ -37,7 +37,7 @@ from converge_harness.trainers.megatron.table import (
     MegatronTable,
     has_auxiliary_loss,
     megatron_train_config,
-    refused,
+    refused_settings,
     set_problems,
 )
 from converge_harness.trainers.table import TrainerOfFile, environment_of
@@ -94,7 +94,7 @@ class Megatron(TorchrunTrainer):
         return megatron_train_config(tables, path, place)
 
     def override_problems(self, overrides: Mapping[str, Any], where: Where) -> Iterable[Problem]:
-        return refused(overrides, lambda key: where(f"set.{key}"))
+        return refused_settings(overrides, lambda key: where(f"set.{key}"))
 
     def set_problems(
         self,

@@ -18,7 +18,7 @@ from converge_harness.launch.scheduler.submission import (
     write_submission,
 )
 from converge_harness.launch.scheduler.submit import Chains, chains_of
-from converge_harness.launch.slurm.commands import Slurm, end_of
+from converge_harness.launch.slurm.commands import Slurm, job_end_of
 from converge_harness.model import (
     Cluster,
     Experiment,
@@ -39,7 +39,7 @@ HELD = JobState(Phase.PENDING, reason="JobHoldMaxRequeue", never=NeverStarts.REQ
 
 
 def ended(word, **values):
-    end = end_of(word, values.get("reason", ""))
+    end = job_end_of(word, values.get("reason", ""))
     return JobState(Phase.ENDED, word, end=end, nodes="node[1-2]", ran_s=60.0, **values)
 
 
