@@ -388,8 +388,7 @@ def test_limits_that_were_given_judge_by_a_control_that_ended_with_its_sets(plan
             reports,
             store=store,
             given=given,
-            only=None,
-            begun=None,
+            save=False,
         )
         (written,) = read_calibrations(reports / CALIBRATION_FILE)
         assert written.calibration.signals["loss"].steps[-1] == STEPS
