@@ -33,7 +33,11 @@ from converge_harness.judge.compare.tensors import Comparisons, TensorComparison
 from converge_harness.judge.compare.tost import level_of_look
 from converge_harness.judge.comparison import RunComparison, compare_runs
 from converge_harness.judge.degrees import parallelism_of
-from converge_harness.judge.in_force import config_differences, differing_keys
+from converge_harness.judge.in_force import (
+    ConfigDifference,
+    planned_differences,
+    planned_settings,
+)
 from converge_harness.judge.probed_runs import probing
 from converge_harness.judge.rcp import RcpInputs, judge_submission
 from converge_harness.judge.resume.faults import pass_of, steps_after
@@ -50,6 +54,7 @@ __all__ = [
     "INTERRUPTED",
     "ChangeKind",
     "Comparisons",
+    "ConfigDifference",
     "CurveDifference",
     "LearntLimit",
     "LossOnlyGate",
@@ -65,16 +70,16 @@ __all__ = [
     "calibrate",
     "classify",
     "compare_runs",
-    "config_differences",
     "curve_difference",
     "curve_differences",
-    "differing_keys",
     "judge",
     "judge_submission",
     "level_of_look",
     "never_interrupted",
     "parallelism_of",
     "pass_of",
+    "planned_differences",
+    "planned_settings",
     "probing",
     "rounding_of_experts",
     "series",

@@ -28,6 +28,7 @@ from converge_harness.judge.compare.random_states import Generators, generators
 from converge_harness.judge.compare.sketches import Renamed, align
 from converge_harness.judge.compare.tensors import Comparisons, compare_tensors
 from converge_harness.judge.compare.tost import ALPHA
+from converge_harness.judge.in_force import ConfigDifference, config_differences
 from converge_harness.judge.probed_runs import is_curve
 from converge_harness.judge.resume.passes import superseded
 from converge_harness.judge.soundness import disordered
@@ -106,6 +107,21 @@ class RunComparison:
     def limits(self) -> Mapping[str, Floats]:
         """Signal to its limit at every step that both runs have, for drawing."""
         return limits(self.test, self.control, self.drawn)
+
+    @property
+    def config_differences(self) -> tuple[ConfigDifference, ...]:
+        """How the configurations in force differ, by key; empty where one is not recorded."""
+        if self.test.in_force is None or self.control.in_force is None:
+            return ()
+        ours, theirs = self.test.in_force, self.control.in_force
+        return config_differences(
+            ours.config,
+            theirs.config,
+            {*ours.declared, *theirs.declared},
+            same_toolchain=self.spec is None
+            or self.control_spec is None
+            or self.spec.toolchain == self.control_spec.toolchain,
+        )
 
     @property
     def furthest_learnt(self) -> LearntLimit | None:

@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 
 from converge_harness.judge.degrees import ranks
 from converge_harness.judge.probed_runs import not_as_called
-from converge_harness.model import ImpliedSetting, InForce, OwnTechnique, SetSpec, Technique
+from converge_harness.model import (
+    ImpliedSetting,
+    InForce,
+    OwnTechnique,
+    SetSpec,
+    Technique,
+    flattened,
+)
 
 
 def not_in_force(spec: SetSpec, ran: InForce) -> Iterator[str]:
@@ -138,6 +145,21 @@ def config_differences(
     return tuple(
         ConfigDifference(key, is_declared(key, declared) or not (same_toolchain or key in both))
         for key in differing_keys(ours, theirs)
+    )
+
+
+def planned_settings(spec: SetSpec) -> dict[str, Any]:
+    """What an experiment file says of a set's train config, by dotted key."""
+    return {**flattened(spec.train_config.settings), **spec.overrides}
+
+
+def planned_differences(test: SetSpec, control: SetSpec) -> tuple[ConfigDifference, ...]:
+    """How two sets differ in what the file says of their train configs; for what is not probed."""
+    return config_differences(
+        planned_settings(test),
+        planned_settings(control),
+        {*test.overrides, *control.overrides},
+        same_toolchain=test.toolchain == control.toolchain,
     )
 
 

@@ -188,12 +188,11 @@ def test_a_declared_table_covers_its_keys_as_it_does_for_the_judge(declared, is_
         in_force = InForce(config={"optimizer.lr": rate}, declared=tuple(keys))
         return replace(evidence("r", 2), in_force=in_force)
 
-    (change,) = config_changes(of(2.0, declared), of(1.0, []))
+    (change,) = config_changes(compare_runs(of(2.0, declared), of(1.0, [])))
     assert (change.key, change.declared) == ("optimizer.lr", is_declared)
 
 
 def test_a_key_that_only_one_toolchain_has_is_as_declared_as_for_the_judge():
-    older = replace(job(spec("t"), Role.TEST, 2).toolchain, name="torchtitan-0.2.2")
     runs = [
         replace(evidence("r", 2), in_force=InForce(config=config))
         for config in ({"training.lr": 1.0, "new": 1}, {"training.lr": 2.0, "old": 1})
@@ -201,10 +200,13 @@ def test_a_key_that_only_one_toolchain_has_is_as_declared_as_for_the_judge():
     test, control = job(spec("t"), Role.TEST, 2), job(spec("c"), Role.CONTROL, 2)
 
     def undeclared(control):
-        return [each.key for each in config_changes(*runs, test, control) if not each.declared]
+        compared = compare_runs(*runs, spec=test.spec, control_spec=control.spec)
+        found = config_changes(compared, test, control)
+        return [each.key for each in found if not each.declared]
 
     assert undeclared(control) == ["new", "old", "training.lr"]
-    assert undeclared(replace(control, toolchain=older)) == ["training.lr"]
+    older = replace(control, spec=replace(control.spec, toolchain="torchtitan-0.2.2"))
+    assert undeclared(older) == ["training.lr"]
 
 
 def test_undeclared_configuration_differences_come_first():

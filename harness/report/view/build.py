@@ -352,7 +352,7 @@ class _Runs:
         # Curves of other seeds have nothing in common at a step.
         paired = "same-data" not in verdict.not_asked
         comparisons = _comparisons(compared, limited=limited) if paired else {}
-        evidence, theirs = self.evidences.get(verdict.name), self.evidences.get(verdict.control)
+        evidence = self.evidences.get(verdict.name)
         job, their_job = self.jobs.get(verdict.name), self.jobs.get(verdict.control)
         calibration = self.calibration_of(verdict)
         tensors = compared.tensors if compared and paired else ()
@@ -363,7 +363,7 @@ class _Runs:
             comparisons=comparisons,
             loss_only=compared.loss_only if compared and paired else None,
             in_force=named_and_in_force(job.spec if job else None, evidence),
-            config=config_changes(evidence, theirs, job, their_job, here=self.here),
+            config=config_changes(compared, job, their_job, here=self.here),
             compared=tensors,
             tensors=first_step_tensors(tensors),
             gradients=gradient_map(tensors),

@@ -5,11 +5,16 @@ For display only: whether a named technique is in force is judged by ``converge_
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
-from converge_harness.judge import config_differences, differing_keys
+from converge_harness.judge import (
+    ConfigDifference,
+    RunComparison,
+    planned_differences,
+    planned_settings,
+)
 from converge_harness.model import (
     CompileInForce,
     Evidence,
@@ -19,7 +24,6 @@ from converge_harness.model import (
     Probing,
     SetSpec,
     Technique,
-    flattened,
 )
 from converge_harness.report.sanitize import from_here, plain
 from converge_harness.report.text import ABSENT
@@ -90,38 +94,26 @@ def named_and_in_force(spec: SetSpec | None, evidence: Evidence | None) -> tuple
 
 
 def config_changes(
-    test: Evidence | None,
-    control: Evidence | None,
-    test_job: Job | None = None,
-    control_job: Job | None = None,
+    compared: RunComparison | None,
+    test: Job | None = None,
+    control: Job | None = None,
     *,
     here: Path | None = None,
 ) -> tuple[ConfigChange, ...]:
     """Keys and versions that differ between two runs, undeclared ones first.
 
-    ``here`` as :func:`converge_harness.report.view.build.build_view` has it.
+    Of a program without the probe, keys of the experiment file. ``here`` as
+    :func:`converge_harness.report.view.build.build_view` has it.
     """
-    ours, theirs = _config(test, test_job), _config(control, control_job)
-    declared: set[str] = set()
-    for job in filter(_only_in_the_file, (test_job, control_job)):
-        declared |= set(job.spec.overrides)
-    for evidence in (test, control):
-        declared |= set(_ran(evidence).declared)
-    same_toolchain = (
-        test_job is None or control_job is None or test_job.toolchain == control_job.toolchain
-    )
-    found = config_differences(ours, theirs, declared, same_toolchain=same_toolchain)
-    changes = [
-        ConfigChange(
-            plain(each.key),
-            _setting(theirs, each.key, here),
-            _setting(ours, each.key, here),
-            each.expected,
-        )
-        for each in (found if ours and theirs else ())
-    ]
-    if test_job and control_job:
-        ours, theirs = test_job.toolchain.versions, control_job.toolchain.versions
+    changes: list[ConfigChange] = []
+    if test and control and not (test.spec.trainer.can.probed and control.spec.trainer.can.probed):
+        planned = planned_settings(test.spec), planned_settings(control.spec)
+        changes += _changes(planned_differences(test.spec, control.spec), *planned, here)
+    elif compared is not None:
+        ran = _ran(compared.test).config, _ran(compared.control).config
+        changes += _changes(compared.config_differences, *ran, here)
+    if test and control:
+        ours, theirs = test.toolchain.versions, control.toolchain.versions
         changes += [
             ConfigChange(
                 f"version of {plain(key)}",
@@ -129,21 +121,24 @@ def config_changes(
                 _setting(ours, key),
                 declared=True,
             )
-            for key in differing_keys(ours, theirs)
+            for key in sorted({key for key, _ in ours.items() ^ theirs.items()})
         ]
     return tuple(sorted(changes, key=lambda change: change.declared))
 
 
-def _only_in_the_file(job: Job | None) -> TypeGuard[Job]:
-    """Whether a job's configuration is known only from the experiment file."""
-    return job is not None and not job.spec.trainer.can.probed
-
-
-def _config(evidence: Evidence | None, job: Job | None) -> Mapping[str, Any]:
-    """A run's whole configuration, flattened: as it was in force, else as in the file."""
-    if _only_in_the_file(job):
-        return {**flattened(job.spec.train_config.settings), **job.spec.overrides}
-    return _ran(evidence).config
+def _changes(
+    found: Iterable[ConfigDifference],
+    ours: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+    here: Path | None,
+) -> Iterator[ConfigChange]:
+    for each in found if ours and theirs else ():
+        yield ConfigChange(
+            plain(each.key),
+            _setting(theirs, each.key, here),
+            _setting(ours, each.key, here),
+            each.expected,
+        )
 
 
 def _ran(evidence: Evidence | None) -> InForce:
