@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from converge_harness.model import Job
+from converge_harness.model import Experiment, Job
 from converge_harness.run_folder.layout import metrics_files
 from converge_harness.run_folder.metrics import LoadedLine, StepLine, progress_of
 from converge_harness.run_folder.passes import pass_folders
+from converge_harness.trainers import trainer_of
 
 _END_BYTES = 1 << 18
 """Enough for hundreds of steps, including lines on replicas."""
@@ -226,3 +227,36 @@ def sizes(path: Path) -> tuple[tuple[str, int], ...]:
         except OSError:
             continue
     return tuple(found)
+
+
+def no_step(
+    experiment: Experiment,
+    job: Job,
+    last: StepLine | None,
+    started: float,
+    stepped_at: float | None,
+) -> str:
+    """The exceeded timeout of a run that reports its steps, as a sentence; empty if there is none.
+
+    Args:
+        experiment: has the timeouts.
+        job: what runs.
+        last: the newest step, also of an earlier call.
+        started: when its ranks were started, by the monotonic clock.
+        stepped_at: when they last ended a step; None: they have ended none.
+    """
+    now = time.monotonic()
+    if last is None or stepped_at is None:
+        limit = experiment.startup_timeout_s
+        if now - started <= limit:
+            return ""
+        late = f"no step finished within {limit:g} s of the start (startup_timeout_s)"
+    else:
+        limit = experiment.progress_timeout_s
+        if now - stepped_at <= limit:
+            return ""
+        late = f"no step finished for {limit:g} s after step {last.step} (progress_timeout_s)"
+    # Only one rank of a user's program reports its steps: the others may wait for something.
+    is_through = last is not None and last.step == job.steps
+    why = "" if is_through else trainer_of(job.spec).waits_for(job)
+    return f"{late}; {why}" if why else late

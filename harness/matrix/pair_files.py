@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from converge_harness.model import Experiment, OwnTechnique, SetSpec, TrainConfi
 from converge_harness.shrink import experiment_tables, train_config_tables
 from converge_harness.store import atomic_write
 from converge_harness.surroundings import sources_with, with_imports
-from converge_harness.trainers import trainer_of
+from converge_harness.trainers import normal_path, trainer_of
 
 EXPERIMENT = "experiment.toml"
 SHRUNK = "shrunk.json"
@@ -119,9 +118,9 @@ class _Copies:
         placed: dict[Path, str] = {}
         for spec in specs:
             for source in trainer_of(spec).sources(spec):
-                path, folder = _normal(source.path), _normal(source.folder)
+                path, folder = normal_path(source.path), normal_path(source.folder)
                 for each in sources_with(path, folder):
-                    self._add(each, self._place(_normal(each), folder, path.parent))
+                    self._add(each, self._place(normal_path(each), folder, path.parent))
                 placed[path] = self._place(path, folder, path.parent)
         return placed
 
@@ -162,8 +161,3 @@ class _Copies:
             raise ConfigError(
                 Problem(str(path), f"is another {place} than that of the other set", "rename one")
             )
-
-
-def _normal(path: Path) -> Path:
-    """Without ``..``; links stay."""
-    return Path(os.path.normpath(path))

@@ -259,7 +259,7 @@ def _differing(alone: Experiment) -> Iterator[str]:
 
 
 class _Hidden:
-    """Replaces what tells of this machine: folders, the Python of an environment."""
+    """Replaces what identifies this machine: folders, the Python of an environment."""
 
     def __init__(self, instead: Mapping[str, str]) -> None:
         self._instead = instead

@@ -26,6 +26,7 @@ from converge_harness.trainers.base import (
     SourceFile,
     Trainer,
     curve_outside,
+    normal_path,
 )
 from converge_harness.trainers.calls import (
     FOUND_CHECKPOINT,
@@ -118,6 +119,7 @@ __all__ = [
     "most_nodes",
     "needs_port",
     "node_command",
+    "normal_path",
     "part_of",
     "printable_command",
     "read_trainer",

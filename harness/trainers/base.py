@@ -8,6 +8,7 @@ a method here, or a feature of a release.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -73,6 +74,11 @@ class DifferenceNotPassed(NamedTuple):
     key: str
     message: str
     hint: str
+
+
+def normal_path(path: Path) -> Path:
+    """An absolute path without ``..``; links stay. Keys of ``placed`` in ``table_of`` are such."""
+    return Path(os.path.normpath(path))
 
 
 class CurveFile(NamedTuple):

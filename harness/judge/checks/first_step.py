@@ -115,9 +115,8 @@ def gradients_present(test: Evidence, control: Evidence, spec: SetSpec | None) -
     idle = _now_and_then_idle(test, common[1:])
     excused = np.array([sum(at == step for at, _ in idle) for step in common.tolist()])
     more = common[~(ours.values[mine] - excused <= theirs.values[other])]
-    without = test.grads_missing_at - idle if test.grads_missing_at else ()
-    still = {name for _, name in without} if test.grads_missing_at else {*test.grads_missing}
-    names = [name for name in test.grads_missing if name in still - {*control.grads_missing}]
+    allowed_names = {*control.grads_missing, *(name for _, name in idle)}
+    names = [name for name in test.grads_missing if name not in allowed_names]
     if not more.size and not names:
         missing = np.setdiff1d(common_steps(test.steps, control.steps).steps, common)
         if missing.size and spec is not None:
@@ -143,8 +142,8 @@ def gradients_present(test: Evidence, control: Evidence, spec: SetSpec | None) -
 def _now_and_then_idle(test: Evidence, later: npt.NDArray[np.int64]) -> frozenset[tuple[int, str]]:
     """Step and name of each missing gradient of a single expert that is trained otherwise.
 
-    That is one that has its gradient at the first step, and at half of the ``later`` steps or more
-    (lacking it once is never too often).
+    All missing gradients of such an expert are in it. It is one that has its gradient at the first
+    step, and at half of the ``later`` steps or more (lacking it once is never too often).
     """
     steps: dict[str, set[int]] = {}
     for step, name in test.grads_missing_at:

@@ -23,7 +23,7 @@ from converge_harness.launch.next_call import (
     hang_limit_s,
     next_by_curve,
 )
-from converge_harness.launch.progress import Growth, MetricsTail, Pace, remaining_s
+from converge_harness.launch.progress import Growth, MetricsTail, Pace, no_step, remaining_s
 from converge_harness.launch.warm import SERVER_GONE
 from converge_harness.model import (
     Experiment,
@@ -206,31 +206,8 @@ class Run:
             return f"no step finished for {hang_limit:g} s after a rank was made to hang"
         if self.growth is not None:
             return self.growth.overdue(experiment.startup_timeout_s, experiment.progress_timeout_s)
-        return self._no_step(experiment)
-
-    def _no_step(self, experiment: Experiment) -> str:
-        now = time.monotonic()
-        if self.last is None or not self.call.steps:
-            limit = experiment.startup_timeout_s
-            if now - self.call.started > limit:
-                return (
-                    f"no step finished within {limit:g} s of the start (startup_timeout_s)"
-                    f"{self._waits_for()}"
-                )
-            return ""
-        limit = experiment.progress_timeout_s
-        if now - self.last_step_at > limit:
-            return (
-                f"no step finished for {limit:g} s after step {self.last.step} (progress_timeout_s)"
-                f"{self._waits_for()}"
-            )
-        return ""
-
-    def _waits_for(self) -> str:
-        """What the ranks of a user's program may wait for: only one of them reports its steps."""
-        is_through = self.last is not None and self.last.step == self.job.steps
-        why = "" if is_through else trainer_of(self.job.spec).waits_for(self.job)
-        return f"; {why}" if why else ""
+        stepped_at = self.last_step_at if self.call.steps else None
+        return no_step(experiment, self.job, self.last, self.call.started, stepped_at)
 
     def _hang_limit_s(self, progress_timeout_s: float) -> float | None:
         """Of a rank that hangs now because the script says so; None when none does."""

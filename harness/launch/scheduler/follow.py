@@ -17,7 +17,7 @@ from converge_harness.errors import ClusterError, ConvergeError, StoreError
 from converge_harness.launch.events import Ended, GoingOn, Notice, Observer, Overview, Started, Step
 from converge_harness.launch.interruption import Interruption, interruptible
 from converge_harness.launch.options import Training
-from converge_harness.launch.progress import Growth, MetricsTail, remaining_s
+from converge_harness.launch.progress import Growth, MetricsTail, no_step, remaining_s
 from converge_harness.launch.scheduler.backend import JobState, Known, Phase
 from converge_harness.launch.scheduler.job_status import UNKNOWN_LOOKS, Site, state_of, write_record
 from converge_harness.launch.scheduler.result import skipped
@@ -33,7 +33,7 @@ from converge_harness.launch.stopping import Looks
 from converge_harness.model import Experiment, Job, Plan, RunRecord, RunStatus
 from converge_harness.run_folder.layout import LOGS
 from converge_harness.run_folder.metrics import StepLine
-from converge_harness.trainers import comes_in_passes, curves_of, trainer_of
+from converge_harness.trainers import comes_in_passes, curves_of
 from converge_harness.wording import counted
 
 OUTAGE_S = 3600.0
@@ -418,31 +418,8 @@ class Followed:
         if self.growth is not None:
             self.growth.look()
             return self.growth.overdue(experiment.startup_timeout_s, experiment.progress_timeout_s)
-        return self._no_step(experiment)
-
-    def _no_step(self, experiment: Experiment) -> str:
-        now = time.monotonic()
-        if not self._stepped or self.last is None:
-            limit = experiment.startup_timeout_s
-            if now - self._started > limit:
-                return (
-                    f"no step finished within {limit:g} s of the start (startup_timeout_s)"
-                    f"{self._waits_for()}"
-                )
-            return ""
-        limit = experiment.progress_timeout_s
-        if now - self._last_step_at > limit:
-            return (
-                f"no step finished for {limit:g} s after step {self.last.step} (progress_timeout_s)"
-                f"{self._waits_for()}"
-            )
-        return ""
-
-    def _waits_for(self) -> str:
-        """What the ranks of a user's program may wait for: only one of them reports its steps."""
-        is_through = self.last is not None and self.last.step == self.job.steps
-        why = "" if is_through else trainer_of(self.job.spec).waits_for(self.job)
-        return f"; {why}" if why else ""
+        stepped_at = self._last_step_at if self._stepped else None
+        return no_step(experiment, self.job, self.last, self._started, stepped_at)
 
 
 def follow_from(job: Job, folder: Path, submission: Submission) -> Followed:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from converge_harness.model import SetSpec
+from converge_harness.trainers.base import normal_path
 from converge_harness.trainers.command.program import of_config, paths_in, with_files_of
 from converge_harness.trainers.command.settings import Command, RankLauncher, placeholders
 
@@ -23,7 +24,7 @@ def written_table(
 
     Args:
         specs: sets of one file, trained by its ``[trainer]``.
-        placed: by the ``normal`` path of each source, where it lies seen from the new file's
+        placed: by the ``normal_path`` of each source, where it lies seen from the new file's
             folder.
     """
     command: Command = specs[0].trainer.settings
@@ -34,7 +35,7 @@ def written_table(
         return _moved(text, command.folder, placed)
 
     listed = dict.fromkeys(
-        placed[normal(source)] for spec in specs for source in _only_listed(spec)
+        placed[normal_path(source)] for spec in specs for source in _only_listed(spec)
     )
     table = {
         "command": list(map(moved, command.argv)),
@@ -99,12 +100,7 @@ def _has_placeholders(text: str) -> bool:
 def _moved(text: str, folder: Path, placed: Mapping[Path, str]) -> str:
     """An argument with the new place of the file that it names, if that is another."""
     for path in paths_in(text):
-        place = placed.get(normal(folder / path))
+        place = placed.get(normal_path(folder / path))
         if place is not None and os.path.normpath(path) != place:
             return text.removesuffix(path) + place
     return text
-
-
-def normal(path: Path) -> Path:
-    """An absolute path without ``..``; links stay."""
-    return Path(os.path.normpath(path))
