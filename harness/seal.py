@@ -29,6 +29,7 @@ from converge_harness.run_folder.layout import (
     WRITTEN_LATER,
     is_inside,
 )
+from converge_harness.run_folder.shapes import texts_in
 from converge_harness.run_folder.starts import read_start, start_files
 from converge_harness.trainers import trainer_of_document
 
@@ -191,7 +192,7 @@ def _named_by_config(folder: Path) -> Iterator[Path]:
     run = folder.resolve()
     covered = [run, *(Path(each).resolve() for each in given if each)]
     seen = set()
-    for value in _texts(config):
+    for value in texts_in(config):
         if "/" not in value:
             continue
         path = (folder / value).resolve()
@@ -200,15 +201,6 @@ def _named_by_config(folder: Path) -> Iterator[Path]:
         if path not in seen and not known and path.exists():
             seen.add(path)
             yield path
-
-
-def _texts(value: object) -> Iterator[str]:
-    """All strings in a JSON value, at any depth, without keys."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _texts(each)
 
 
 def _content(path: Path) -> bytes:

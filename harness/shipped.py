@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from converge_harness.errors import ConfigError, Problem, suggest
+from converge_harness.run_folder.shapes import texts_in
 
 CONSTRAINTS = "constraints.txt"
 EXPERIMENTS = "experiments"
@@ -87,7 +87,7 @@ def _named_files(experiment: Path) -> Iterator[tuple[str, Path]]:
     seen: set[str] = set()
     texts = [experiment]
     while texts:
-        for text in _texts(tomli.loads(texts.pop().read_text())):
+        for text in texts_in(tomli.loads(texts.pop().read_text())):
             name = text.partition(":")[0]
             if name.isidentifier():
                 name = f"{name}.py"
@@ -99,11 +99,3 @@ def _named_files(experiment: Path) -> Iterator[tuple[str, Path]]:
                 yield name, path
                 if path.suffix == ".toml":
                     texts.append(path)
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _texts(each)

@@ -30,7 +30,7 @@ ALLOWED = {
     "toml": {"errors"},
     "experiment": {"model", "errors", "wording", "toml", "trainers"},
     "checkout": {"errors"},
-    "shipped": {"errors"},
+    "shipped": {"errors", "run_folder"},
     "toolchains": {"model", "errors", "shipped"},
     "surroundings": {"run_folder", "model", "errors", "trainers"},
     "plan": {"model", "errors", "wording", "trainers"},

@@ -445,8 +445,10 @@ def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
 
 
 def _refuse_foreign(connection: sqlite3.Connection) -> None:
-    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    # Tables first: a process that makes the file at this moment writes both in one transaction, so
+    # whoever sees its tables also sees its id.
     tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
     if application != APPLICATION and (application or tables):
         raise HistoryError("a database of another program; give another --history FILE")
 

@@ -61,17 +61,12 @@ SIGNALS = (
 BATCH_DIGEST = "batch_digest"
 BATCH_AGREES = "batch_agrees"
 RANDOM_STATE = "random_state"
-"""Digest of torch's generators' states before the step, of those that it drew from, over all
-ranks; empty if it drew nothing."""
 GLOBAL_STATES = {"python": "python_random_state", "numpy": "numpy_random_state"}
-"""The same of the global generators of Python's ``random`` and of ``numpy.random``, each alone."""
+"""By library, the key of its global generator's digest."""
 RANDOM_SHARED = "random_shared"
-"""Whether ranks that train on other samples drew the same numbers; null if fewer than two drew."""
 MISSING_NAMES = "grads_missing_names"
 PROBLEMS = "problems"
-"""Sentences on what could not be measured; with them always ``UNCOUNTED``."""
 UNCOUNTED = "uncounted"
-"""Parameters whose gradients could not be counted, each of which has a sentence."""
 
 
 HeaderDocument = TypedDict(
@@ -88,6 +83,57 @@ HeaderDocument = TypedDict(
 """The first line: the job's identity and last step, packages by name; of a pass its number and
 segment, both from 0 or null."""
 HEADER_SHAPES: Mapping[str, Shape] = {"pass": COUNT, "segment": COUNT, "world_size": COUNT}
+
+
+class ReportedDocument(TypedDict):
+    """The part of a line of kind ``STEP`` that the trainer reports, and when it did."""
+
+    step: int
+    loss: float | None
+    grad_norm: float | None
+    lr: float
+    seconds: float
+    """Since the first step began."""
+    at: NotRequired[float]
+    """Of a pass: seconds since 1970."""
+
+
+class MeasuredDocument(TypedDict):
+    """The part of a line of kind ``STEP`` that the probe works out; null where it could not.
+
+    Lines of older versions lack keys.
+    """
+
+    loss_recomputed: float | None
+    """Mean cross entropy per valid token of the global batch, in nats."""
+    grad_norm_recomputed: float | None
+    """L2 norm of all gradients, before clipping."""
+    tokens: int
+    """Valid tokens of the global batch."""
+    batch_digest: str
+    """Of all samples of the step, in any order."""
+    batch_agrees: bool
+    """Whether all ranks of each data-parallel coordinate saw the same samples."""
+    grads_missing: int | None
+    """Parameters whose whole gradient is missing or zero."""
+    grads_missing_names: NotRequired[list[str]]
+    """Their names, if there are any."""
+    random_state: str
+    """Digest of torch's generators' states before the step, of those that it drew from, over all
+    ranks; empty if it drew nothing."""
+    python_random_state: str
+    """The same of the global generator of Python's ``random``."""
+    numpy_random_state: str
+    """The same of the global generator of ``numpy.random``."""
+    random_shared: bool | None
+    """Whether ranks that train on other samples drew the same numbers; null if fewer than two
+    drew."""
+    memory_bytes: int
+    """The most that any rank has held so far."""
+    problems: NotRequired[list[str]]
+    """Sentences on what could not be measured; with them always ``uncounted``."""
+    uncounted: NotRequired[list[str]]
+    """Parameters whose gradients could not be counted, each of which has a sentence."""
 
 
 class DisagreementDocument(TypedDict):
@@ -181,8 +227,8 @@ class MetricsWriter:
         self._stream: TextIO = self._part.open("w", encoding="utf-8")
         self._line({"schema": SCHEMA, "kind": HEADER, **header})
 
-    def step(self, values: Mapping[str, Any]) -> None:
-        self._line({"kind": STEP, **values})
+    def step(self, reported: ReportedDocument, measured: MeasuredDocument) -> None:
+        self._line({"kind": STEP, **reported, **measured})
 
     def replicas(self, values: ReplicasDocument) -> None:
         self._line({"kind": REPLICAS, **values})
@@ -320,15 +366,9 @@ class Unmeasured(NamedTuple):
         return f"{self.parameter}: {self.why}" if self.parameter else self.why
 
 
-def unmeasured(problems: Iterable[Unmeasured]) -> dict[str, list[str]]:
-    """The keys of a step's line that say what could not be measured; none if all could."""
-    found = list(problems)
-    if not found:
-        return {}
-    return {
-        PROBLEMS: [each.sentence for each in found],
-        UNCOUNTED: sorted({each.parameter for each in found if each.parameter}),
-    }
+def uncounted_parameters(problems: Iterable[Unmeasured]) -> list[str]:
+    """``uncounted`` of a step's line."""
+    return sorted({each.parameter for each in problems if each.parameter})
 
 
 def uncounted(line: Mapping[str, Any]) -> list[str]:

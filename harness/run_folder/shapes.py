@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeGuard
 
 
@@ -13,6 +13,15 @@ def is_text(value: object) -> TypeGuard[str]:
 def is_texts(value: object) -> TypeGuard[list[str]]:
     """Whether a JSON value is a list of strings."""
     return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """All strings in a JSON value, at any depth, without keys."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from texts_in(each)
 
 
 def is_count(value: object) -> TypeGuard[int]:

@@ -8,6 +8,7 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from small_disks import small_disk_at
 
 from converge_harness.errors import HistoryError
 from converge_harness.history import Filter, History
-from converge_harness.history.database import MIGRATIONS, Mount, journal_mode, migrate
+from converge_harness.history.database import APPLICATION, MIGRATIONS, Mount, journal_mode, migrate
 from converge_harness.model import Judgement
 
 HERE = Path(__file__).parent
@@ -129,12 +130,33 @@ def test_several_processes_append_at_once_to_a_file_that_none_has_made_yet(histo
     running = [appending(history, f"writer-{index}", 10) for index in range(5)]
     for each in running:
         each.communicate(timeout=300)
-        assert each.returncode == 0
+    assert [each.returncode for each in running] == [0] * 5
     assert count_of(history.path, "nights") == 50
     assert count_of(history.path, "measurements") == 50 * SETS * CHECKS
     for index in range(5):
         found = history.nights(f"writer-{index}", "set-0")
         assert [(night.finished - START).days for night in found] == list(range(10))
+
+
+def test_a_file_that_another_process_makes_while_it_is_opened_is_a_history(history, monkeypatch):
+    connect = sqlite3.connect
+
+    class Interrupted(sqlite3.Connection):
+        """Another process makes the file between the first two statements of this one."""
+
+        executed = 0
+
+        def execute(self, *arguments):
+            self.executed += 1
+            if self.executed == 2:
+                with closing(connect(history.path, isolation_level=None)) as other:
+                    migrate(other, APPLICATION)
+            return super().execute(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite3, "connect", partial(connect, factory=Interrupted))
+        assert history.append(night(0))
+    assert count_of(history.path, "nights") == 1
 
 
 def test_a_killed_process_leaves_whole_nights_and_loses_none_that_it_reported(history):

@@ -12,7 +12,7 @@ from converge_harness.run_folder.metrics import (
     Unmeasured,
     draws_random_numbers,
     uncounted,
-    unmeasured,
+    uncounted_parameters,
 )
 
 
@@ -31,22 +31,24 @@ def test_a_value_that_is_no_json_is_refused():
 
 
 def test_what_could_not_be_measured_names_its_parameters():
-    assert unmeasured([]) == {}
-    found = unmeasured([Unmeasured("no logits: replayed"), *[Unmeasured("partial", "w.a")] * 2])
-    assert found["problems"] == ["no logits: replayed", "w.a: partial", "w.a: partial"]
-    assert uncounted(found) == ["w.a"]
-    older = {"problems": found["problems"]}
-    assert uncounted(older) == ["w.a", "w.a"]
+    assert uncounted_parameters([]) == []
+    problems = [Unmeasured("no logits: replayed"), *[Unmeasured("partial", "w.a")] * 2]
+    names = uncounted_parameters(problems)
+    assert names == ["w.a"]
+    sentences = [each.sentence for each in problems]
+    assert sentences == ["no logits: replayed", "w.a: partial", "w.a: partial"]
+    assert uncounted({"problems": sentences, "uncounted": names}) == ["w.a"]
+    assert uncounted({"problems": sentences}) == ["w.a", "w.a"]  # as older versions wrote it
 
 
 def test_the_file_gets_its_name_when_training_is_complete(tmp_path):
     writer = MetricsWriter(tmp_path / "run", {"identity": "x", "world_size": 2, "versions": {}})
-    writer.step({"step": 1, "loss": math.nan})
+    writer.step({"step": 1, "loss": math.nan}, {"tokens": 64})
     part = tmp_path / "run" / "metrics.jsonl.part"
     lines = [json.loads(line) for line in part.read_text().splitlines()]
     assert lines == [
         {"schema": 1, "kind": "header", "identity": "x", "world_size": 2, "versions": {}},
-        {"kind": "step", "step": 1, "loss": "nan"},
+        {"kind": "step", "step": 1, "loss": "nan", "tokens": 64},
     ]
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
     writer.finish(1)
@@ -63,7 +65,7 @@ def test_write_json_leaves_no_part_behind(tmp_path):
 
 def test_a_run_that_starts_over_keeps_nothing_of_the_earlier_start(tmp_path):
     before = MetricsWriter(tmp_path, {"life": 1})
-    before.step({"step": 1})
+    before.step({"step": 1}, {})
     (tmp_path / "tensors").mkdir()
     (tmp_path / "tensors" / "step-00000008.npz").touch()
     write_json(tmp_path / "in_force.json", {})
@@ -71,11 +73,11 @@ def test_a_run_that_starts_over_keeps_nothing_of_the_earlier_start(tmp_path):
     assert names(tmp_path / "tensors") == []
     assert names(tmp_path) == ["metrics.jsonl.part", "tensors"]
     with pytest.raises(SupersededError, match="started again"):
-        before.step({"step": 2})
+        before.step({"step": 2}, {})
     with pytest.raises(SupersededError, match="started again"):
         before.finish(2)
     before._stream.close()
-    after.step({"step": 1})
+    after.step({"step": 1}, {})
     after.finish(1)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line.get("life") for line in lines] == [2, None, None]

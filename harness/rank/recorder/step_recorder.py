@@ -40,7 +40,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -329,7 +329,7 @@ class StepRecorder:
             leave_imported(self._run_folder, world.rank())
             self._ended_a_step = True
         if self._writer is not None:
-            self._writer.step(self._line(seen))
+            self._writer.step(self._reported_values(seen), self._measured(seen))
         self._write_replicas(agreement)
 
     def end_frozen(self) -> None:
@@ -447,24 +447,23 @@ class StepRecorder:
         if self._writer is not None and agreement is not None:
             self._writer.replicas(agreement)
 
-    def _line(self, seen: Everyone) -> dict[str, Any]:
+    def _reported_values(self, seen: Everyone) -> metrics.ReportedDocument:
         loss, grad_norm = self._reported
         if self.view.loss_is_local:
             loss = mean_loss(seen.rows())
         began = self._began if self._began is not None else time.perf_counter()
-        line: dict[str, Any] = {
+        reported: metrics.ReportedDocument = {
             "step": self._step,
-            metrics.LOSS: loss,
-            metrics.GRAD_NORM: grad_norm,
-            metrics.LR: self._lr,
-            **self._measured(seen),
-            metrics.SECONDS: time.perf_counter() - began,
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "lr": self._lr,
+            "seconds": time.perf_counter() - began,
         }
         if self.this_pass:
-            line[metrics.AT] = time.time()
-        return line
+            reported["at"] = time.time()
+        return reported
 
-    def _measured(self, seen: Everyone) -> dict[str, Any]:
+    def _measured(self, seen: Everyone) -> metrics.MeasuredDocument:
         return measured(
             seen.rows(),
             seen.squares(),
@@ -534,12 +533,12 @@ class RankRow(NamedTuple):
         return int(self.random_high), int(self.random_low)
 
     @property
-    def global_random(self) -> dict[str, tuple[int, int]]:
-        """By the keys of ``metrics.GLOBAL_STATES``."""
-        return {
-            "python": (int(self.python_high), int(self.python_low)),
-            "numpy": (int(self.numpy_high), int(self.numpy_low)),
-        }
+    def python_random(self) -> tuple[int, int]:
+        return int(self.python_high), int(self.python_low)
+
+    @property
+    def numpy_random(self) -> tuple[int, int]:
+        return int(self.numpy_high), int(self.numpy_low)
 
 
 class Everyone(NamedTuple):
@@ -581,7 +580,7 @@ def measured(
     names: Sequence[str],
     *,
     logits_optional: bool,
-) -> dict[str, Any]:
+) -> metrics.MeasuredDocument:
     """The recomputed part of the line; None for a value that could not be measured.
 
     Args:
@@ -600,28 +599,29 @@ def measured(
     unknown |= bool(blind)
     counted = all(row.saw_gradients for row in rows) and not problems
     missing = _without_gradient(names, squares) if counted else []
-    line: dict[str, Any] = {
-        metrics.LOSS_RECOMPUTED: None if unknown else loss_sum / tokens,
-        metrics.GRAD_NORM_RECOMPUTED: global_norm(squares) if counted else None,
-        metrics.TOKENS: tokens,
-        metrics.BATCH_DIGEST: combine(
-            (int(row.digest_high), int(row.digest_low), int(row.samples)) for row in speakers
-        ),
-        metrics.BATCH_AGREES: _agree(rows),
-        metrics.GRADS_MISSING: len(missing) if counted else None,
-        metrics.RANDOM_STATE: combined(row.random for row in rows),
-        metrics.RANDOM_SHARED: shared([(int(row.dp_rank), row.random) for row in rows]),
-        **{
-            key: combined(row.global_random[name] for row in rows)
-            for name, key in metrics.GLOBAL_STATES.items()
-        },
-        metrics.MEMORY_BYTES: int(max(row.memory for row in rows)),
-    }
-    if missing:
-        line[metrics.MISSING_NAMES] = missing
     if blind:
         problems = [*problems, metrics.Unmeasured(f"{_UNSEEN} (rank {blind[0]})")]
-    return line | metrics.unmeasured(problems)
+    line: metrics.MeasuredDocument = {
+        "loss_recomputed": None if unknown else loss_sum / tokens,
+        "grad_norm_recomputed": global_norm(squares) if counted else None,
+        "tokens": tokens,
+        "batch_digest": combine(
+            (int(row.digest_high), int(row.digest_low), int(row.samples)) for row in speakers
+        ),
+        "batch_agrees": _agree(rows),
+        "grads_missing": len(missing) if counted else None,
+        "random_state": combined(row.random for row in rows),
+        "random_shared": shared([(int(row.dp_rank), row.random) for row in rows]),
+        "python_random_state": combined(row.python_random for row in rows),
+        "numpy_random_state": combined(row.numpy_random for row in rows),
+        "memory_bytes": int(max(row.memory for row in rows)),
+    }
+    if missing:
+        line["grads_missing_names"] = missing
+    if problems:
+        line["problems"] = [each.sentence for each in problems]
+        line["uncounted"] = metrics.uncounted_parameters(problems)
+    return line
 
 
 _UNSEEN = (

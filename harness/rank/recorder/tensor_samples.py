@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +25,7 @@ from converge_harness.rank.recorder.sketch import NOT_ZERO, SQUARES, WIDTH, Sket
 from converge_harness.run_folder import arrays as contract
 from converge_harness.run_folder.arrays import frozen_steps, head, write_arrays
 from converge_harness.run_folder.layout import FROZEN, SAMPLE, arrays_name
-from converge_harness.run_folder.metrics import (
-    BATCH_DIGEST,
-    LOSS_RECOMPUTED,
-    PROBLEMS,
-    Unmeasured,
-)
+from converge_harness.run_folder.metrics import MeasuredDocument, Unmeasured
 
 _SMALLEST_BLOCK = 1 << 16
 """Smallest number of entries sketched at a time: working memory of 0.7 MiB."""
@@ -235,9 +229,9 @@ class FrozenStepSampler:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._gradients: list[Table] = []
-        self._measured: list[Mapping[str, Any]] = []
+        self._measured: list[MeasuredDocument] = []
 
-    def add(self, gradients: Table, measured: Mapping[str, Any]) -> None:
+    def add(self, gradients: Table, measured: MeasuredDocument) -> None:
         """Add a frozen step: the rows of its whole gradients, and the values of a step's line."""
         self._gradients.append(gradients)
         self._measured.append(measured)
@@ -245,14 +239,14 @@ class FrozenStepSampler:
     def write(self, folder: Path) -> None:
         """Write the file atomically. The last added step repeats the first batch.
 
-        A loss that could not be measured is NaN, such a digest is empty.
+        A loss that could not be measured is NaN.
         """
         *first, again = self._gradients
         *measured, _ = self._measured
         rows = np.stack(first)
-        losses = [each[LOSS_RECOMPUTED] for each in measured]
-        problems = {each for some in self._measured for each in some.get(PROBLEMS, ())}
-        if self._measured[-1][BATCH_DIGEST] != self._measured[0][BATCH_DIGEST]:
+        losses = [each["loss_recomputed"] for each in measured]
+        problems = {each for some in self._measured for each in some.get("problems", ())}
+        if self._measured[-1]["batch_digest"] != self._measured[0]["batch_digest"]:
             problems.add("the second pass over the first frozen batch had other samples")
         write_arrays(
             folder / FROZEN,
@@ -261,7 +255,7 @@ class FrozenStepSampler:
                 sketch=rows[:, :, : contract.PROJECTIONS],
                 norm=np.sqrt(rows[:, :, contract.PROJECTIONS]),
                 loss=[math.nan if loss is None else loss for loss in losses],
-                batch_digests=[each[BATCH_DIGEST] or "" for each in measured],
+                batch_digests=[each["batch_digest"] for each in measured],
                 again=again[:, : contract.PROJECTIONS],
                 problems=sorted(problems),
             ),
