@@ -375,7 +375,7 @@ def e2e(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure what the harness costs and saves: ``nox -s bench [-- NAME [OPTIONS]]``."""
+    """Measure what converge costs and saves: ``nox -s bench [-- NAME [OPTIONS]]``."""
     install_light(session, "test")
     of_ranks = build_toolchain(session, DEFAULT_TOOLCHAIN)
     chosen, *options = session.posargs or [None]
@@ -398,7 +398,7 @@ def characteristics(session: nox.Session) -> None:
 def prove(session: nox.Session) -> None:
     """Inject every bug of the benchmark: ``nox -s prove [-- --regime all --only NAME …]``.
 
-    ``-- --megatron``: bugs and right layouts of Megatron-Core.
+    ``-- --megatron``: bugs and correct set-ups of Megatron-Core.
     """
     install_light(session)
     for name in [MEGATRON_TOOLCHAIN] if "--megatron" in session.posargs else TOOLCHAINS:

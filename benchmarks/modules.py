@@ -1,9 +1,9 @@
 """Is the right module named? Grades the modules in reports of the benchmark of bugs.
 
 ``nox -s bench -- modules`` runs ``benchmarks/prove.py`` for two steps on the bugs of the forward
-and backward pass and on right sets, in fp32 and bf16 mixed precision, and prints for every caught
-bug the module that its verdict names beside the one that its docstring says; for right sets it
-prints how far their modules are from the control's, in multiples of the noise.
+and backward pass and on correct set-ups, in fp32 and bf16 mixed precision. For every caught bug it
+prints the module that its verdict names beside the one that its docstring says; for correct set-ups
+it prints how far their modules are from the control's, in multiples of the noise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from converge_harness.store import atomic_write
 ROOT = Path(__file__).parent.parent
 REGIMES = (Regime.FP32, Regime.MIXED)
 RIGHT = ("correct", "correct_settings", "correct_moe")
-"""Matrices of right sets."""
+"""Matrices of correct set-ups."""
 MODEL = "the model"
 NONE = "none"
 LOSS = "loss"
@@ -130,7 +130,7 @@ def _of_regime(regime: Regime, out: Path, bugs: Mapping[str, Mapping[str, Bug]])
 
 
 def _furthest(right: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """How far modules of right sets are off, in multiples of the noise."""
+    """How far modules of correct set-ups are off, in multiples of the noise."""
     multiples = sorted(
         (_multiple(test["modules"]["furthest"]), test["name"], test["modules"]["furthest"])
         for test in right
@@ -141,7 +141,7 @@ def _furthest(right: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         f"{name} {multiple:.2g} ({furthest['module']})"
         for multiple, name, furthest in reversed(multiples[-5:])
     )
-    yield f"{len(multiples)} right sets; furthest off, in multiples of the noise: {worst}."
+    yield f"{len(multiples)} correct set-ups; furthest off, in multiples of the noise: {worst}."
     yield ""
 
 

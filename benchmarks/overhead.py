@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Measure what the harness costs and saves.")
+    parser = argparse.ArgumentParser(description="Measure what converge costs and saves.")
     parser.add_argument("--pairs", type=int, default=3, help="repetitions of the one job")
     parser.add_argument("--one-job", type=Path, default=ONE_JOB, help="experiment with one control")
     parser.add_argument("--matrix", type=Path, default=MATRIX, help="experiment to run as a whole")

@@ -1,10 +1,10 @@
 """The benchmark of injected bugs: runs every matrix; reports what is caught, when, and as what.
 
-``nox -s prove`` runs and judges every bug, detection-limit ladder and correct configuration of
+``nox -s prove`` runs and judges every bug, detection-limit ladder and correct set-up of
 ``benchmarks/bugs`` with ``converge run``, and writes ``benchmark.md``, ``.json``, ``.png`` and
-``.svg``. ``--regime`` runs all of them in another precision; ``--megatron`` runs the bugs and right
-layouts of Megatron-Core instead. After an interruption the same command continues, because finished
-runs are in the store. ``docs/bugs.md`` says what is measured.
+``.svg``. ``--regime`` runs all of them in another precision; ``--megatron`` runs the bugs and
+correct set-ups of Megatron-Core instead. After an interruption the same command continues, because
+finished runs are in the store. ``docs/bugs.md`` says what is measured.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Benchmark(NamedTuple):
     bugs: Path
     """A folder of bugs and matrices, or a matrix of bugs."""
     correct: tuple[Path, ...]
-    """Matrices of correct configurations in another place."""
+    """Matrices of correct set-ups in another place."""
     regimes: tuple[Regime, ...]
     out: Path
     command: str
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> Exit:
 
 
 def _catalogue(benchmark: Benchmark, bugs: Path | None) -> Catalogue:
-    """The benchmark's bugs and correct configurations, or those of another folder."""
+    """The benchmark's bugs and correct set-ups, or those of another folder."""
     return (
         read_catalogue(bugs) if bugs else read_catalogue(benchmark.bugs, correct=benchmark.correct)
     )
@@ -168,7 +168,7 @@ def _announce(part: Part) -> None:
     rungs = sum(bug.magnitude is not None for bug in catalogue.bugs)
     print(
         f"{part.regime.title}: {len(catalogue.bugs) - rungs} bugs, {rungs} rungs of ladders, "
-        f"{right} correct configurations; not run: {len(part.left_out)}"
+        f"{right} correct set-ups; not run: {len(part.left_out)}"
     )
     for why, count in Counter(each.why for each in part.left_out).items():
         names = [each.name for each in part.left_out if each.why == why]
@@ -191,7 +191,7 @@ def _result(part: Part, hidden: Part | None, arguments: argparse.Namespace) -> R
 def _prove(catalogue: Catalogue, regime: Regime, arguments: argparse.Namespace) -> Proof:
     reports = {}
     for at, matrix in enumerate(catalogue.matrices, 1):
-        kind = "correct configurations" if matrix.correct else "bugs"
+        kind = "correct set-ups" if matrix.correct else "bugs"
         place = f"[{at}/{len(catalogue.matrices)}]"
         print(f"\n{place} {matrix.name}: {len(matrix.sets)} {kind}", flush=True)
         began = time.monotonic()
@@ -297,7 +297,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="NAME",
-        help="only these bugs or correct configurations; also a matrix, or a class such as C3",
+        help="only these bugs or correct set-ups; also a matrix, or a class such as C3",
     )
     parser.add_argument(
         "--megatron",
@@ -316,7 +316,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--nightly",
         action="store_true",
-        help="every second bug and correct configuration, with one seed; complete ladders",
+        help="every second bug and correct set-up, with one seed; complete ladders",
     )
     parser.add_argument(
         "--dry-run",
@@ -339,7 +339,7 @@ def _parser() -> argparse.ArgumentParser:
         "--bugs",
         type=Path,
         metavar="FOLDER",
-        help="other bugs and correct configurations than the benchmark's",
+        help="other bugs and correct set-ups than the benchmark's",
     )
     parser.add_argument(
         "--held-out",

@@ -61,7 +61,7 @@ def _measured(name: str, scratch: Path) -> Iterator[Row]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Measure how the harness itself scales.")
+    parser = argparse.ArgumentParser(description="Measure how converge itself scales.")
     parser.add_argument("--only", nargs="+", choices=MEASUREMENTS, help="some measurements")
     parser.add_argument("--measure", choices=MEASUREMENTS, help="one, in this process, as JSON")
     parser.add_argument("--scratch", type=Path, default=ROOT / ".converge", help="where to work")

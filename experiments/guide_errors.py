@@ -1,6 +1,6 @@
 """Errors that training survives, for experiments/guide_drift.toml.
 
-Each is put into torchtitan's own trainer of a correct set; training goes on without any message.
+Each is put into torchtitan's own trainer of a correct set-up; training goes on without any message.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
     ├── HistoryError       the history file cannot be read or written: exit code 2
     ├── EvidenceError      curves given to a reader cannot be understood: exit code 2
     ├── ClusterError       a scheduler cannot be reached or understood: exit code 2
-    └── Interrupted        the user or a signal stopped the harness: exit code 130
+    └── Interrupted        the user or a signal stopped converge: exit code 130
 
 Exit code 2 says that nothing was launched. An error after jobs were launched (such as a full disk)
 gives exit code 3.

@@ -62,7 +62,7 @@ def rank_code_digest(*folders: Path) -> str:
     """Hex SHA-256 of every Python source under the folders, with its relative path.
 
     The default is all code that runs inside ranks: dialects, CPU shim, the probe as a library,
-    and the file formats that they share with the harness.
+    and the file formats that they share with converge.
     """
     digest = hashlib.sha256()
     for folder in folders or RANK_CODE:

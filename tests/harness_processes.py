@@ -36,4 +36,4 @@ def read_until(process, wanted):
     for line in process.stdout:
         if line.startswith(wanted):
             return
-    pytest.fail(f"the harness ended without {wanted!r}")
+    pytest.fail(f"converge ended without {wanted!r}")

@@ -1,4 +1,4 @@
-"""``failures.json``: what torchrun's agent writes is what the harness reads, or is refused."""
+"""``failures.json``: what torchrun's agent writes is what converge reads, or is refused."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the benchmark of right sets makes of models, seeds and measured errors; runs are real."""
+"""What the benchmark of correct set-ups makes of models, seeds and measured errors; real runs."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""The catalogue of bugs, detection-limit ladders and correct configurations.
+"""The catalogue of bugs, detection-limit ladders and correct set-ups.
 
 A folder has bugs (``cN_topic.py``, or any file that a matrix injects from), matrices that inject
 them, in which each test set is named after its function, and ``correct*.toml`` (test sets that must
@@ -21,7 +21,7 @@ from proof.docstrings import Bug, Function, bug_files, functions, read_bug
 Target: TypeAlias = tuple[Path, str]
 """File and name of a function that a set injects."""
 CORRECT = "correct"
-"""Prefix of the names of matrices of correct configurations."""
+"""Prefix of the names of matrices of correct set-ups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Matrix:
 
     path: Path
     correct: bool
-    """Whether its test sets are correct configurations, not bugs."""
+    """Whether its test sets are correct set-ups, not bugs."""
     sets: tuple[str, ...]
     """Names of its test sets, in order."""
 
@@ -85,7 +85,7 @@ def read_catalogue(*places: Path, correct: Collection[Path] = ()) -> Catalogue:
 
     Args:
         places: folders of bugs and matrices, or single matrices of bugs.
-        correct: further matrices, whose test sets are correct configurations.
+        correct: further matrices, whose test sets are correct set-ups.
 
     Raises ConfigError with every problem: an invalid matrix, a set without its function, a function
     without a set, a missing or unknown field, an unknown class of cause, a duplicate name.
@@ -147,7 +147,7 @@ def _functions(
 
 
 def _experiments(place: Path, problems: list[Problem]) -> Iterator[tuple[Path, Experiment]]:
-    """The matrix, or those of a folder: bugs first, in order; correct configurations last."""
+    """The matrix, or those of a folder: bugs first, in order; correct set-ups last."""
     inside = [place] if place.is_file() else place.glob("*.toml")
     paths = sorted(inside, key=lambda p: (p.stem.startswith(CORRECT), p.name))
     for path in paths:

@@ -92,7 +92,7 @@ def goals(proof: Proof, *, part: bool, regime: Regime = Regime.FP32) -> tuple[Go
         *([_none_wrong(proof)] if regime is Regime.FP32 else []),
         Goal(
             "alarms",
-            "no false alarm on correct configurations",
+            "no false alarm on correct set-ups",
             f"{len(alarms)} of {len(proof.correct)}{_which(alarms)}",
             not alarms,
         ),

@@ -35,7 +35,7 @@ OF_THE_FIRST_STEP = ("C1", "C2", "C4", "C7")
 """Classes whose whole effect is in the forward and backward passes, which frozen steps measure."""
 ROUNDING = 1.2
 """A gradient whose error against float32 is at most this multiple of the matched control's may
-differ by rounding alone: correct configurations reach this.
+differ by rounding alone: correct set-ups reach this.
 """
 _MULTIPLE = re.compile(r"([-+.\de]+) x the error of ")
 NAMES_NOTHING = (CauseClass.UNKNOWN, CauseClass.LATER)

@@ -65,7 +65,7 @@ def _of(result: Result, *, several: bool) -> list[list[str]]:
         [f"{sub} Misses", _misses(proof)],
         [f"{sub} Every bug", _bugs(proof.bugs)],
         [f"{sub} Detection limits", _limits(proof.ladders)],
-        [f"{sub} Correct configurations", _correct(proof)],
+        [f"{sub} Correct set-ups", _correct(proof)],
         [f"{sub} Not run in this regime", _left_out(result)] if result.left_out else [],
         [f"{sub} Held out", _held_out(held_out)] if held_out else [],
     ]
@@ -90,9 +90,9 @@ def headline(proof: Proof, *, part: bool, follows: bool = False) -> str:
     begin = "Of the part of the benchmark that was run, " if part else "Of the benchmark, "
     begin = "" if follows else begin
     return (
-        f"**{begin}the harness catches {caught} of {len(proof.bugs)} silent bugs, names the cause "
+        f"**{begin}converge catches {caught} of {len(proof.bugs)} silent bugs, names the cause "
         f"of {right} correctly and of {wrong} wrongly, and raises {_alarms(alarms)} on "
-        f"{len(proof.correct)} correct configurations; the best rule in use elsewhere "
+        f"{len(proof.correct)} correct set-ups; the best rule in use elsewhere "
         f"({theirs.name}) catches {theirs.bugs_caught} with {_alarms(theirs.false_alarms)}.**"
     )
 
@@ -208,7 +208,7 @@ def _rules(results: Sequence[Result]) -> str:
     how = (
         "Each rule was reimplemented from its published code (`benchmarks/proof/rules.py` says how "
         "it treats NaN and missing steps) and judges the losses, or grad norms, that the same "
-        "runs reported. Correct configurations are other parallelisms, techniques and seeds "
+        "runs reported. Correct set-ups are other parallelisms, techniques and seeds "
         "against their control. The rules are used for that, though most were made to compare "
         "a configuration with itself."
     )
@@ -245,7 +245,7 @@ def _rung(graded: Graded) -> str:
 
 def _correct(proof: Proof) -> str:
     if not proof.correct:
-        return "No correct configuration was run."
+        return "No correct set-up was run."
     alarms: list[ProvenCorrect] = [
         each for each in proof.correct if each.answer.judgement.value != "PASS"
     ]
@@ -314,7 +314,7 @@ def _because(cause: str) -> str:
 
 
 def _held_out(proof: Proof) -> str:
-    words = "Bugs that the harness was not developed with; they do not count towards goals."
+    words = "Bugs that converge was not developed with; they do not count towards goals."
     rows = [_counts(kind, proof.of(kind)) for kind in proof.classes]
     header = ("class", "bugs", "caught", f"by step {EARLY}", "cause right", "cause wrong")
     return "\n\n".join(

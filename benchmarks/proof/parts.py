@@ -22,7 +22,7 @@ SEEDED = "correct_seeds"
 SEEDS = (43, 44, 45, 46)
 """The others are run with their own seed, or 42."""
 EVERY = 2
-"""The nightly part has every second bug and every second correct configuration."""
+"""The nightly part has every second bug and every second correct set-up."""
 _TRAINING, _COUNT = TRAINING_STEPS.split(".")
 _SETS = ("anchor", "control", "controls", "test")
 _REFUSED = ("matrix",)

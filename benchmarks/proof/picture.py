@@ -74,7 +74,7 @@ def _rules(axes: Axes, scores: Sequence[RuleScore], bugs: int, correct: int) -> 
     axes.invert_yaxis()
     axes.set_xlim(0, 115)
     axes.set_xticks(range(0, 101, 20))
-    axes.set_xlabel("% of the bugs, % of the correct configurations")
+    axes.set_xlabel("% of the bugs, % of the correct set-ups")
     axes.set_title("Bugs caught, and false alarms, by rule", loc="left", weight="bold", color=_INK)
     axes.legend(
         [axes.patches[0], axes.patches[1]],

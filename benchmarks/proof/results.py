@@ -1,4 +1,4 @@
-"""Combines the ``report.json`` of all matrices: bugs, ladders, correct sets, cost."""
+"""Combines the ``report.json`` of all matrices: bugs, ladders, correct set-ups, cost."""
 
 from __future__ import annotations
 

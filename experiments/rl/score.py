@@ -127,7 +127,7 @@ def end_dropped(scores: Scores) -> Scores:
 def layouts(
     policy: Policy, settings: dict[str, float], rollouts: Sequence[Rollout]
 ) -> dict[str, Callable[[], Scores]]:
-    """What is compared: the control, its repeats, right layouts, and wrong ones."""
+    """What is compared: the control, its repeats, correct set-ups, and wrong ones."""
 
     def scorer(kind: type[Grpo] = Grpo) -> Scorer:
         return Scorer(policy, rollouts, kind("token", settings, rollouts))

@@ -1,5 +1,17 @@
 """TOML to ``Experiment``: all mistakes in a file are found here, before anything else runs.
 
+::
+
+    load.py            a file as an ``Experiment``, or all its problems
+    tables.py          its tables as pydantic models
+    sets.py            a set's table as a ``SetSpec``
+    matrix.py          ``[matrix]``: sets by product
+    space_time.py      ``kind = "space_time"``: sets of equal product
+    recovery.py        the faults of a fault set
+    own_techniques.py  ``[technique.NAME]``
+    other_trainers.py  ``[trainers.NAME]``
+    cluster.py         ``[cluster]``, and the user's own cluster file
+
 An experiment file (``schema = 1``)::
 
     schema = 1
@@ -82,18 +94,6 @@ its control's train config and toolchain, unless it names a trainer, and ``[trai
 
 Places in messages are dotted keys with indices from 0, and the set's name if it has one:
 ``experiments/smoke.toml: test[2].parallelism.tp of 'fsdp2_tp2'``.
-
-::
-
-    load.py            a file as an ``Experiment``, or all its problems
-    tables.py          its tables as pydantic models
-    sets.py            a set's table as a ``SetSpec``
-    matrix.py          ``[matrix]``: sets by product
-    space_time.py      ``kind = "space_time"``: sets of equal product
-    recovery.py        the faults of a fault set
-    own_techniques.py  ``[technique.NAME]``
-    other_trainers.py  ``[trainers.NAME]``
-    cluster.py         ``[cluster]``, and the user's own cluster file
 """
 
 from converge_harness.experiment.load import load_experiment

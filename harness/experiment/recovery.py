@@ -170,7 +170,7 @@ def _script_problems(
             yield Problem(
                 where(f"faults[{later}].step"),
                 f"{second.kind} happens at step {second.step}, and so does faults[{earlier}], "
-                f"{first.kind}: they would race, and only one of them would end a pass",
+                f"{first.kind}: only one of them could end the pass, and which one would be chance",
                 "at most one fault per step",
             )
     every, held = recovery.checkpoint_every, spec.trainer.can.probed
@@ -263,9 +263,7 @@ def _restart_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_W
         return
     harness = 'restarts = "harness"'
     if at.kind is FaultKind.PREEMPT:
-        yield _Wrong(
-            "kind", "torchrun ends on SIGTERM: only the harness can start it again", harness
-        )
+        yield _Wrong("kind", "torchrun ends on SIGTERM: only converge can start it again", harness)
     if at.kind is FaultKind.AGENT_LOSS and at.fault.node == 0:
         yield _Wrong(
             "node", "node 0 has the rendezvous store: without it torchrun cannot restart", harness
@@ -274,7 +272,7 @@ def _restart_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_W
         yield _Wrong(
             "torn",
             "a truncated checkpoint looks complete: torchrun's restarts would load it and die, "
-            "again and again; only the harness sets it aside",
+            "again and again; only converge sets it aside",
             harness,
         )
     if at.kind is FaultKind.HANG:

@@ -200,7 +200,7 @@ def read_for_curves(path: Path, control: Evidence) -> tuple[Calibration, str]:
         raise ConfigError(
             Problem(
                 place,
-                f"was not learnt from repeats of {control.source} ({what}), but from {held}",
+                f"holds limits of {held}, not of {control.source} ({what})",
                 "learn from its own repeats with --repeat, or converge calibrate EXPERIMENT",
             )
         )

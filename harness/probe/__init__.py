@@ -15,7 +15,7 @@ rank code nor torch.
 
 ::
 
-    interface.py     what programs call; imports the rest only if the harness runs the program
+    interface.py     what programs call; imports the rest only if converge runs the program
     loop.py          turns the calls into evidence, with ``converge_harness.rank.recorder``
     starting_weights.py  moves the initial weights of an ulp repeat
     seed_weights.py  loads the checkpoint of another trainer's model, and has its names

@@ -7,7 +7,7 @@ step and ``probe.saved`` (``write_limit.py``): ``disk_full`` on one rank, which 
 as the program has it; ``ckpt_torn`` kills every rank that writes, in the middle of a file. With
 ``torn = "truncated"`` the complete checkpoint is cut, and every rank dies.
 
-A fault of the harness (``preempt``) comes from outside: the ranks wait for it where the next step
+A fault of converge (``preempt``) comes from outside: the ranks wait for it where the next step
 begins, so that the checkpoint of its own step is complete. It may come earlier, too, as soon as the
 harness reads that the step has ended. What every rank of converge's own rank code does, and how a
 fault is recorded, is the same (``converge_harness.run_folder.faults``).
@@ -257,7 +257,7 @@ class ScriptedFaults:
         run_folder, number = self._job.run_folder, self._pass_number
         record_struck(run_folder, index, fault, number, rank=rank, torn=torn)
 
-    # ------------------------------------------------------------------ of the harness
+    # ------------------------------------------------------------------ of converge
 
     def step_ended(self, step: int) -> None:
         """Called before converge learns that a step has ended: from then on a fault may come."""
@@ -265,7 +265,7 @@ class ScriptedFaults:
             self._notice = _Notice()
 
     def after_step(self, step: int) -> None:
-        """Wait for a fault of the harness after a step; called where the next one begins.
+        """Wait for a fault of converge after a step; called where the next one begins.
 
         A program that handles SIGTERM sets a flag and goes on to its next checkpoint: waiting for
         any longer than until SIGTERM came would use up the time that it is given for that.

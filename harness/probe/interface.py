@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def initial_weights(model: torch.nn.Module) -> None:
-    """Let the harness move the initial weights, before anything wraps the model.
+    """Let converge move the initial weights, before anything wraps the model.
 
     An ``ulp`` repeat of the control starts from weights that are each moved by one unit in the last
     place; in every other run this does nothing. Call it on every rank, once the model has its
@@ -49,7 +49,7 @@ def load_seed_checkpoint(model: torch.nn.Module) -> None:
 
 
 class Probe:
-    """Records the evidence of a training loop; does nothing unless the harness runs the program."""
+    """Records the evidence of a training loop; does nothing unless converge runs the program."""
 
     __slots__ = ("_loop",)
 
@@ -206,7 +206,7 @@ class Probe:
     def close(self) -> None:
         """Remove all hooks, as happens automatically after the job's last step.
 
-        A run that is closed earlier is not complete, and the harness reports that.
+        A run that is closed earlier is not complete, and converge reports that.
         """
         if self._loop is not None:
             self._loop.close()

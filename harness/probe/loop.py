@@ -1,4 +1,4 @@
-"""The probe of a job that the harness runs: turns the calls of a training loop into evidence.
+"""The probe of a job that converge runs: turns the calls of a training loop into evidence.
 
 Its requirements are checked first, because its evidence would be misleading otherwise. In the first
 step the sizes of batches are counted, for ``in_force.json``.

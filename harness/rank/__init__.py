@@ -13,7 +13,7 @@ Of the rest of ``harness`` it imports only the file formats (``converge_harness.
     seed_checkpoint.py  initial weights: whole tensors by name, taken apart for every layout
     dry_run/      builds and steps a job without its GPUs, on a fake process group
     faults.py     the faults of a job's script
-    waiting.py    waits between two steps until the harness lets a run train on
+    waiting.py    waits between two steps until converge lets a run train on
     repeats.py    the perturbations of A/A repeats, no larger than rounding
     silenced.py   methods that do nothing for a while, for frozen steps
     inject.py     calls a test set's ``inject`` function

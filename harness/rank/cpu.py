@@ -18,8 +18,9 @@ def stay_forkable() -> None:
 
     A torch with CUDA pretends to have eight devices once anything was computed on fake tensors, as
     DTensor does of every new operator. The next backward pass then starts a thread for each: such a
-    process cannot be forked, and in a fork those threads meet in mending torch's thread pool, which
-    sometimes aborts ("Invalid thread pool!"). So there are none, and every fork mends it at once.
+    process cannot be forked, and in a fork those threads meet as they repair torch's thread pool,
+    which sometimes aborts ("Invalid thread pool!"). So there are none, and every fork repairs it at
+    once.
     """
     torch._C._ensureCUDADeviceGuardSet = lambda: None
     os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))

@@ -1,7 +1,7 @@
 """Makes the faults of a job's script happen in its ranks.
 
 Just before a fault, its rank writes and syncs ``faults/<index>.json``: a fault whose file exists
-never happens again, however often its step is replayed. A fault of the harness (``preempt
+never happens again, however often its step is replayed. A fault of converge (``preempt
 agent_loss join``) comes from outside: here the ranks only wait for it at the end of its step. A
 fault of a rank that a smaller world does not have does not happen.
 
@@ -80,7 +80,7 @@ def _install(trainer: Any, fault: RankFault, checkpoint: Path, record: Callable[
 
 
 def _hold_after(trainer: Any, step: int, over: Path) -> None:
-    """Wait for the harness once the step has ended and its checkpoint, if due, is complete."""
+    """Wait for converge once the step has ended and its checkpoint, if due, is complete."""
     save = (
         trainer.checkpointer.save
     )  # called after every step; it decides whether a checkpoint is due

@@ -7,8 +7,8 @@ a run shows how much rounding alone can change a correct one. torchtitan's exper
 bfloat16 whatever the training's precision is (``models/common/moe.py``, ``_grouped_mm``), which
 hides an ulp of float32. So results of these products and of experts (those of GPT-OSS add a bias
 in bfloat16), and their gradients, are moved as below.
-EP, PP and CP leave most of these products as they are. TP adds up parts of the last one: its right
-sets are 0.4 to 1.9 times as far off as such a repeat (Qwen 3, GPT-OSS).
+EP, PP and CP leave most of these products as they are. TP adds up parts of the last one: its
+correct set-ups are 0.4 to 1.9 times as far off as such a repeat (Qwen 3, GPT-OSS).
 
 ``repeat = "rounding"``: results in low precision are rounded differently. If weights are cast to
 bfloat16, a weight that is moved by one unit in the last place of float32 is cast to the same

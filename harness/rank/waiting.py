@@ -1,4 +1,4 @@
-"""Lets the ranks of a run wait after a step until the harness lets them train on.
+"""Lets the ranks of a run wait after a step until converge lets them train on.
 
 A control and the sets that are judged by it wait for each other at the steps at which the sets may
 be stopped, so that none of them trains steps that nobody reads. Every rank waits by itself, between

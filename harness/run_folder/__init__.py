@@ -1,6 +1,6 @@
-"""The file formats of a run folder, which the harness and the ranks share.
+"""The file formats of a run folder, which converge and the ranks share.
 
-The harness and the ranks (in a toolchain's Python) communicate by files only. Both import this
+converge and the ranks (in a toolchain's Python) communicate by files only. Both import this
 package, so it needs only the standard library and numpy. Like rank code, it is part of a job's
 identity. ``docs/architecture.md`` describes the files.
 
@@ -26,5 +26,5 @@ identity. ``docs/architecture.md`` describes the files.
     ended.py        ended.json: how the script of a scheduler's job ended
     config_problems.py  what a rank prints that checks configs
     dry_run.py      what a rank of a dry run prints
-    records.py      record.json and submission.json, which only the harness uses
+    records.py      record.json and submission.json, which only converge uses
 """

@@ -100,7 +100,7 @@ def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write a file atomically and sync it, in a rank.
 
-    The harness writes with ``converge_harness.store``, which explains disk errors to the user.
+    converge writes with ``converge_harness.store``, which explains disk errors to the user.
     """
     write_bytes(path, (to_json(values, indent=1) + "\n").encode())
 

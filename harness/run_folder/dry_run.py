@@ -1,4 +1,4 @@
-"""What a rank of a dry run prints: one JSON object, of which the harness reads the sizes.
+"""What a rank of a dry run prints: one JSON object, of which converge reads the sizes.
 
 The rank side is ``rank/dry_run/run.py``, the reader ``launch/dry_run.py``.
 """

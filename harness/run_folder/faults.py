@@ -1,7 +1,7 @@
 """``faults/``: which faults of a job's script have happened, and when.
 
 ``faults/<index>.json`` is written before a fault happens, and prevents it from happening again
-whenever its step is replayed. A fault that the harness causes also has
+whenever its step is replayed. A fault that converge causes also has
 ``faults/<index>.over.json``: the ranks wait until it exists.
 """
 
@@ -20,7 +20,7 @@ from converge_harness.run_folder.layout import FAULTS
 from converge_harness.run_folder.shapes import COUNT, FLAG, TEXT, TIME, Shape
 
 HELD = ("preempt", "agent_loss", "join")
-"""Faults that the harness causes, and for which the ranks wait."""
+"""Faults that converge causes, and for which the ranks wait."""
 
 StruckDocument = TypedDict(
     "StruckDocument",
@@ -78,12 +78,12 @@ def struck_files(run_folder: Path) -> dict[int, Path]:
 
 
 HOLD_SECONDS = 120.0
-"""The longest time that the ranks wait for a fault that the harness causes."""
+"""The longest time that the ranks wait for a fault that converge causes."""
 POLL_SECONDS = 0.05
 
 
 def hold_until(over: Path, or_else: Callable[[], bool] = lambda: False) -> None:
-    """Wait in a rank for a fault of the harness, until its file exists or ``or_else`` is true."""
+    """Wait in a rank for a fault of converge, until its file exists or ``or_else`` is true."""
     deadline = time.monotonic() + HOLD_SECONDS
     while not (over.exists() or or_else()) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""``job.json``: everything that ranks need to know, some of which the harness reads, too.
+"""``job.json``: everything that ranks need to know, some of which converge reads, too.
 
 The ``…Document`` types are the file as written, key by key; ``RankJob`` is a rank's parsed form.
 """
@@ -206,7 +206,7 @@ SHAPES: Mapping[str, Shape] = {
     "probed": FLAG,
     "checkpoints": OBJECT,
 }
-"""Types of the values that the harness reads."""
+"""Types of the values that converge reads."""
 
 
 def is_probed(job: JobDocument) -> bool:
@@ -273,7 +273,7 @@ class Degrees:
 
 @dataclass(frozen=True, slots=True)
 class BaseConfig:
-    """The trusted base config: torchtitan's keys in ``settings``, ``[converge]``'s as fields."""
+    """The train config: the trainer's own keys in ``settings``, ``[converge]``'s as fields."""
 
     path: str
     module: str | None = None
@@ -357,7 +357,7 @@ class RankJob:
     data_folder: Path | None = None
     """Folder with ``corpus.json`` and ``tokens.npy``; None: torchtitan's own dataset."""
     seed_checkpoint: Path | None = None
-    """``.../checkpoint/step-0`` to start from; None: torchtitan's own initial weights."""
+    """``.../checkpoint/step-0`` to start from; None: the trainer's own initial weights."""
     sample_steps: tuple[int, ...] = ()
     """Steps at which per-tensor evidence is written; 0 is before the first step."""
     frozen: int = 0

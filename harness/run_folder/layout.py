@@ -75,13 +75,13 @@ ENDED = "ended.json"
 STARTED = "started"
 """One folder per call and pod of Kubernetes that has started, such as ``call-01.pod-0``."""
 WAIT = "wait.json"
-"""The steps after which the ranks wait until the harness lets them train on."""
+"""The steps after which the ranks wait until converge lets them train on."""
 
 NO_EVIDENCE = frozenset({CHECKPOINTS, DATASETS, COMPILED, LOGS, OUTPUT, STREAMING, TORN, IMPORTED})
 """Folders that are not evidence."""
 EVIDENCE_SUFFIXES = frozenset({".json", ".jsonl", ".npz", ".part"})
 WRITTEN_LATER = frozenset({RECORD, SUBMISSION, WAIT})
-"""Files that are not evidence either: the harness writes them."""
+"""Files that are not evidence either: converge writes them."""
 
 OF_THE_RANKS = (METRICS, METRICS_PART, TENSORS, IN_FORCE, CHECKPOINTS, DATASETS, STREAMING)
 """What ranks write; a new start of a run that is not resumed must not find it."""

@@ -1,4 +1,4 @@
-"""``record.json`` and ``submission.json``: what the harness stores on a run besides its evidence.
+"""``record.json`` and ``submission.json``: what converge stores on a run besides its evidence.
 
 Ranks neither write nor read them. ``converge_harness.store`` writes the record,
 ``converge_harness.launch`` the submission.

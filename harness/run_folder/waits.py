@@ -1,6 +1,6 @@
 """``wait.json``: the steps after which a run's ranks wait for other runs to catch up.
 
-The harness writes it before the ranks start. To let them train on after a step, it writes the file
+converge writes it before the ranks start. To let them train on after a step, it writes the file
 again without that step. A run without the file never waits. ``saves`` has the steps at which ranks
 write a checkpoint before they wait; a run that is ended while it waits continues from there.
 """

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import os
-import shlex
 import zipfile
 from importlib.metadata import Distribution, PackagePath, distributions
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from converge_harness import DISTRIBUTION, __version__
 from converge_harness.errors import ToolchainError
@@ -28,27 +25,6 @@ def checkout() -> Path | None:
     """The checkout that this package is imported from (by its link in ``src/``), if it is one."""
     folder = _packages().parent
     return folder if (folder / "pyproject.toml").is_file() else None
-
-
-def install_source() -> str:
-    """What pip has to install to get this package: this checkout, or its original source.
-
-    pip records the source in ``direct_url.json`` (PEP 610), except for a package index. By name
-    alone it could be a stranger's package, so then the user has to say.
-    """
-    if folder := checkout():
-        return f"-e {shlex.quote(str(folder))}"
-    for distribution in distributions(name=DISTRIBUTION, path=[str(_packages())]):
-        described = json.loads(distribution.read_text("direct_url.json") or "{}")
-        url = described.get("url", "")
-        if url.startswith("file://") and "dir_info" in described:
-            return shlex.quote(unquote(urlsplit(url).path))
-        if "vcs_info" in described:
-            vcs = described["vcs_info"]
-            return shlex.quote(f"{vcs['vcs']}+{url}@{vcs['commit_id']}")
-        if url:
-            return shlex.quote(url)
-    return f"WHERE_CONVERGE_{__version__}_CAME_FROM"
 
 
 def code_version() -> str:

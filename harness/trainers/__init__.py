@@ -2,18 +2,18 @@
 
 ::
 
-    base.py          Trainer: the interface, with default implementations
-    registry.py      kind to Trainer; ``register`` adds one; ``[trainer]`` by its kind
-    table.py         keys of ``[trainer]`` that all trainers share
-    jobs.py          functions of a job or a toolchain that call its trainer
-    environment.py   variables that are pinned in every job's environment
-    calls.py         the calls of a run
-    failure.py       why a run under torchrun failed
-    mapping.py       names of parameters in the checkpoint of another trainer's model
-    torchrun.py      trainers that converge's rank code drives, under torchrun
+    base.py          the interface: ``Trainer``, whose methods have defaults where possible
+    registry.py      finds the ``Trainer`` of a kind; ``register`` adds one
+    jobs.py          the same calls for code that has a ``Job`` or a toolchain, and no ``Trainer``
+    table.py         the keys of ``[trainer]`` that all trainers share
+    environment.py   the variables that every job's environment gets
+    calls.py         a run as one or several calls (starts): which part each trains, how ranks meet
+    failure.py       why a run under torchrun failed, from its logs
+    mapping.py       the file that names the parameters in another trainer's checkpoint
+    torchrun.py      what torchtitan and Megatron-Core share: converge's rank code under torchrun
     torchtitan/      torchtitan
     megatron/        Megatron-Core
-    command/         any program, called by an argv template
+    command/         a program of the user's, started by the command that ``[trainer]`` gives
 """
 
 from converge_harness.run_folder.launcher_variables import is_of_launcher

@@ -152,7 +152,7 @@ class Trainer(ABC):
     kind: ClassVar[str]
     """``[trainer] kind``."""
     own_rank_code: ClassVar[bool] = False
-    """Its ranks are ``rank``: they end with the harness, and print their stacks for
+    """Its ranks are ``rank``: they end with converge, and print their stacks for
     SIGUSR1; what of their evidence cannot be read is a bug of ours, not of a program."""
     imports: ClassVar[tuple[str, ...]] = ()
     """Modules that its ranks import from a toolchain."""

@@ -87,7 +87,7 @@ def test_bugs_are_caught_by_step_2_and_named_as_their_docstrings_say(document):
     assert all(bug["steps"] == STEPS and bug["rank_seconds"] > 0 for bug in bugs.values())
 
 
-def test_correct_configurations_pass(document):
+def test_correct_set_ups_pass(document):
     verdicts = {each["name"]: each["verdict"] for each in document["correct"]}
     assert verdicts == dict.fromkeys(CORRECT, "PASS")
 

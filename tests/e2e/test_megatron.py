@@ -1,4 +1,4 @@
-"""Megatron-Core on CPUs, judged like torchtitan: right layouts pass, and errors are named."""
+"""Megatron-Core on CPUs, judged like torchtitan: correct set-ups pass, and errors are named."""
 
 import json
 import os

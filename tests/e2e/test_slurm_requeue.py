@@ -55,7 +55,7 @@ TIMEOUT_S = 600
 
 
 def wait_for(matrix, name, left, process):
-    """The run folder of a job, once it has left a file; fails when the harness ends."""
+    """The run folder of a job, once it has left a file; fails when converge ends."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         found = sorted((matrix.store / "runs").glob(f"{name}-*/{left}"))

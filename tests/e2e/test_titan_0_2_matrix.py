@@ -99,7 +99,7 @@ def test_compiled_async_tp_fuses_and_trains_the_embedding(titan_02):
         "grad-norm-recomputed-envelope": 1e-6,
         "same-initial-parameters": 1e-14,
         "gradients-first-steps": 1e-5,
-        # AdamW divides small gradients by themselves: 2e-5, and 5e-5 in the right sets without TP.
+        # AdamW divides small gradients by themselves: 2e-5; 5e-5 in correct set-ups without TP.
         "updates-first-steps": 1e-4,
     }
     assert {name for name, most in measured.items() if checks[name]["measured"] >= most} == set()

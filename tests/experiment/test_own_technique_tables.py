@@ -138,7 +138,7 @@ WRONG = {
         EXPERIMENT + TECHNIQUE.replace("features.py:count", "features.py:none"),
         ": technique.fused_norm.in_force: none is called with the trainer alone",
     ),
-    "a key that the harness sets": (
+    "a key that converge sets": (
         EXPERIMENT + TECHNIQUE.replace("override.imports", "compile.enable"),
         ": technique.fused_norm.set.compile.enable: cannot be set here (use techniques =",
     ),

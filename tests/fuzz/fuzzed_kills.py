@@ -1,6 +1,6 @@
 """``converge run`` of a tiny matrix, ended by a signal at a random moment, then run again.
 
-Programs of the matrix start programs themselves and know nothing of the harness, so whatever of
+Programs of the matrix start programs themselves and know nothing of converge, so whatever of
 them is left is an orphan. Most harnesses are forks of the process of the cases, which saves a
 second of imports; one in ten is ``python -m converge_harness`` from its first instruction on.
 

@@ -9,7 +9,7 @@ and pipes; JSON gets other values and keys twice. The properties are those of ``
 
 - ``converge report`` gives no test set PASS that had none before, and none whose evidence is not
   what its run left: its own, its control's, or that of the control's repeats. What is evidence is
-  listed here, not asked of the harness: ``job.json``, and every curve, metrics file and tensor. A
+  listed here, not asked of converge: ``job.json``, and every curve, metrics file and tensor. A
   link to a file with the same bytes is the same.
 - After ``converge run`` every verdict is the undamaged matrix's again. Or it exits with 2 (with 3,
   where a report cannot be written once jobs have run) and names a path: then that file's run folder

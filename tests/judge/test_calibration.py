@@ -1,4 +1,4 @@
-"""What repeats teach: the scale of rounding, how it grows, how often a right run may exceed it."""
+"""What repeats teach: how large rounding is, how it grows, how often a correct run exceeds it."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Two curves and nothing that says what right runs do: benign pairs are not blamed, gross ones are.
+"""Two curves, and nothing says what correct runs do: benign pairs are not blamed, gross ones are.
 
 The noise is like that of torchtitan's published curves of Llama 3 on CUDA and ROCm: 1e-4 at step 1,
 and from step 25 on much more, from step to step: 1% there, here 0.4%, so that limits may be learnt.

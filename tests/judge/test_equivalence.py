@@ -254,7 +254,7 @@ LASTING = (1e-3, -2e-3, 1.5e-3, -5e-4, 2e-3)
 LOWER = 1 / (1 + np.minimum(LASTING, 0))
 """Differences are relative to the smaller of two losses."""
 USUAL = float(stats.t.ppf(0.975, 5) * np.sqrt(np.mean(np.square(LASTING * LOWER))))
-"""One right run in 20 is off by more, if repeats are off by LASTING: 0.0039."""
+"""One correct run in 20 is off by more, if repeats are off by LASTING: 0.0039."""
 
 
 def short(bias, *, steps=20, repeats=LASTING, **more):

@@ -191,7 +191,7 @@ def noisy_norms(name, size):
     ("size", "factor", "outcome"),
     [
         (1e-3, 1.35, Outcome.FAIL),  # repeats agree, so no norm is a third off
-        (6e-2, 1.35, Outcome.PASS),  # one right run in 100 would be above the ceiling of 30%
+        (6e-2, 1.35, Outcome.PASS),  # one correct run in 100 would be above the ceiling of 30%
         (6e-2, 5.0, Outcome.FAIL),  # further than what repeats allow
         (6e-2, math.nan, Outcome.FAIL),
     ],
@@ -225,7 +225,7 @@ def spiked(name, factor, at):
         ({0: 10, 1: 12}, 14, Judgement.PASS),
         ({0: 10, 1: 12}, 5, Judgement.FAIL),  # before the norm of any repeat leapt
         ({0: 10}, 14, Judgement.INVALID),  # one repeat may be broken
-        ({0: 2, 1: 2}, 14, Judgement.INVALID),  # at the first steps right runs agree
+        ({0: 2, 1: 2}, 14, Judgement.INVALID),  # at the first steps correct runs agree
         ({}, 14, Judgement.FAIL),
     ],
 )

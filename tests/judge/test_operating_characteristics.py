@@ -1,4 +1,4 @@
-"""The judge on a few simulated experiments: right runs pass, gross bias fails, at every law.
+"""The judge on a few simulated experiments: correct runs pass, gross bias fails, at every law.
 
 The rates themselves, from hundreds of experiments, are in docs/operating-characteristics.md.
 """

@@ -1,4 +1,4 @@
-"""Errors of low precision against a reference in float32: right sets, and faults of each kind."""
+"""Errors of low precision against a float32 reference: correct set-ups, faults of each kind."""
 
 from dataclasses import replace
 

@@ -250,7 +250,7 @@ def with_states(evidence, library, states):
     ids=["never the control's", "the control's before the resume"],
 )
 def test_draws_that_nothing_depends_on_may_start_over_on_other_degrees(library, states, since):
-    """A right set is off by what its control's repeats are."""
+    """A correct set-up is off by what its control's repeats are."""
     control = with_states(run("control"), library, OWN)
     repeats_of_control = [
         with_states(rounding(run(f"ulp.{seed}", repeat="ulp"), seed), library, OWN)

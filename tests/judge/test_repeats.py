@@ -162,7 +162,7 @@ def test_a_control_that_is_far_from_all_of_its_repeats_is_named_itself():
 @pytest.mark.parametrize("factor", [0.0, 1.15, 1e300], ids=["zero", "off by 15%", "huge"])
 @pytest.mark.parametrize("signals", [LOSSES, NORMS], ids=["loss", "norm"])
 def test_a_control_that_is_off_at_one_late_step_is_named(signals, factor):
-    """Its norm was passed over there, as one that leaps by chance in right runs."""
+    """Its norm was passed over there, as one that leaps by chance in correct runs."""
     at = int(CONTROL.steps[-2])
 
     def change(step, value):

@@ -1,4 +1,4 @@
-"""A program that is tied to the harness: it ends with it, whenever the signal comes."""
+"""A program that is tied to converge: it ends with it, whenever the signal comes."""
 
 import os
 import subprocess

@@ -122,7 +122,7 @@ def test_the_action_gates_a_repository_that_has_only_an_experiment(repository, t
     assert "https://github.example/somebody/model/actions/runs/1" in comment
     assert "POST repos/repository/issues/12/comments" in (runner / "gh.log").read_text()
 
-    # The next commit of the pull request mends it, and changes the comment.
+    # The next commit of the pull request fixes it, and changes the comment.
     experiment.write_text(EXPERIMENT)
     run = on_github(repository, runner, wheel, number=2)
     assert run.steps(leave_out=("Install converge",)) == 0, run.log

@@ -101,7 +101,7 @@ def test_a_bug_may_say_what_it_changes(folder):
     assert [bug.place for bug in read_catalogue(folder).bugs] == ["Optimizer.step", ""]
 
 
-def test_correct_configurations_are_marked_by_the_file(folder):
+def test_correct_set_ups_are_marked_by_the_file(folder):
     matrices = {matrix.name: matrix for matrix in read_catalogue(folder).matrices}
     assert list(matrices) == ["c1", "correct"]
     assert [matrix.correct for matrix in matrices.values()] == [False, True]

@@ -1,4 +1,4 @@
-"""Whether an answer of the harness counts as caught, and its cause as right."""
+"""Whether an answer of converge counts as caught, and its cause as right."""
 
 from dataclasses import replace
 from types import SimpleNamespace

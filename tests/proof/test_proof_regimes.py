@@ -319,7 +319,7 @@ def proven(folder: Path, *options: str) -> prove.Exit:
 def test_a_dry_run_says_what_each_regime_runs_and_what_not(folder, capsys):
     assert proven(folder, "--regime", "all") is prove.Exit.MET
     said = capsys.readouterr().out
-    assert "fp32: 2 bugs, 0 rungs of ladders, 7 correct configurations; not run: 1" in said
+    assert "fp32: 2 bugs, 0 rungs of ladders, 7 correct set-ups; not run: 1" in said
     assert "bf16 mixed: 1 bugs" in said
     assert "  1 in bfloat16 the module does so anyway: cast\n" in said
     assert "only without compile: compiled\n" in said

@@ -62,7 +62,7 @@ def leave(folder: Path, loss=loss, norm=1.0, digest=None, steps=STEPS) -> Path:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """What the harness says about three bugs, a rung each that shows and not, and a right run."""
+    """What converge says about three bugs, a rung each that shows and not, and a correct run."""
     runs = tmp_path_factory.mktemp("runs")
     control = leave(runs / "control")
     repeats = [
@@ -313,7 +313,7 @@ def test_the_worst_misses_come_first(report):
 def test_each_regime_has_its_goals(proof, regime, texts):
     found = [goal.text for goal in goals(proof, part=False, regime=regime)]
     assert all(any(text in each for each in found) for text in texts)
-    assert "no false alarm on correct configurations" in found
+    assert "no false alarm on correct set-ups" in found
     assert len(found) == (5 if regime is Regime.FP32 else 3)
 
 

@@ -245,7 +245,7 @@ def test_modules_that_compute_the_same_have_the_other_name(tmp_path):
 
 
 def known_names():
-    """``PARAMETERS`` and ``MODULES`` of the harness, whose module needs more than ranks have."""
+    """``PARAMETERS`` and ``MODULES`` of converge, whose module needs more than ranks have."""
     path = Path(converge_harness.__file__).parent / "trainers" / "megatron" / "mapping.py"
     names = ("_LAYER", "_MATRICES", "PARAMETERS", "MODULES")
     values = {}

@@ -22,7 +22,7 @@ from converge_harness.run_folder.waits import (
 
 @pytest.fixture
 def say(tmp_path):
-    """Says after which steps to wait, as the harness does: the file is replaced as a whole."""
+    """Says after which steps to wait, as converge does: the file is replaced as a whole."""
 
     def write(*steps, saves=()):
         part = tmp_path / "wait.json.part"

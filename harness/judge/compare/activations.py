@@ -28,8 +28,8 @@ from converge_harness.model import Activations, Evidence, Floats, ModuleTensor, 
 BEYOND = 4.0
 """A difference is more than noise from this multiple of it on."""
 BEGINS = 2.5
-"""A difference that grows beyond that begins where it leaves this multiple: right sets stay below
-(docs/judging.md)."""
+"""A difference that grows beyond that begins where it leaves this multiple: correct set-ups stay
+below (docs/judging.md)."""
 FLOORS: Mapping[Precision, float] = {
     Precision.FP32: 1e-6,
     Precision.BF16: 1e-3,

@@ -53,7 +53,7 @@ ALARMS = 2e-4
 """False-alarm probability of each of the checks here, over all parameters of a test set."""
 IMPLEMENTATION_SPREAD = 0.1
 """Standard deviation of the logarithm of the ratio of two correct implementations' errors, once
-squares are averaged over batches. Measured on correct sets of debug models: at most 0.13 for any
+squares are averaged over batches. Measured on correct set-ups of debug models: at most 0.13 for any
 parameter (TP 2), see docs/operating-characteristics.md."""
 SCALE_SPREAD = 0.1
 """Standard deviation of the logarithm of the ratio of two correct implementations' norms, in

@@ -221,7 +221,7 @@ class _Limits:
 
         Only where the test set stores parameters in a coarser type than its control (bf16 against
         float32), and after the first steps: lost updates leave it a fraction of a step behind, and
-        where a gradient falls fast, that is much of what is left of it. Of nine right sets of
+        where a gradient falls fast, that is much of what is left of it. Of nine correct set-ups of
         8 to 32 steps three had a norm's gradient 0.5 to 0.9 off at step 8, and none more than 0.34
         of the largest it had been. Five with other seeds, run afterwards, were inside, too.
 

@@ -60,8 +60,8 @@ def warm_up_is_known(planned: PlannedJob) -> Iterator[Breach]:
         key = spec.trainer.keys.warmup_steps
         yield Breach(
             f"set.{key}" if key else "stop",
-            'is not set, but with stop = "settled" no look may come before twice the warm-up of '
-            "the learning rate: set it (0: there is none), or stop differently",
+            'is not set, but stop = "settled" needs it: a set is not stopped before twice the '
+            'warm-up; set it (0 for no warm-up), or use stop = "fail"',
         )
 
 

@@ -6,7 +6,7 @@ The train config has a table for each, with the keys of the installed class::
     [optimizer]     OptimizerConfig             [gpt]         arguments of GPTModel
     [lr_scheduler]  OptimizerParamScheduler     [training]    sizes (``TrainingSizes``)
 
-Applied in this order (later wins): defaults of the class, the train config, what the harness
+Applied in this order (later wins): defaults of the class, the train config, what converge
 implies, the experiment's ``set``. Then Megatron-Core's own checks run.
 """
 
@@ -191,7 +191,7 @@ def build_config(job: RankJob) -> MegatronConfig:
 
 
 def _implied(job: RankJob, degrees: Degrees, chunks: int | None) -> dict[str, Any]:
-    """The settings that the harness decides for every job."""
+    """The settings that converge decides for every job."""
     dtype = torch.float32 if job.makes_seed_checkpoint else _dtype(job)
     low = dtype is torch.bfloat16
     interleaved = job.pipeline_schedule == INTERLEAVED and degrees.pp > 1

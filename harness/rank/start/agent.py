@@ -1,7 +1,7 @@
 """``python -m converge_harness.rank.start.agent ARGUMENTS``: torchrun that dies with its starter.
 
 Some things that ``python -m torch.distributed.run`` does not do: keep the store of ranks on this
-machine to loopback, make a new one for ranks that are started again, end when the harness that
+machine to loopback, make a new one for ranks that are started again, end when the converge that
 started it is killed, leave in ``$CONVERGE_FAILURES`` (a JSON file) how each rank failed, where
 torchrun only prints it, wait with the rendezvous for the agents of the nodes that are to start
 together (``$CONVERGE_TOGETHER``), and rendezvous without delay in a process with many modules.

@@ -52,7 +52,7 @@ def run(job_path: str, segment: int | None = None) -> None:
     at import, so that a forked child uses its own) and is raised again.
     """
     die_with_parent()
-    # The harness sends it before it kills a hung run: standard error then says where each rank is.
+    # converge sends it before it kills a hung run: standard error then says where each rank is.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     from torch.distributed.elastic.multiprocessing.errors import record
 

@@ -1,4 +1,4 @@
-"""A rank dies with the process that started it, so that a killed harness leaves none behind."""
+"""A rank dies with the process that started it, so that a killed converge leaves none behind."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Importing torch and torchtitan takes seconds of CPU per rank. This server import
 forks: every request of a ``stub.py`` becomes a child that runs one module (torchrun's agent, or a
 rank) with the stub's standard streams, environment and working directory.
 
-What ends with what: the server with the harness, every child with the server (both by the kernel's
+What ends with what: the server with converge, every child with the server (both by the kernel's
 parent-death signal), a child with its stub (the server sees the connection close), and a stub with
 the agent that started it.
 
@@ -118,7 +118,7 @@ class Server:
         self._wakeup, self._wakeup_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, _notice)
         signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the harness's to handle
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is converge's to handle
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # children have their own use for it
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(address))
@@ -130,7 +130,7 @@ class Server:
         gc.freeze()
 
     def serve(self) -> NoReturn:
-        """Serve until killed: the harness kills the server, or the kernel does."""
+        """Serve until killed: converge kills the server, or the kernel does."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listener:
@@ -145,7 +145,7 @@ class Server:
         stub.settimeout(_REQUEST_TIMEOUT_S)
         try:
             request, streams = receive(stub)
-        except (OSError, ValueError) as error:  # such as the harness asking whether we listen
+        except (OSError, ValueError) as error:  # such as converge asking whether we listen
             print(f"no request: {error}", file=sys.stderr, flush=True)
             stub.close()
             return

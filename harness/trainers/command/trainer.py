@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -36,7 +37,6 @@ from converge_harness.run_folder.starts import last_start_ended_well
 from converge_harness.run_folder.weight_mapping import WeightMappingDocument, weight_mapping_of
 from converge_harness.toml import Where
 from converge_harness.toolchains.find import assume_environment, find_environment
-from converge_harness.toolchains.this_package import install_source
 from converge_harness.trainers.base import (
     CallOptions,
     CurveFile,
@@ -283,8 +283,8 @@ class CommandTrainer(Trainer):
                 "otherwise: install this one"
             )
             raise ToolchainError(
-                f"{found.python} has {why} with: {found.python} -m pip install --no-deps "
-                f"{install_source()}, or set trainer.probe = false"
+                f"{found.python} has {why} with: converge toolchain install "
+                f"{shlex.quote(str(found.python))}, or set trainer.probe = false"
             )
         return found
 

@@ -1,4 +1,4 @@
-"""Plans on a real Slurm, while the harness stays: starts, ends, limits, interruptions."""
+"""Plans on a real Slurm, while converge stays: starts, ends, limits, interruptions."""
 
 import json
 import re

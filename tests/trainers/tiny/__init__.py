@@ -34,7 +34,7 @@ class TinySettings:
 
 
 class Tiny(Trainer):
-    """What the harness asks of it; everything else is as by default."""
+    """What converge asks of it; everything else is as by default."""
 
     kind = "tiny"
     table = TinyTable

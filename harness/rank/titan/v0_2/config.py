@@ -1,7 +1,7 @@
 """A job as torchtitan 0.2's own JobConfig, built in Python.
 
 The train config is a genuine torchtitan 0.2 job file (``[converge]`` removed). Over its settings
-come, in this order, what the harness implies (degrees, steps, seed, folders), what the techniques
+come, in this order, what converge implies (degrees, steps, seed, folders), what the techniques
 set, and the test set's own ``set``; the later wins. torchtitan's parser would take the keys
 without looking at the types of their values, so they are applied one by one instead.
 """
@@ -35,7 +35,7 @@ from converge_harness.run_folder.corpus import documents_of
 from converge_harness.run_folder.job import RankJob
 
 _COLLECTIVE_TIMEOUT_S = 3600
-"""On a CPU compiling takes minutes and the harness watches over progress itself; torchtitan's 100
+"""On a CPU compiling takes minutes and converge watches over progress itself; torchtitan's 100
 seconds between steps would kill ranks that share two cores."""
 
 LOADERS = ("converge", "torchtitan")
@@ -51,7 +51,7 @@ class Built:
     config: Any
     """``torchtitan.config.JobConfig``."""
     declared: tuple[str, ...]
-    """Keys that parallelism, techniques, ``set`` or the harness itself set for this job."""
+    """Keys that parallelism, techniques, ``set`` or converge itself set for this job."""
     new_keys: tuple[str, ...] = ()
     """Keys of the job's overrides that give the config another value than it had."""
 
@@ -91,7 +91,7 @@ def flat_config(config: Any) -> dict[str, Any]:
 
 
 def _implied(job: RankJob) -> Iterator[tuple[str, Any]]:
-    """What the harness sets in every job."""
+    """What converge sets in every job."""
     degrees = job.parallelism
     yield "parallelism.data_parallel_replicate_degree", degrees.dp_replicate
     yield "parallelism.data_parallel_shard_degree", degrees.dp_shard

@@ -1,6 +1,6 @@
 """The upstream bugs that this dialect repairs, each by a name that a job may leave out.
 
-Importable without torch, so that the harness can check names before anything is launched.
+Importable without torch, so that converge can check names before anything is launched.
 ``without_fixes`` of a test set takes these names: the repair is then not made and the bug shows.
 The functions are those repairs that are not a matter of one technique alone.
 """

@@ -3,7 +3,7 @@
 torchtitan 0.3 has no job files, and its command line is frozen and about to go: a config is a
 Python function. So one is called, and what the train config, the job and the experiment say is
 set on the dataclasses it returns, in this order (later wins): base config function, model shape,
-``settings`` of the train config, what the harness implies, techniques, the experiment's ``set``.
+``settings`` of the train config, what converge implies, techniques, the experiment's ``set``.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def flat_config(config: Any) -> dict[str, Any]:
 
 
 def _implied(job: RankJob) -> Iterable[tuple[str, Any]]:
-    """The settings that the harness decides for every job."""
+    """The settings that converge decides for every job."""
     seed = job.makes_seed_checkpoint
     degrees = Degrees() if seed else job.parallelism
     yield "parallelism.data_parallel_replicate_degree", degrees.dp_replicate

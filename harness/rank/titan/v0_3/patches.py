@@ -25,7 +25,7 @@ def unknown_autotune_keys_ignored() -> Iterator[None]:
 
     ``torchao.prototype.moe_training.kernels.float8_rowwise`` tunes by a key, ``num_elements``, that
     is no argument of its kernel. triton 3.9 refuses that while the module is imported, and
-    torchtitan 0.3 imports it, with or without Float8. Older ones ignored such a key. Mended after
+    torchtitan 0.3 imports it, with or without Float8. Older ones ignored such a key. Fixed after
     torchao's release, by its pull request 4880.
     """
     try:
