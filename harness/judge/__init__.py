@@ -35,8 +35,6 @@ from converge_harness.judge.comparison import RunComparison, compare_runs
 from converge_harness.judge.degrees import parallelism_of
 from converge_harness.judge.in_force import (
     ConfigDifference,
-    planned_differences,
-    planned_settings,
 )
 from converge_harness.judge.probed_runs import probing
 from converge_harness.judge.rcp import RcpInputs, judge_submission
@@ -78,8 +76,6 @@ __all__ = [
     "never_interrupted",
     "parallelism_of",
     "pass_of",
-    "planned_differences",
-    "planned_settings",
     "probing",
     "rounding_of_experts",
     "series",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from converge_harness.judge.compare.activations import ModuleComparison, compare_modules
 from converge_harness.judge.compare.curves import (
@@ -28,7 +29,11 @@ from converge_harness.judge.compare.random_states import Generators, generators
 from converge_harness.judge.compare.sketches import Renamed, align
 from converge_harness.judge.compare.tensors import Comparisons, compare_tensors
 from converge_harness.judge.compare.tost import ALPHA
-from converge_harness.judge.in_force import ConfigDifference, config_differences
+from converge_harness.judge.in_force import (
+    ConfigDifference,
+    config_differences,
+    planned_settings,
+)
 from converge_harness.judge.probed_runs import is_curve
 from converge_harness.judge.resume.passes import superseded
 from converge_harness.judge.soundness import disordered
@@ -109,19 +114,42 @@ class RunComparison:
         return limits(self.test, self.control, self.drawn)
 
     @property
-    def config_differences(self) -> tuple[ConfigDifference, ...]:
-        """How the configurations in force differ, by key; empty where one is not recorded."""
-        if self.test.in_force is None or self.control.in_force is None:
-            return ()
+    def configs(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """The test set's configuration and the control's, by key.
+
+        Those in force; if one of them is not probed, what the experiment file says of both. Both
+        are empty if one is not recorded.
+        """
+        if self._planned is not None:
+            test, control = map(planned_settings, self._planned)
+            return test, control
         ours, theirs = self.test.in_force, self.control.in_force
-        return config_differences(
-            ours.config,
-            theirs.config,
-            {*ours.declared, *theirs.declared},
-            same_toolchain=self.spec is None
+        return (ours.config, theirs.config) if ours and theirs else ({}, {})
+
+    @property
+    def config_differences(self) -> tuple[ConfigDifference, ...]:
+        """How :attr:`configs` differ, by key."""
+        if self._planned is not None:
+            declared = {key for spec in self._planned for key in spec.overrides}
+        else:
+            ran = (self.test.in_force, self.control.in_force)
+            declared = {key for each in ran if each for key in each.declared}
+        same_toolchain = (
+            self.spec is None
             or self.control_spec is None
-            or self.spec.toolchain == self.control_spec.toolchain,
+            or self.spec.toolchain == self.control_spec.toolchain
         )
+        return config_differences(*self.configs, declared, same_toolchain=same_toolchain)
+
+    @property
+    def _planned(self) -> tuple[SetSpec, SetSpec] | None:
+        """Both sets as planned, if nobody recorded what was in force in one of them."""
+        test, control = self.spec, self.control_spec
+        if test is None or control is None:
+            return None
+        if test.trainer.can.probed and control.trainer.can.probed:
+            return None
+        return test, control
 
     @property
     def furthest_learnt(self) -> LearntLimit | None:

@@ -153,16 +153,6 @@ def planned_settings(spec: SetSpec) -> dict[str, Any]:
     return {**flattened(spec.train_config.settings), **spec.overrides}
 
 
-def planned_differences(test: SetSpec, control: SetSpec) -> tuple[ConfigDifference, ...]:
-    """How two sets differ in what the file says of their train configs; for what is not probed."""
-    return config_differences(
-        planned_settings(test),
-        planned_settings(control),
-        {*test.overrides, *control.overrides},
-        same_toolchain=test.toolchain == control.toolchain,
-    )
-
-
 def undeclared_differences(
     ours: InForce, theirs: InForce, *, same_toolchain: bool = True
 ) -> tuple[str, ...]:

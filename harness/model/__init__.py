@@ -98,6 +98,7 @@ from converge_harness.model.trainer import (
     Capabilities,
     ConfigKeys,
     ImpliedSetting,
+    ResumeAdvice,
     TrainerSpec,
 )
 from converge_harness.model.verdict import (
@@ -216,6 +217,7 @@ __all__ = [
     "ReplayConflict",
     "ReplicaSample",
     "RestartOwner",
+    "ResumeAdvice",
     "Role",
     "RunRecord",
     "RunStatus",

@@ -115,6 +115,50 @@ class ConfigKeys:
     """A list of the parts of a checkpoint that a resume leaves out."""
 
 
+@dataclass(frozen=True, slots=True)
+class ResumeAdvice:
+    """What a person has to look at in a trainer when a resume went wrong; clauses.
+
+    The defaults hold for any program.
+    """
+
+    data: str = (
+        "where the loader goes on after a load: its place in the epoch and the seed of the order "
+        "have to follow from the checkpoint, and not from the start of the process or from the "
+        "number of ranks"
+    )
+    """Other samples than those that were due."""
+    chosen: str = (
+        "which checkpoint the program loads: {resume_from}, or the newest in {checkpoint_dir}"
+    )
+    """Training went on from another checkpoint, or from none."""
+    counted: str = "and the step that it counts on from"
+    """More on ``chosen`` where the step is another."""
+    nothing_whole: str = (
+        "what the program starts from while no checkpoint is complete: the same initial weights, "
+        "optimizer and samples as at its first start"
+    )
+    """A restart loaded something unknown while no checkpoint of the run was complete."""
+    torn: str = (
+        "how the program tells a complete checkpoint from one that was only half written: by a "
+        "file that is written last, or by a name that it gets only when it is complete"
+    )
+    """A checkpoint was loaded that was only half written."""
+    loaded: str = (
+        "what the program writes into its checkpoint and loads of it, on every rank: the "
+        "state_dict of the model, of every optimizer and of the schedule; and whatever sets "
+        "parameters, optimizer state or lr after the load"
+    )
+    """State came back otherwise than it was saved."""
+    saved: str = (
+        "when the program saves ({checkpoint_every} and {stop_at} of its command), and whether it "
+        "calls probe.saved(step) after that"
+    )
+    """A checkpoint is missing."""
+    tokens: str = "whether the checkpoint holds the count of tokens of all ranks, or that of one"
+    """Only the trainer's count of tokens was not restored."""
+
+
 # Keys that mean the same in the train configs of all trainers.
 TRAINING_STEPS = "training.steps"
 """Steps of the whole run."""
@@ -144,3 +188,4 @@ class TrainerSpec:
     defaults: Mapping[str, Any] = field(default_factory=lambda: PLAIN_DEFAULTS)
     """Defaults of keys that its train configs may leave out."""
     keys: ConfigKeys = field(default_factory=ConfigKeys)
+    advice: ResumeAdvice = field(default_factory=ResumeAdvice)

@@ -40,6 +40,21 @@ def test_one_step_in_five_is_enough_if_it_goes_to_the_end(tmp_path, monkeypatch)
     assert "one step in 5: nobody saw the others" in note
 
 
+@pytest.mark.parametrize("rows", ["range(3, 40, 4)", "range(0, 40, 4)", "[*range(0, 40, 9), 39]"])
+def test_loggers_may_count_from_0(tmp_path, monkeypatch, rows):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text(
+        PROGRAM.replace("range(1, 13)", rows).replace("/ step", "/ (step + 1)")
+    )
+    (tmp_path / "rare.toml").write_text(SETS + WRONG)
+    main(["run", "rare.toml", "--store", "store", "--out", "report"])
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert {each["name"]: each["verdict"] for each in report["tests"]} == {
+        "again": "PASS",
+        "doubled": "FAIL",
+    }
+
+
 @pytest.mark.parametrize("written", ['"since the last row"', "5"])
 def test_means_of_five_steps_are_judged_as_such(tmp_path, monkeypatch, written):
     monkeypatch.chdir(tmp_path)
@@ -65,7 +80,20 @@ def test_means_of_five_steps_are_judged_as_such(tmp_path, monkeypatch, written):
         ((0, 10, 20, 30), 30, 10),
         ((10, 20, 30), 40, 1),  # ended early
         ((10, 30), 30, 1),  # a hole
-        ((10, 20, 25), 25, 1),
+        ((10, 20, 25), 25, 10),  # and the last step
+        ((10, 20, 25), 40, 1),  # ended early
+        ((1, 11, 21, 31), 40, 10),
+        ((1, 11, 21), 40, 1),  # ended early
+        ((0, 4, 8), 12, 4),  # steps 0 to 11
+        ((0, 4, 8), 13, 1),  # ended early: 12 is missing
+        ((0, 4, 8, 12), 13, 4),
+        ((0, 4, 8, 11), 12, 4),
+        ((3, 7, 11), 12, 4),
+        ((3, 7, 11), 15, 4),
+        ((3, 7, 11), 16, 1),  # ended early: 15 is missing
+        ((0, 3, 7, 11), 12, 4),
+        ((0, 4, 6, 8), 9, 1),  # irregular
+        ((5, 15, 25), 30, 1),  # no logger begins there
         ((10,), 10, 1),  # nothing to compare
         ((), 10, 1),
         ((1, 2, 3), 3, 1),

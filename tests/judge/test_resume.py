@@ -1133,6 +1133,29 @@ def test_a_program_is_looked_at_where_it_saves_and_loads(name, words):
 
 
 @pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("torn and loaded", "how the program tells a complete checkpoint from one that was only"),
+        ("nothing whole", "what the program starts from while no checkpoint is complete"),
+        ("tokens", "whether the checkpoint holds the count of tokens of all ranks"),
+    ],
+)
+def test_advice_on_checkpoints_is_that_of_the_trainer(name, words):
+    nothing_whole = resumed(*TORN_FIRST, struck=TORN_FIRST_STRUCK)
+    test, test_spec = {
+        "torn and loaded": (FAULT_CASES["torn and loaded"][1], fault_spec()),
+        "nothing whole": (nothing_whole, TORN_FIRST_SPEC),
+        "tokens": (ELASTIC_CASES["tokens"][1], ELASTIC_SPEC),
+    }[name]
+    of_torchtitan = judged(test, test_spec).look_at
+    assert words not in of_torchtitan
+    assert "torchtitan" in of_torchtitan
+    of_program = judged(test, replace(test_spec, trainer=PROGRAM)).look_at
+    assert words in of_program
+    assert "torchtitan" not in of_program
+
+
+@pytest.mark.parametrize(
     ("loaded", "advice"),
     [
         (0, "pass 2 counts its steps from 1 again, although a checkpoint of step 8 is there"),

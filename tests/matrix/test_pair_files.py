@@ -9,9 +9,12 @@ import pytest
 from converge_harness.experiment import load_experiment
 from converge_harness.matrix.load import plan_experiment
 from converge_harness.matrix.pair_files import write_pair
-from converge_harness.model import Kind, Launcher
+from converge_harness.model import Kind, Launcher, Role
 from converge_harness.plan import select
-from converge_harness.trainers import assume_toolchain
+from converge_harness.readers import read_spec
+from converge_harness.run_folder.documents import SCHEMA, write_json
+from converge_harness.run_folder.layout import JOB
+from converge_harness.trainers import assume_toolchain, job_payload
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 BELOW = sorted(path.stem for path in EXPERIMENTS.glob("*.toml"))
@@ -84,3 +87,17 @@ def test_every_set_of_every_experiment_is_written_as_what_it_is(tmp_path, name):
             kinds.add(spec.kind)
             here = replace(pair, frozen_sets=None, launcher=Launcher.LOCAL, cluster=None)
             assert identities(again) == identities(here)
+
+
+@pytest.mark.parametrize("name", BELOW)
+def test_every_job_is_read_back_as_what_it_is(tmp_path, name):
+    experiment = load_experiment(EXPERIMENTS / f"{name}.toml")
+    for job in plan_experiment(experiment, on_gpu=False, find=assume_toolchain).jobs:
+        if job.role is Role.SEED:
+            continue
+        folder = tmp_path / job.name
+        folder.mkdir(parents=True)
+        written = job_payload(job, folder, data=None, seed_checkpoint=None, device="cpu")
+        write_json(folder / JOB, {"schema": SCHEMA, **written})
+        again = replace(job, spec=read_spec(folder))
+        assert job_payload(again, folder, data=None, seed_checkpoint=None, device="cpu") == written

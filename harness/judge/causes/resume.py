@@ -8,7 +8,6 @@ runs differed before the resume.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from converge_harness.judge.causes.context import Context
 from converge_harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
@@ -25,7 +24,7 @@ from converge_harness.judge.resume.passes import (
     newest_whole_before,
 )
 from converge_harness.judge.resume.saved_state import BUFFERS, PARAMETERS
-from converge_harness.model import ENDED_WITH_0, CauseClass, Loader, Outcome
+from converge_harness.model import ENDED_WITH_0, CauseClass, Loader, Outcome, ResumeAdvice
 
 RESUME_CHECKS = (
     "passes-continuous",
@@ -51,7 +50,7 @@ def data_lost(context: Context) -> Cause | None:
     sentence += _lost_data(context) + _excluded(context, "dataloader") + _shuffled_again(context)
     spec = context.compared.spec
     streaming = spec is not None and spec.train_config.loader is Loader.STREAMING
-    return Cause(sentence, CauseClass.DATA, _STREAMING if streaming else _look_at(context).data)
+    return Cause(sentence, CauseClass.DATA, _STREAMING if streaming else _advice(context).data)
 
 
 def _gaps(context: Context) -> Iterator[Gap]:
@@ -117,7 +116,7 @@ def nothing_loaded(context: Context) -> Cause | None:
     return Cause(
         f"state is lost at the resume: {when}{found.what}{others}",
         CauseClass.STATE,
-        _look_at(context).chosen if untorn else _NOTHING_WHOLE,
+        _advice(context).chosen if untorn else _advice(context).nothing_whole,
     )
 
 
@@ -134,8 +133,7 @@ def torn_loaded(context: Context) -> Cause | None:
     return Cause(
         f"a torn checkpoint was loaded: {context.detail('torn-never-loaded')}",
         CauseClass.STATE,
-        "how a complete checkpoint is told from a torn one: torchtitan takes the newest folder "
-        "that has .metadata, which is written last, and does not look at the shards",
+        _advice(context).torn,
     )
 
 
@@ -167,7 +165,7 @@ def state_lost(context: Context) -> Cause | None:
         what.append("the learning rate")
     sentence = f"{' and '.join(what)} lost at the resume: {context.detail('state-restored')}"
     sentence += _excluded(context, "optimizer", "lr_scheduler")
-    return Cause(sentence, CauseClass.STATE, _look_at(context).loaded)
+    return Cause(sentence, CauseClass.STATE, _advice(context).loaded)
 
 
 @signature(
@@ -186,29 +184,28 @@ def not_continued(context: Context) -> Cause | None:
         return Cause(
             f"a checkpoint is missing: {context.detail('passes-continuous')}",
             CauseClass.STATE,
-            _look_at(context).saved,
+            _advice(context).saved,
         )
     if all(gap.counts == TOKENS_SEEN for gap in found):
         return Cause(
             f"only the trainer's count of tokens is lost at the resume: "
             f"{context.detail('passes-continuous')}; samples and state were restored",
             CauseClass.METRIC_ONLY,
-            "what train_state holds: torchtitan's Trainer.state_dict saves ntokens_seen, which is "
-            "a count of one rank, and every rank loads it as its own",
+            _advice(context).tokens,
         )
     if all(gap.counts == SCHEDULE for gap in found):
         return Cause(
             f"the learning-rate schedule is lost at the resume: "
             f"{context.detail('passes-continuous')}{_excluded(context, 'lr_scheduler')}",
             CauseClass.LEARNING_RATE,
-            _look_at(context).loaded,
+            _advice(context).loaded,
         )
     given = next((gap.elsewhere for gap in found if gap.elsewhere), 0)
-    ignored = f"{_IGNORED.format(given)}: " if given and _look_at(context) is _IN_A_PROGRAM else ""
+    ignored = f"{_IGNORED.format(given)}: " if given and _is_program(context) else ""
     return Cause(
         f"state is lost at the resume: {ignored}{context.detail('passes-continuous')}",
         CauseClass.STATE,
-        f"{_look_at(context).chosen}, {_look_at(context).counted}"
+        f"{_advice(context).chosen}, {_advice(context).counted}"
         + (_REPLACED if any(gap.torn_since for gap in found) else ""),
     )
 
@@ -218,12 +215,6 @@ _REPLACED = (
     "write the new one to another file, and rename that"
 )
 _IGNORED = "the program does not go on from the checkpoint of step {}"
-
-_NOTHING_WHOLE = (
-    "what a restart loads while no checkpoint is whole: checkpoint.initial_load_path, which "
-    "torchtitan 0.2.2 reads only while the checkpoint folder does not exist "
-    "(components/checkpoint.py, load), and what that folder (checkpoint.folder) holds"
-)
 
 
 @signature(
@@ -273,11 +264,11 @@ def recovered_late(context: Context) -> Cause | None:
             "the exit code of what starts the training: a shell script has that of its last "
             "command, and subprocess.run raises an error only with check=True",
         )
-    if _look_at(context) is _IN_A_PROGRAM and _lost_to_the_next(context):
+    if _is_program(context) and _lost_to_the_next(context):
         return Cause(
             f"no recovery in time: {context.detail('recovers-in-time')}",
             CauseClass.RECOVERY,
-            f"{_IN_A_PROGRAM.chosen}, which may be half of one{_REPLACED}",
+            f"{_advice(context).chosen}, which may be half of one{_REPLACED}",
         )
     return Cause(
         f"no recovery in time: {context.detail('recovers-in-time')}",
@@ -317,65 +308,20 @@ def of_pass(context: Context, step: int) -> str:
     return f"; step {step} is part of {load.text}{_excluded(context, 'dataloader', 'lr_scheduler')}"
 
 
-class _LookAt(NamedTuple):
-    """Where to look, in the words of who trains."""
-
-    data: str
-    chosen: str
-    """Which checkpoint a start loads."""
-    counted: str
-    """Follows ``chosen`` after a comma."""
-    loaded: str
-    saved: str
-
-
-_IN_TORCHTITAN = _LookAt(
-    data=(
-        "the dataloader's state_dict and load_state_dict: torchtitan's (components/dataloader.py) "
-        "keeps a state per data-parallel rank, which another degree cannot use; whether "
-        "dataloader is in checkpoint.exclude_from_loading; our own loader "
-        "([converge.data] loader) counts samples instead"
-    ),
-    chosen=(
-        "which checkpoint a start chooses (checkpoint.load_step, the newest folder with .metadata)"
-    ),
-    counted="and what train_state holds: the trainer's state_dict and load_state_dict",
-    loaded=(
-        "what the checkpoint holds and what is loaded of it: checkpoint.exclude_from_loading and "
-        "load_only, the names that each rank asks for after a change of degrees, and whatever sets "
-        "parameters, optimizer state or lr after the load"
-    ),
-    saved=(
-        "when the trainer saves: checkpoint.enable and checkpoint.interval, and what calls the "
-        "checkpointer's save after a step"
-    ),
-)
-_IN_A_PROGRAM = _LookAt(
-    data=(
-        "where the loader goes on after a load: its place in the epoch and the seed of the order "
-        "have to follow from the checkpoint, and not from the start of the process or from the "
-        "number of ranks"
-    ),
-    chosen="which checkpoint the program loads: {resume_from}, or the newest in {checkpoint_dir}",
-    counted="and the step that it counts on from",
-    loaded=(
-        "what the program writes into its checkpoint and loads of it, on every rank: the "
-        "state_dict of the model, of every optimizer and of the schedule; and whatever sets "
-        "parameters, optimizer state or lr after the load"
-    ),
-    saved=(
-        "when the program saves ({checkpoint_every} and {stop_at} of its command), and whether it "
-        "calls probe.saved(step) after that"
-    ),
-)
-
-
-def _look_at(context: Context) -> _LookAt:
-    """For a program of which only what is visible from outside is known, or for torchtitan."""
+def _advice(context: Context) -> ResumeAdvice:
+    """That of the trainer; of any program where only curves are known, or nothing of the set."""
     spec = context.compared.spec
-    is_program = spec is not None and not spec.trainer.can.audits_config
-    by_curves = context.compared.test.by_curves
-    return _IN_A_PROGRAM if is_program or by_curves else _IN_TORCHTITAN
+    if spec is None or context.compared.test.by_curves:
+        return ResumeAdvice()
+    return spec.trainer.advice
+
+
+def _is_program(context: Context) -> bool:
+    """Whether only what is visible from outside is known of what trained."""
+    spec = context.compared.spec
+    return context.compared.test.by_curves or (
+        spec is not None and not spec.trainer.can.audits_config
+    )
 
 
 def _lost(found: Lost | None) -> bool:

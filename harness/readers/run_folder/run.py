@@ -190,16 +190,25 @@ def _inside(curve: Path, folder: Path) -> Path:
 
 
 def logged_every(steps: Integers, expected: int | None) -> int:
-    """How rarely a curve was logged, if regularly and to its end: 10 for 1, 10, 20 … 240 of 240.
+    """How rarely a curve was logged, if regularly and to its end: 10 for 10, 20 … 240 of 240.
 
-    1 for any other curve, which is whole only if it has every step.
+    Loggers count steps from 0 or from 1, so the first row may be step 0, 1, n - 1 or n. Some also
+    log the first step (1, 10, 20 …) or the last one (… 230, 235 of 235). 1 for any other curve,
+    which is whole only if it has every step.
     """
-    regular = steps[steps > 1]
-    strides = np.unique(np.diff(regular, prepend=0))
-    if expected is None or regular.size <= 1 or strides.size != 1:
+    if expected is None or steps.size <= 1:
         return 1
-    every = int(strides[0])
-    return every if regular[-1] == expected // every * every else 1
+    every = int(np.diff(steps).max())
+    rows = steps
+    if rows[0] in (0, 1) and rows[1] - rows[0] < every:
+        rows = rows[1:]
+    if rows[-1] in (expected - 1, expected) and rows[-1] - rows[-2:][0] < every:
+        rows = rows[:-1]
+    if every <= 1 or rows.size <= 1 or (np.diff(rows) != every).any():
+        return 1
+    from_0 = rows[0] in (0, every - 1)
+    last = expected - 1 if from_0 else expected
+    return every if (from_0 or rows[0] in (1, every)) and steps[-1] + every > last else 1
 
 
 def _uninterrupted(folder: Path, job: JobDocument, known: dict[str, Any]) -> Evidence:
@@ -261,6 +270,8 @@ def read_spec(path: Path) -> SetSpec | None:
                 settings=_table(config["settings"]),
                 module=config["module"],
                 config=config["config"],
+                arguments=_table(config.get("arguments", {})),
+                import_from=Path(config["import_from"]) if "import_from" in config else None,
                 model=_table(config["model"]),
                 data=SyntheticData() if job.get("data") else None,
                 loader=Loader(config.get("loader", Loader.CONVERGE)),

@@ -5,16 +5,11 @@ For display only: whether a named technique is in force is judged by ``converge_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from converge_harness.judge import (
-    ConfigDifference,
-    RunComparison,
-    planned_differences,
-    planned_settings,
-)
+from converge_harness.judge import RunComparison
 from converge_harness.model import (
     CompileInForce,
     Evidence,
@@ -106,43 +101,29 @@ def config_changes(
     :func:`converge_harness.report.view.build.build_view` has it.
     """
     changes: list[ConfigChange] = []
-    if test and control and not (test.spec.trainer.can.probed and control.spec.trainer.can.probed):
-        planned = planned_settings(test.spec), planned_settings(control.spec)
-        changes += _changes(planned_differences(test.spec, control.spec), *planned, here)
-    elif compared is not None:
-        ran = _ran(compared.test).config, _ran(compared.control).config
-        changes += _changes(compared.config_differences, *ran, here)
+    if compared is not None:
+        ours, theirs = compared.configs
+        changes += [
+            ConfigChange(
+                plain(each.key),
+                _setting(theirs, each.key, here),
+                _setting(ours, each.key, here),
+                each.expected,
+            )
+            for each in compared.config_differences
+        ]
     if test and control:
-        ours, theirs = test.toolchain.versions, control.toolchain.versions
+        versions = test.toolchain.versions, control.toolchain.versions
         changes += [
             ConfigChange(
                 f"version of {plain(key)}",
-                _setting(theirs, key),
-                _setting(ours, key),
+                _setting(versions[1], key),
+                _setting(versions[0], key),
                 declared=True,
             )
-            for key in sorted({key for key, _ in ours.items() ^ theirs.items()})
+            for key in sorted({key for key, _ in versions[0].items() ^ versions[1].items()})
         ]
     return tuple(sorted(changes, key=lambda change: change.declared))
-
-
-def _changes(
-    found: Iterable[ConfigDifference],
-    ours: Mapping[str, Any],
-    theirs: Mapping[str, Any],
-    here: Path | None,
-) -> Iterator[ConfigChange]:
-    for each in found if ours and theirs else ():
-        yield ConfigChange(
-            plain(each.key),
-            _setting(theirs, each.key, here),
-            _setting(ours, each.key, here),
-            each.expected,
-        )
-
-
-def _ran(evidence: Evidence | None) -> InForce:
-    return (evidence.in_force if evidence else None) or InForce()
 
 
 def _setting(table: Mapping[str, Any], key: str, here: Path | None = None) -> str:

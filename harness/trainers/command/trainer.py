@@ -127,7 +127,7 @@ class CommandTrainer(Trainer):
     imports = ("torch", PACKAGE)
 
     def default_spec(self) -> TrainerSpec:
-        return TrainerSpec(self.kind, Capabilities(probed=True))
+        return TrainerSpec(self.kind, Capabilities(probed=True), keys=KEYS)
 
     def of_file(
         self, table: CommandTable, where: Where, folders: Sequence[Path], problems: list[Problem]

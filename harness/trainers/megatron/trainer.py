@@ -24,7 +24,11 @@ from converge_harness.model import (
     TrainConfig,
     TrainerSpec,
 )
-from converge_harness.run_folder.weight_mapping import WeightMapping, WeightMappingDocument
+from converge_harness.run_folder.weight_mapping import (
+    WeightMapping,
+    WeightMappingDocument,
+    weight_mapping_of,
+)
 from converge_harness.toml import Where
 from converge_harness.toolchains.find import assume_environment, build_hint, find_environment
 from converge_harness.toolchains.recipes import has_recipe, recipe_of
@@ -171,6 +175,9 @@ class Megatron(TorchrunTrainer):
 
     def is_offline(self, job: Job) -> bool:
         return True
+
+    def spec_of(self, job: Mapping[str, Any]) -> TrainerSpec:
+        return replace(MEGATRON, settings=weight_mapping_of(job.get("weights")))
 
     def data_types(self, job: Mapping[str, Any], ran: InForce) -> set[str]:
         """bfloat16 if it is named or in force."""

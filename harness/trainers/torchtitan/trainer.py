@@ -19,6 +19,7 @@ from converge_harness.model import (
     Kind,
     Repeat,
     RepeatKind,
+    ResumeAdvice,
     SetSpec,
     Surroundings,
     Technique,
@@ -96,6 +97,40 @@ KEYS = ConfigKeys(
     warmup_steps="lr_scheduler.warmup_steps",
     not_loaded="checkpoint.exclude_from_loading",
 )
+ADVICE = ResumeAdvice(
+    data=(
+        "the dataloader's state_dict and load_state_dict: torchtitan's (components/dataloader.py) "
+        "keeps a state per data-parallel rank, which another degree cannot use; whether "
+        "dataloader is in checkpoint.exclude_from_loading; our own loader "
+        "([converge.data] loader) counts samples instead"
+    ),
+    chosen=(
+        "which checkpoint a start chooses (checkpoint.load_step, the newest folder with .metadata)"
+    ),
+    counted="and what train_state holds: the trainer's state_dict and load_state_dict",
+    nothing_whole=(
+        "what a restart loads while no checkpoint is whole: checkpoint.initial_load_path, which "
+        "torchtitan 0.2.2 reads only while the checkpoint folder does not exist "
+        "(components/checkpoint.py, load), and what that folder (checkpoint.folder) holds"
+    ),
+    torn=(
+        "how a complete checkpoint is told from a torn one: torchtitan takes the newest folder "
+        "that has .metadata, which is written last, and does not look at the shards"
+    ),
+    loaded=(
+        "what the checkpoint holds and what is loaded of it: checkpoint.exclude_from_loading and "
+        "load_only, the names that each rank asks for after a change of degrees, and whatever sets "
+        "parameters, optimizer state or lr after the load"
+    ),
+    saved=(
+        "when the trainer saves: checkpoint.enable and checkpoint.interval, and what calls the "
+        "checkpointer's save after a step"
+    ),
+    tokens=(
+        "what train_state holds: torchtitan's Trainer.state_dict saves ntokens_seen, which is "
+        "a count of one rank, and every rank loads it as its own"
+    ),
+)
 TORCHTITAN = TrainerSpec(
     "torchtitan",
     Capabilities(
@@ -121,6 +156,7 @@ TORCHTITAN = TrainerSpec(
     ),
     defaults=MappingProxyType(dict(zip(DATA_TYPE_KEYS, ("float32", "bfloat16"), strict=True))),
     keys=KEYS,
+    advice=ADVICE,
 )
 
 
