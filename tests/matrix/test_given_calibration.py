@@ -226,7 +226,7 @@ def test_a_run_of_ours_is_judged_by_its_own_calibration_only(tmp_path):
     found, note = for_curves(tmp_path, held, curve("a" * 64))
     assert (found.identity, note) == ("a" * 64, "")
     for other in (curve("b" * 64), curve(None)):
-        with pytest.raises(ConfigError, match=r"holds limits of 'fsdp2' \(run aaaaaaaaaaaa\), not of "):
+        with pytest.raises(ConfigError, match=r"limits of 'fsdp2' \(run aaaaaaaaaaaa\), not of"):
             for_curves(tmp_path, held, other)
 
 
