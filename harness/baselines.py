@@ -20,7 +20,7 @@
      "versions": {"torch": "2.13.0", "…": "…"}, "facts": {"…": "inputs of the identity"},
      "files": {"metrics.jsonl": "SHA-256", "…": "…"}, "digest": "SHA-256 of the rest of this",
      "replaces": {"kept": "previous/1", "identity": "…", "author": "…", "reason": "…", "date": "…",
-                  "change": {"kind": "rounding-like", "sentence": "…", "onset": 3,
+                  "change": {"kind": "same within rounding", "sentence": "…", "onset": 3,
                              "growth": {"loss_recomputed": "step^0.5"}}}}
 
 ``replaces`` is null for the first baseline of its name. ``job.json`` and ``record.json`` do not

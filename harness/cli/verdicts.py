@@ -14,12 +14,11 @@ from converge_harness.cli.console import WIDE, say
 from converge_harness.errors import HistoryError, StoreError
 from converge_harness.history import History
 from converge_harness.matrix.conclude import remember
-from converge_harness.model import Judgement, Plan, RunRecord, Verdict
+from converge_harness.model import Judgement, Plan, RunRecord, Sameness, Verdict
 from converge_harness.report import (
     HEADER,
     Against,
     ReportView,
-    Sameness,
     header,
     rows,
     to_summary,

@@ -14,7 +14,7 @@ Other packages import only from here, except benchmarks of a single part.
 """
 
 from converge_harness.judge.calibration import calibrate
-from converge_harness.judge.changes import ChangeKind, RunChange, classify
+from converge_harness.judge.changes import RunChange, classify
 from converge_harness.judge.checks.selection import CHECKS
 from converge_harness.judge.compare.activations import ModuleComparison, ModuleDifference
 from converge_harness.judge.compare.curves import (
@@ -50,7 +50,6 @@ from converge_harness.judge.verdict import judge
 __all__ = [
     "CHECKS",
     "INTERRUPTED",
-    "ChangeKind",
     "Comparisons",
     "ConfigDifference",
     "CurveDifference",

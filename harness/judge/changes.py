@@ -1,14 +1,13 @@
 """How a control's numbers changed between two of its runs: a pure function of both.
 
 A baseline that no longer matches does not prove a bug, and blessing it again does not disprove one.
-The kinds are those of a change log of numerics: the same bits, other rounding, or other training.
+It is the same bits, other rounding, or other training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import numpy as np
 
@@ -16,20 +15,16 @@ from converge_harness.judge.calibration import growth_law
 from converge_harness.judge.compare.envelopes import Envelope
 from converge_harness.judge.compare.sketches import shared_samples
 from converge_harness.judge.verdict import judge
-from converge_harness.model import JUDGED_SIGNALS, Calibration, Evidence, Judgement, SetSpec
+from converge_harness.model import (
+    JUDGED_SIGNALS,
+    Calibration,
+    Evidence,
+    Judgement,
+    Sameness,
+    SetSpec,
+)
 
 _EXACT = (*JUDGED_SIGNALS, "lr", "tokens")
-
-
-class ChangeKind(StrEnum):
-    """How a run differs from an earlier one of the same control."""
-
-    BITWISE = "bitwise"
-    """Every number that both recorded is the same."""
-    ROUNDING = "rounding-like"
-    """Other numbers, but repeats of the control differ by as much."""
-    SEMANTIC = "semantic"
-    """A larger difference, or one not shown to be smaller: the control trains differently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +49,7 @@ class SignalChange:
 class RunChange:
     """What changed, and from which step on."""
 
-    kind: ChangeKind
+    sameness: Sameness
     sentence: str
     onset: int | None = None
     """The first step that is off by more than rounding."""
@@ -74,18 +69,18 @@ def classify(
 
     ``calibration`` comes from repeats of the earlier run; without any, a change counts as
     rounding if it is within the fixed floors of the arithmetic. What cannot be compared, or remains
-    open, is semantic: only a change that was shown to be harmless is called harmless.
+    open, is different: only a change that was shown to be harmless is called harmless.
     """
     same = [*_other_numbers(after, before)]
     if not same:
-        return RunChange(ChangeKind.BITWISE, "every number that both runs recorded is the same")
+        return RunChange(Sameness.BITWISE, "every number that both runs recorded is the same")
     verdict, compared = judge(
         after, before, calibration, spec=spec, control_spec=before_spec, own_start=True
     )
     signals = tuple(_signal_changes(compared.learnt_envelopes)) if compared.envelopes else ()
     if verdict.judgement is Judgement.PASS:
         return RunChange(
-            ChangeKind.ROUNDING,
+            Sameness.ROUNDING,
             f"{_listed(same)} differ by no more than repeats of the control do"
             if calibration is not None and calibration.taught_by
             else f"{_listed(same)} differ by no more than the floors of the arithmetic",
@@ -96,7 +91,7 @@ def classify(
     sentence = (
         f"{verdict.judgement.value}, so not shown to be rounding: {how}" if unsettled else how
     )
-    return RunChange(ChangeKind.SEMANTIC, sentence, verdict.onset_step, signals)
+    return RunChange(Sameness.DIFFERENT, sentence, verdict.onset_step, signals)
 
 
 def _listed(names: list[str]) -> str:

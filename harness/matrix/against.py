@@ -41,12 +41,13 @@ from converge_harness.model import (
     Role,
     RunRecord,
     RunStatus,
+    Sameness,
     SetSpec,
     Toolchain,
     TrainConfig,
     TrainerSpec,
 )
-from converge_harness.report import Against, ChangedSet, ReportView, Sameness, TestView
+from converge_harness.report import Against, ChangedSet, ReportView, TestView
 from converge_harness.store import read_json, write_json
 from converge_harness.toolchains.user_python import cache_folder
 from converge_harness.trainers import trainer_of, trainer_of_kind
@@ -148,13 +149,8 @@ def compare_with_base(
     base: BaseRevision, before: tuple[Ran, Judged], plan: Plan, after: tuple[Ran, Judged]
 ) -> Against:
     """Compare every control and test set of a matrix with the same one with the base's code."""
-    from converge_harness.judge import ChangeKind, classify  # noqa: PLC0415 - needs scipy
+    from converge_harness.judge import classify  # noqa: PLC0415 - needs scipy
 
-    words = {
-        ChangeKind.BITWISE: Sameness.BITWISE,
-        ChangeKind.ROUNDING: Sameness.ROUNDING,
-        ChangeKind.SEMANTIC: Sameness.DIFFERENT,
-    }
     theirs, ours = (
         read_evidence(made, ran.records, ran.kept)
         for made, ran in ((base.plan, before[0]), (plan, after[0]))
@@ -199,7 +195,7 @@ def compare_with_base(
             spec=job.spec,
             before_spec=earlier.spec,
         )
-        sets.append(replace(row, sameness=words[found.kind], sentence=found.sentence))
+        sets.append(replace(row, sameness=found.sameness, sentence=found.sentence))
     return Against(
         revision=base.fork.revision,
         commit=base.fork.commit[:SHORT],

@@ -16,7 +16,7 @@ from converge_harness.baselines import (
 )
 from converge_harness.calibrations import StoredCalibration
 from converge_harness.errors import ConfigError, Problem, StoreError
-from converge_harness.judge import ChangeKind, RunChange, classify, judge
+from converge_harness.judge import RunChange, classify, judge
 from converge_harness.matrix.calibrate import learn, store_calibrations, timestamp
 from converge_harness.matrix.judge import read_evidence
 from converge_harness.model import (
@@ -30,6 +30,7 @@ from converge_harness.model import (
     Role,
     RunRecord,
     RunStatus,
+    Sameness,
 )
 from converge_harness.plan import select_controls
 from converge_harness.readers import read_run
@@ -123,7 +124,7 @@ def candidate(plan: Plan, records: Sequence[RunRecord], store: Store) -> Candida
 
 
 def change_since(before: StoredBaseline, now: Candidate) -> RunChange:
-    """The change from a baseline to the current control; different settings make it semantic."""
+    """How the current control differs from a baseline; with different settings it is different."""
     baseline = before.baseline
     found = misfits(baseline.facts, now.learnt.facts)
     change = classify(
@@ -133,10 +134,10 @@ def change_since(before: StoredBaseline, now: Candidate) -> RunChange:
         spec=now.job.spec,
         before_spec=baseline.spec,
     )
-    if not found.refused or change.kind is ChangeKind.BITWISE:
+    if not found.refused or change.sameness is Sameness.BITWISE:
         return change
     return RunChange(
-        ChangeKind.SEMANTIC,
+        Sameness.DIFFERENT,
         f"the control has different settings: {'; '.join(found.refused)}",
         change.onset,
         change.signals,
@@ -168,7 +169,7 @@ def _flaws(job: Job, control: Evidence) -> Iterator[str]:
 
 def _as_stored(found: RunChange) -> Change:
     return Change(
-        kind=found.kind.value,
+        kind=found.sameness.value,
         sentence=found.sentence,
         onset=found.onset,
         growth={each.signal: each.growth for each in found.signals if each.growth},

@@ -108,6 +108,7 @@ from converge_harness.model.verdict import (
     Judgement,
     Limit,
     Outcome,
+    Sameness,
     Tier,
     Verdict,
 )
@@ -221,6 +222,7 @@ __all__ = [
     "Role",
     "RunRecord",
     "RunStatus",
+    "Sameness",
     "SeedRuns",
     "Segment",
     "SetSpec",

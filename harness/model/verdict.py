@@ -29,6 +29,19 @@ class Tier(StrEnum):
     """For runs in several passes."""
 
 
+class Sameness(StrEnum):
+    """How a run differs from an earlier one of the same set, from best to worst."""
+
+    BITWISE = "bitwise the same"
+    """Every number that both left is the same."""
+    ROUNDING = "same within rounding"
+    """Other numbers, no further off than repeats of the control are from each other."""
+    UNKNOWN = "not compared"
+    """One of them left no evidence, or ran other code than it should."""
+    DIFFERENT = "different"
+    """A larger difference, or one not shown to be smaller: it trains differently."""
+
+
 class Judgement(StrEnum):
     """Verdicts, from best to worst."""
 

@@ -20,7 +20,7 @@ from converge_harness.report.renderers.junit import to_junit
 from converge_harness.report.renderers.markdown import to_markdown, to_summary
 from converge_harness.report.renderers.plots import draw
 from converge_harness.report.renderers.verdict_table import HEADER, header, rows
-from converge_harness.report.view.against import Against, ChangedSet, Sameness
+from converge_harness.report.view.against import Against, ChangedSet
 from converge_harness.report.view.build import build_view
 from converge_harness.report.view.report_view import ReportView, TestView
 from converge_harness.store import atomic_write
@@ -31,7 +31,6 @@ __all__ = [
     "ChangedSet",
     "ReportView",
     "Reproduction",
-    "Sameness",
     "TestView",
     "build_view",
     "header",

@@ -37,7 +37,9 @@ parallelism.dp_shard = 2
 name = "ddp2"
 parallelism.dp_replicate = 2
 """
-ROUNDING = Change(kind="rounding-like", sentence="loss differs", onset=None, growth={"loss": "x"})
+ROUNDING = Change(
+    kind="same within rounding", sentence="loss differs", onset=None, growth={"loss": "x"}
+)
 
 
 def experiment(folder: Path, text: str = EXPERIMENT) -> Path:

@@ -90,7 +90,7 @@ def test_sets_are_judged_against_it_without_the_control(blessed, tmp_path):
 def test_a_baseline_that_fits_is_bitwise_the_same_and_stays(blessed):
     result = bless(blessed, BLESSED)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "the change is bitwise" in result.stdout
+    assert "the control is bitwise the same" in result.stdout
     assert not (blessed / "baselines" / "night" / "previous").exists()
 
 
@@ -98,11 +98,11 @@ def test_another_training_has_to_be_accepted(blessed):
     baseline = blessed / "baselines" / "night"
     refused = bless(blessed, OTHERWISE)
     assert refused.returncode == 1, refused.stdout + refused.stderr
-    assert "the change is semantic" in refused.stdout
+    assert "the control is different" in refused.stdout
     assert "off by more than rounding from step 1 on" in refused.stdout
-    assert "--accept-semantic-change" in refused.stdout
+    assert "--accept-different" in refused.stdout
     assert read_baseline(baseline).replaces is None
-    accepted = bless(blessed, OTHERWISE, "--accept-semantic-change")
+    accepted = bless(blessed, OTHERWISE, "--accept-different")
     assert accepted.returncode == 0, accepted.stdout + accepted.stderr
-    assert read_baseline(baseline).replaces.change.kind == "semantic"
+    assert read_baseline(baseline).replaces.change.kind == "different"
     assert read_baseline(baseline / "previous" / "1").replaces is None

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from judge_examples import run, samples, with_signals
 
-from converge_harness.judge import ChangeKind, calibrate, classify
+from converge_harness.judge import calibrate, classify
+from converge_harness.model import Sameness
 
 BASELINE = run()
 REPEATS = [
@@ -26,12 +27,12 @@ def change(after):
 
 def test_the_same_bits_are_no_change():
     found = change(run("now"))
-    assert (found.kind, found.onset, found.signals) == (ChangeKind.BITWISE, None, ())
+    assert (found.sameness, found.onset, found.signals) == (Sameness.BITWISE, None, ())
 
 
 def test_one_ulp_of_one_step_is_not_bitwise():
     found = change(with_signals(run(), loss=lambda step, x: np.nextafter(x, 9) if step == 7 else x))
-    assert found.kind is ChangeKind.ROUNDING
+    assert found.sameness is Sameness.ROUNDING
     (signal,) = found.signals
     assert (signal.signal, signal.first, signal.onset) == ("loss", 7, None)
 
@@ -39,19 +40,19 @@ def test_one_ulp_of_one_step_is_not_bitwise():
 def test_what_only_sketches_show_is_not_bitwise():
     moved = samples(gradient=lambda step, name, values: values * (1 + 1e-9))
     found = change(run(samples=moved))
-    assert found.kind is ChangeKind.ROUNDING
+    assert found.sameness is Sameness.ROUNDING
     assert "sampled gradients" in found.sentence
 
 
 def test_what_repeats_do_is_rounding_like_with_its_growth():
     found = change(with_signals(run(), loss_recomputed=lambda step, x: x * (1 + 1e-8 * step**0.5)))
-    assert found.kind is ChangeKind.ROUNDING
+    assert found.sameness is Sameness.ROUNDING
     (signal,) = found.signals
     assert signal.growth.startswith("step^0.")
     assert signal.difference < signal.limit
 
 
-def test_another_training_is_semantic_from_its_onset_on():
+def test_another_training_is_different_from_its_onset_on():
     found = change(
         with_signals(
             run(),
@@ -61,7 +62,7 @@ def test_another_training_is_semantic_from_its_onset_on():
             },
         )
     )
-    assert (found.kind, found.onset) == (ChangeKind.SEMANTIC, 9)
+    assert (found.sameness, found.onset) == (Sameness.DIFFERENT, 9)
     assert {each.onset for each in found.signals} == {9}
 
 
@@ -76,18 +77,18 @@ def test_another_training_is_semantic_from_its_onset_on():
 )
 def test_what_cannot_be_compared_is_never_called_harmless(after, words):
     found = change(after)
-    assert found.kind is ChangeKind.SEMANTIC
+    assert found.sameness is Sameness.DIFFERENT
     assert words in found.sentence
 
 
 def test_without_repeats_the_floors_of_the_arithmetic_decide():
     near = with_signals(run(), loss_recomputed=lambda step, x: x * (1 + 1e-8))
     found = classify(near, BASELINE, None)
-    assert found.kind is ChangeKind.ROUNDING
+    assert found.sameness is Sameness.ROUNDING
     assert "floors of the arithmetic" in found.sentence
     far = with_signals(run(), loss_recomputed=lambda step, x: x * (1 + 1e-4))
-    assert classify(far, BASELINE, None).kind is ChangeKind.SEMANTIC
+    assert classify(far, BASELINE, None).sameness is Sameness.DIFFERENT
 
 
-def test_a_control_that_lost_its_samples_is_semantic():
-    assert change(replace(run(), samples=())).kind is ChangeKind.SEMANTIC
+def test_a_control_that_lost_its_samples_is_different():
+    assert change(replace(run(), samples=())).sameness is Sameness.DIFFERENT

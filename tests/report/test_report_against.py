@@ -9,8 +9,8 @@ import pytest
 from report_samples import sample_view
 
 from converge_harness.cli.exit_codes import ExitCode, exit_code
-from converge_harness.model import Judgement
-from converge_harness.report import Against, ChangedSet, Sameness
+from converge_harness.model import Judgement, Sameness
+from converge_harness.report import Against, ChangedSet
 from converge_harness.report.renderers.html_page import to_html
 from converge_harness.report.renderers.json_document import to_json
 from converge_harness.report.renderers.markdown import to_markdown

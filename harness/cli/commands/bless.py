@@ -26,12 +26,12 @@ DESCRIPTION = """\
 Store the control of an experiment as a baseline: its curves, digests and sketches, what its repeats
 showed, versions, and who vouches for it. Finished runs are not run again. An experiment
 with `baseline = "NAME"` is then judged against it without running the control. Blessing again first
-reports what has changed since: bitwise (nothing), rounding-like, or semantic."""
+reports whether it is still bitwise the same, the same within rounding, or different."""
 EPILOG = """\
 examples:
   converge bless experiments/smoke.toml --name smoke --author ada --reason "first release"
   converge bless experiments/smoke.toml --name smoke --author ada --reason "mask fixed" \\
-    --accept-semantic-change
+    --accept-different
   converge bless --show            # all baselines
   converge bless --show smoke      # one, and those that it replaced
 
@@ -57,7 +57,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="the folder of baselines (default: baselines/ beside the experiments)",
     )
     parser.add_argument(
-        "--accept-semantic-change",
+        "--accept-different",
         action="store_true",
         help="bless although the control trains differently from the baseline of that name",
     )
@@ -84,7 +84,6 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         from converge_harness.baselines import default_folder, require_no_passes
         from converge_harness.cli.console import make_console, say
         from converge_harness.cli.progress import run_shown
-        from converge_harness.judge import ChangeKind
         from converge_harness.matrix.bless import (
             baseline_there,
             bless,
@@ -95,6 +94,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         )
         from converge_harness.matrix.load import load_with_cluster, plan_experiment
         from converge_harness.matrix.run import gpu_ids
+        from converge_harness.model import Sameness
         from converge_harness.store import require_writable
     console = make_console()
     if arguments.show is not None:
@@ -121,13 +121,13 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     if before is not None:
         change = change_since(before, control)
         _tell(console, before, change)
-        if before.baseline.identity == control.job.identity and change.kind is ChangeKind.BITWISE:
+        if before.baseline.identity == control.job.identity and change.sameness is Sameness.BITWISE:
             say(console, f"{folder} already holds this control: nothing to bless")
             return ExitCode.PASS
-        if change.kind is ChangeKind.SEMANTIC and not arguments.accept_semantic_change:
+        if change.sameness is Sameness.DIFFERENT and not arguments.accept_different:
             again = shlex.join(["converge", "bless", str(given), "--name", arguments.name])
             say(console, f"not blessed: {folder} is unchanged")
-            say(console, f"if the change is intended: {again} … --accept-semantic-change")
+            say(console, f"if the change is intended: {again} … --accept-different")
             return ExitCode.FAIL
     bless(folder, control, arguments.author, arguments.reason, change)
     _conclude(console, folder, given)
@@ -174,7 +174,7 @@ def _tell(console: Console, before: StoredBaseline, found: RunChange) -> None:
     from converge_harness.cli.console import say
 
     say(console, f"\nagainst {before.baseline.text}")
-    say(console, f"the change is {found.kind.value}: {found.sentence}")
+    say(console, f"the control is {found.sameness.value}: {found.sentence}")
     if found.onset is not None:
         say(console, f"off by more than rounding from step {found.onset} on")
     if not found.signals:
@@ -278,7 +278,7 @@ def _lines(stored: StoredBaseline) -> Iterator[str]:
         before = stored.replaces
         yield f"  replaces {before.kept}: {before.author} on {before.date[:10]}: {before.reason}"
         onset = f" from step {before.change.onset} on" if before.change.onset is not None else ""
-        yield f"    the change was {before.change.kind}{onset}: {before.change.sentence}"
+        yield f"    it was {before.change.kind}{onset}: {before.change.sentence}"
         # All earlier ones lie side by side in the newest one's folder.
         kept = baseline.folder / before.kept
         if not kept.is_dir():

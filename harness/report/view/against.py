@@ -3,23 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-from converge_harness.model import Judgement
+from converge_harness.model import Judgement, Sameness
 from converge_harness.wording import counted
-
-
-class Sameness(StrEnum):
-    """How a set's run differs from that of the base, from best to worst."""
-
-    BITWISE = "bitwise the same"
-    """Every number that both left is the same."""
-    ROUNDING = "same within rounding"
-    """Other numbers, no further off than repeats of the base's control are from each other."""
-    UNKNOWN = "not compared"
-    """One of them left no evidence, or ran other code than it should."""
-    DIFFERENT = "different"
-
 
 _SAME = (Sameness.BITWISE, Sameness.ROUNDING)
 
