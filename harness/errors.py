@@ -26,6 +26,8 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from converge_harness import DISTRIBUTION
+
 MAX_LISTED = 24
 """A message lists the valid words only if there are at most this many."""
 
@@ -38,9 +40,9 @@ def suggest(word: str, valid: Collection[str]) -> str:
     return "; ".join(part for part in (meant, listing) if part)
 
 
-def installing(package: str) -> str:
-    """The command that installs a PyPI package into the Python that runs converge."""
-    return shlex.join([sys.executable, "-m", "pip", "install", package])
+def installing(extra: str) -> str:
+    """The command that installs an extra of converge into the Python that runs it."""
+    return shlex.join([sys.executable, "-m", "pip", "install", f"{DISTRIBUTION}[{extra}]"])
 
 
 class ConvergeError(Exception):

@@ -364,6 +364,7 @@ def compare(
     margin: float | None = None,
     ask: str | None = None,
     since: int | None = None,
+    without: Collection[str] = (),
 ) -> Report:
     """Judge curves as ``converge compare`` does, and return the same frames as :func:`load`.
 
@@ -379,6 +380,7 @@ def compare(
         margin: largest relative difference of the mean loss that counts as equivalent.
         ask: ``"same"`` (the default) or ``"no worse"``.
         since: leave out the steps before it.
+        without: signals of curves to leave out, such as ``["grad_norm"]``.
 
     Raises:
         EvidenceError: a curve cannot be read or understood, or one is given twice.
@@ -392,7 +394,7 @@ def compare(
             raise EvidenceError(
                 f"tolerances: there is no signal {signal!r}; {suggest(signal, JUDGED_SIGNALS)}"
             )
-    read = functools.partial(_evidence, columns=columns or {}, since=since)
+    read = functools.partial(_evidence, columns=columns or {}, since=since, without=without)
     believed = read(control, "control")
     taught = [read(each, f"repeat {number}") for number, each in enumerate(repeated, 1)]
     calibration = calibrate(believed, taught) if taught else None
@@ -418,14 +420,18 @@ def _named(
 
 
 def _evidence(
-    curve: CurveLike, name: str, columns: Mapping[str, str], since: int | None
+    curve: CurveLike,
+    name: str,
+    columns: Mapping[str, str],
+    since: int | None,
+    without: Collection[str],
 ) -> Evidence:
     if isinstance(curve, str | Path):
-        return read_curves(Path(curve), columns, since=since)
+        return read_curves(Path(curve), columns, since=since, without=without)
     if isinstance(curve, pd.DataFrame) and curve.index.name is not None:
         curve = curve.reset_index()
     columns_of = {str(key): list(values) for key, values in curve.items()}
-    return read_table(name, columns_of, columns, since=since)
+    return read_table(name, columns_of, columns, since=since).without(without)
 
 
 def _require_apart(

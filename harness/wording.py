@@ -1,4 +1,4 @@
-"""Numbers in sentences: counts with their noun, and two numbers with enough digits to differ."""
+"""Numbers in sentences: counts with their noun, two numbers with enough digits; and controls."""
 
 from __future__ import annotations
 
@@ -28,3 +28,8 @@ def plural(amount: int, noun: str) -> str:
     if amount == 1:
         return noun
     return f"{noun}es" if noun.endswith("s") else f"{noun}s"
+
+
+def control_called(name: str) -> str:
+    """A control in a sentence: ``control fsdp2``, and ``control`` where that is its name."""
+    return "control" if name == "control" else f"control {name}"

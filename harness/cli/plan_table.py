@@ -12,13 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from converge_harness.cli.console import say
-from converge_harness.errors import ConfigError, Problem
+from converge_harness.errors import ConfigError, Problem, ToolchainError
 from converge_harness.matrix.cost import cost_of
 from converge_harness.model import (
     CHECKOUT,
     ENOUGH_RERUNS,
     Fault,
     FaultKind,
+    Job,
     Launcher,
     Plan,
     Repeat,
@@ -29,7 +30,7 @@ from converge_harness.model import (
 )
 from converge_harness.plan import PlanRow
 from converge_harness.toolchains.find import build_hint
-from converge_harness.trainers import trainer_of
+from converge_harness.trainers import find_toolchain, trainer_of
 from converge_harness.wording import counted
 
 MANY = 200
@@ -122,12 +123,20 @@ def print_besides(console: Console, made: Plan) -> None:
         if each.code:
             known = f": {each.versions[CHECKOUT]}" if CHECKOUT in each.versions else ""
             say(console, f"{trainer.kind} of {each.name}: {trainer.release(each)}{known}")
-        if not each.python.exists():
-            say(
-                console,
-                f"toolchain {each.name} is not built yet; {build_hint(each.name)}",
-                "yellow",
-            )
+        if hint := _why_not_run(job):
+            say(console, hint, "yellow")
+
+
+def _why_not_run(job: Job) -> str:
+    """Why a run would be refused for its toolchain, which a plan only assumes; or empty."""
+    each = job.toolchain
+    if not each.python.exists():
+        return f"toolchain {each.name} is not built yet; {build_hint(each.name)}"
+    try:
+        find_toolchain(each.name, trainer=job.spec.trainer)
+    except ToolchainError as error:
+        return f"`converge run` refuses this: {error}"
+    return ""
 
 
 def _low_precision(made: Plan) -> Iterator[str]:
@@ -206,9 +215,7 @@ def _plain_table(made: Plan, described: Sequence[PlanRow]) -> Iterator[str]:
 def _numbers(made: Plan) -> tuple[str, ...]:
     """Titles of the right-aligned columns."""
     nodes = ("nodes",) if made.experiment.cluster else ()
-    # A program that names no sequence length is counted in samples.
-    in_tokens = any(job.seq_len > 1 for job in made.jobs)
-    return ("ranks", *nodes, "steps", "batch", "tokens/step" if in_tokens else "samples/step")
+    return ("ranks", *nodes, "steps", "batch", f"{made.counted_in}/step")
 
 
 def _cells(made: Plan, row: PlanRow) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from converge_harness.report import (
     HEADER,
     Against,
     ReportView,
-    header,
+    columns,
     rows,
     to_summary,
     write_reports,
@@ -52,9 +52,9 @@ def show_verdicts(console: Console, view: ReportView, folder: Path | None) -> No
     """Write the reports, then print the verdict table with which the reports begin."""
     paths = write_reports(view, folder) if folder else []
     _append_summary(view)
-    shown = _columns(console.width)
+    titles = columns(view)
+    shown = [title for title in _fitting(console.width) if title in titles]
     table = Table(title=escape(view.title), title_justify="left", show_edge=False)
-    titles = dict(zip(HEADER, header(view), strict=True))
     for title in shown:
         table.add_column(titles[title], overflow="fold", no_wrap=title == "verdict")
     for row in rows(view):
@@ -154,7 +154,7 @@ def _styled(judgement: Judgement) -> str:
     return f"[{STYLES[judgement]}]{judgement.value}[/]"
 
 
-def _columns(width: int) -> tuple[str, ...]:
+def _fitting(width: int) -> tuple[str, ...]:
     """The columns of the verdict table that fit; the reports have all of them.
 
     Causes are sentences, so they follow below the table.

@@ -88,6 +88,7 @@ from converge_harness.model import (
     TensorSample,
     TensorScale,
 )
+from converge_harness.wording import control_called
 
 NEARBY = 0.25
 """Steps within a quarter of t before and after t are near t."""
@@ -144,9 +145,9 @@ def _learn(
         too_wide = learnt.steps[~(learnt.scale <= SPREAD_CEILING[signal])]
         if too_wide.size and not leaps(signal, control, usable):
             problems.append(
-                f"the control {control.name} does not reproduce itself: {signal} of its repeats "
-                f"differs by {learnt.scale[-1]:.2g}, from step {too_wide[0]} on by too much to "
-                "judge with"
+                f"the {control_called(control.name)} does not reproduce itself: {signal} of its "
+                f"repeats differs by {learnt.scale[-1]:.2g}, from step {too_wide[0]} on by too "
+                "much to judge with"
             )
     return Calibration(
         control=control.name,

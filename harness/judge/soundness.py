@@ -126,11 +126,16 @@ class LateStart(NamedTuple):
     step: int
 
     @property
+    def option(self) -> str:
+        """With which it can be compared."""
+        return f"--from {self.step}"
+
+    @property
     def text(self) -> str:
         """A clause, with advice."""
         return (
             f"has no loss before step {self.step}, as in the log of a resumed run with NaN for "
-            f"steps that it did not make: --from {self.step} compares from there"
+            f"steps that it did not make: {self.option} compares from there"
         )
 
 

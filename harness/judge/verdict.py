@@ -289,8 +289,8 @@ def _next_of_curves(compared: RunComparison, judgement: Judgement, checks: Seque
         return f"converge run EXPERIMENT.toml  # {PROBED}"
     if judgement is Judgement.INCONCLUSIVE and open_curves(compared.envelopes):
         return same + "".join(f" --repeat RUN_{number}" for number in range(1, REPEATS + 1))
-    step = next((each.compare_from for each in checks if each.compare_from is not None), None)
-    return f"{same} --from {step}" if step is not None and judgement is Judgement.INVALID else ""
+    options = next((each.compare_with for each in checks if each.compare_with), "")
+    return f"{same} {options}" if options and judgement is Judgement.INVALID else ""
 
 
 def _same_comparison(compared: RunComparison) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -41,10 +42,12 @@ class Reading:
     """By signal, its column in the file, if the name differs."""
     since: int | None = None
     """The first step that counts; None: all do."""
+    without: Sequence[str] = ()
+    """Signals of curves that are left out."""
 
     def read(self, path: Path) -> Evidence:
         """A run folder, or a file of curves. Raises what ``readers.read_curves`` raises."""
-        return read_curves(path, self.columns, since=self.since)
+        return read_curves(path, self.columns, since=self.since, without=self.without)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +134,38 @@ def compare_curves(
     return Judged(tuple(verdicts), view)
 
 
-def read_tests(control: Evidence, paths: Sequence[Path], reading: Reading) -> Iterator[Given]:
+def read_control(path: Path, tests: Sequence[Path], reading: Reading) -> Given:
+    """Read the control, under a name that tells it from the test sets."""
+    return Given(_named_apart(reading.read(path), path, tests), path)
+
+
+def read_tests(control: Given, paths: Sequence[Path], reading: Reading) -> Iterator[Given]:
     """Read the test sets lazily, each under a name that no run before it has."""
-    taken = {control.name}
+    taken = {control.evidence.name}
+    every = [path for path in (control.path, *paths) if path is not None]
     for path in paths:
-        test = reading.read(path)
+        test = _named_apart(reading.read(path), path, every)
         test = replace(test, name=free_name(test, path, taken))
         taken.add(test.name)
         yield Given(test, path)
+
+
+def _named_apart(run: Evidence, path: Path, others: Iterable[Path]) -> Evidence:
+    """A curve by the folders in which its path differs from others with the same last name.
+
+    Of ``a/out/trainer_state.json`` and ``b/out/trainer_state.json`` these are ``a`` and ``b``. A
+    run of converge has a name of its own.
+    """
+    own = path.resolve()
+    resolved = (other.resolve() for other in others)
+    alike = [other for other in resolved if other.name == own.name and other != own]
+    if run.identity is not None or not alike:
+        return run
+    folders = [each.parent.parts for each in (own, *alike)]
+    while all(folders) and len({each[-1] for each in folders}) == 1:
+        folders = [each[:-1] for each in folders]
+    shared = len(list(takewhile(lambda parts: len({*parts}) == 1, zip(*folders, strict=False))))
+    return replace(run, name="/".join(folders[0][shared:]) or own.parent.name or str(path))
 
 
 def _at_one_path(some: Given, other: Given) -> bool:
@@ -163,11 +190,12 @@ def compare_seeds(
     The runs of the two sides do not come in pairs, so nothing is compared step by step.
     """
     taken: dict[str, Evidence] = {}
-    control = _read_group(control_paths, reading, taken)
+    every = [*control_paths, *chain.from_iterable(tests)]
+    control = _read_group(control_paths, reading, taken, every)
     control_spec = read_spec(control_paths[0])
     verdicts, seeds = [], {}
     for paths in tests:
-        runs = SeedRuns(control, _read_group(paths, reading, taken))
+        runs = SeedRuns(control, _read_group(paths, reading, taken, every))
         spec = read_spec(paths[0])
         verdict, _ = judge(
             runs.test[0],
@@ -218,12 +246,15 @@ def free_name(test: Evidence, path: Path, taken: Iterable[str]) -> str:
 
 
 def _read_group(
-    paths: Sequence[Path], reading: Reading, taken: dict[str, Evidence]
+    paths: Sequence[Path], reading: Reading, taken: dict[str, Evidence], every: Sequence[Path]
 ) -> tuple[Evidence, ...]:
-    """Read the runs of one side; their unique names are added to ``taken``."""
+    """Read the runs of one side; their unique names are added to ``taken``.
+
+    ``every``: the paths of both sides.
+    """
     runs = []
     for path in paths:
-        read = reading.read(path)
+        read = _named_apart(reading.read(path), path, every)
         run = replace(read, name=free_name(read, path, taken))
         taken[run.name] = run
         runs.append(run)

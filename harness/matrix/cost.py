@@ -34,8 +34,10 @@ class TooLarge:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Tokens that the runs of a plan train, together."""
+    """Tokens that the runs of a plan train, together; samples where no length of one is known."""
 
+    counted_in: str
+    """``tokens`` or ``samples``."""
     at_most: int
     """If every run trains to its last step."""
     settled: int
@@ -58,10 +60,11 @@ class Cost:
     def sentence(self, tokens_per_gpu_second: float | None) -> str:
         """For people; in GPU-hours if the throughput is known."""
         if tokens_per_gpu_second is None:
-            most = f"{self.at_most:.2g} tokens"
+            most = f"{_rounded(self.at_most)} {self.counted_in}"
         else:
             hours = self.at_most / tokens_per_gpu_second / 3600
-            most = f"{hours:,.1f} GPU-hours at {tokens_per_gpu_second:,g} tokens per second and GPU"
+            rate = f"{tokens_per_gpu_second:,g} {self.counted_in} per second and GPU"
+            most = f"{hours:,.1f} GPU-hours at {rate}"
         parts = [f"cost: {most} if every run trains to its last step"]
         if self.settled < self.at_most:
             beside = "" if self.waits else " and its control and the repeats train beside it"
@@ -118,6 +121,7 @@ def cost_of(plan: Plan) -> Cost:
         if job.name in first
     )
     return Cost(
+        counted_in=plan.counted_in,
         at_most=sum(map(tokens_of, jobs)),
         settled=sum(tokens_of(job, settling.get(job.name)) for job in jobs),
         waits=waits,
@@ -126,6 +130,14 @@ def cost_of(plan: Plan) -> Cost:
         too_large=tuple(_too_large(group, by_identity) for group in too_large),
         known_wrong=max(wrong, default=None),
     )
+
+
+_WRITTEN_OUT = 1_000_000
+
+
+def _rounded(amount: int) -> str:
+    """``320``, ``1.2e+07``."""
+    return f"{amount:,}" if amount < _WRITTEN_OUT else f"{amount:.2g}"
 
 
 def _waiting_groups(plan: Plan) -> tuple[WaitingGroup, ...]:

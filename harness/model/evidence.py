@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, overload
 
@@ -404,6 +404,8 @@ class Evidence:
     """Parameters without a gradient at some step (``signals["grads_missing"]`` counts them)."""
     grads_missing_at: frozenset[tuple[int, str]] = frozenset()
     """The same, each with its step; empty if the source does not say it."""
+    unread: tuple[str, ...] = ()
+    """Signals that the source has and the user asked to leave out."""
     rounding: Mapping[str, float] = field(default_factory=dict)
     """By signal, half a unit in the last printed place: rounding in a log is not a difference
     between runs.
@@ -465,6 +467,14 @@ class Evidence:
     def by_curves(self) -> bool:
         """Whether its passes are known by the program's own curves alone."""
         return any(each.by_curve for each in self.passes)
+
+    def without(self, signals: Collection[str]) -> Evidence:
+        """This run without some of its signals, which it then names as ``unread``."""
+        return replace(
+            self,
+            signals={name: each for name, each in self.signals.items() if name not in signals},
+            unread=tuple(name for name in self.signals if name in signals),
+        )
 
     def up_to(self, step: int) -> Evidence:
         """This run as if ``step`` had been its last.

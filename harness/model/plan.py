@@ -165,6 +165,11 @@ class Plan:
         )
 
     @property
+    def counted_in(self) -> str:
+        """What its runs train: ``tokens``, or ``samples`` of programs that name no ``seq_len``."""
+        return "tokens" if any(job.seq_len > 1 for job in self.jobs) else "samples"
+
+    @property
     def without_baseline(self) -> Plan:
         """The part that is run."""
         return replace(self, jobs=tuple(job for job in self.jobs if job.baseline is None))

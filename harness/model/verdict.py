@@ -95,8 +95,9 @@ class Check:
     """One sentence on what was found."""
     deviations: tuple[Deviation, ...] = ()
     """Tensors outside the limit, largest measured / limit first, at most 20."""
-    compare_from: int | None = None
-    """Step from which on the two curves can be compared, where they cannot as wholes."""
+    compare_with: str = ""
+    """Options with which the two curves can be compared in part, where they cannot as wholes:
+    ``--from 51``."""
     further_seeds: int | None = None
     """How many more seeds a side would probably answer an INCONCLUSIVE; None if no number would, or
     none is known."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,18 +15,23 @@ from converge_harness.readers.run_folder.run import read_run, run_folder_of
 
 
 def read_curves(
-    path: Path, columns: Mapping[str, str] | None = None, *, since: int | None = None
+    path: Path,
+    columns: Mapping[str, str] | None = None,
+    *,
+    since: int | None = None,
+    without: Collection[str] = (),
 ) -> Evidence:
     """Read a run folder, or a curve in any format that other tools write.
 
     ``columns`` maps signals (``loss``, ``grad_norm``, ``lr``, ``tokens``, …) and ``step`` to their
     names in the file (a column, a key or a tag); a signal that it does not map is looked up under
     its known names. It has no effect where names are fixed: in run folders and console logs, and
-    for the steps of TensorBoard and golden values. ``since`` leaves out all earlier steps.
+    for the steps of TensorBoard and golden values. ``since`` leaves out all earlier steps,
+    ``without`` the signals that it names.
 
     Raises EvidenceError when the path is not readable, cannot be understood, lacks a mapped name or
-    has no step from ``since`` on, and for a run folder with ``since``; StoreError for a damaged run
-    folder.
+    has no step from ``since`` on, and for a run folder with ``since`` or ``without``. Raises
+    StoreError for a damaged run folder.
     """
     columns = columns or {}
     check_columns(columns)
@@ -34,13 +39,15 @@ def read_curves(
         raise EvidenceError(f"{path}: does not exist{_nearest(path)}")
     folder = run_folder_of(path)
     if folder is None:
-        evidence = read_foreign(path, columns)
+        evidence = read_foreign(path, columns).without(without)
         return evidence if since is None else _since(path, evidence, since)
-    if since is not None:
-        raise EvidenceError(
-            f"{path}: --from {since} is for curves, and this is a run folder, whose evidence is "
-            "judged as a whole; leave --from out"
-        )
+    given = {"--from": since, "--without": " ".join(without) or None}
+    for option, value in given.items():
+        if value is not None:
+            raise EvidenceError(
+                f"{path}: {option} {value} is for curves, and this is a run folder, whose evidence "
+                f"is judged as a whole; leave {option} out"
+            )
     return read_run(folder)
 
 
@@ -77,8 +84,18 @@ def _read_at(path: Path) -> Path:
     return run_folder_of(path) or file_of_foreign(path)
 
 
+_LIKE = 0.7
+"""Least similarity of two names, without what comes after their last dot."""
+
+
 def _nearest(path: Path) -> str:
     """A suggestion: an existing path with a similar name."""
-    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    close = difflib.get_close_matches(path.name, siblings, n=1)
+    siblings = path.parent.iterdir() if path.parent.is_dir() else ()
+    # Of main.csv and branch.csv more than half is alike.
+    like = [
+        entry.name
+        for entry in siblings
+        if difflib.SequenceMatcher(None, path.stem, entry.stem).ratio() >= _LIKE
+    ]
+    close = difflib.get_close_matches(path.name, like, n=1)
     return f"; did you mean {path.parent / close[0]}?" if close else ""

@@ -19,7 +19,7 @@ from converge_harness.report.renderers.json_document import to_json
 from converge_harness.report.renderers.junit import to_junit
 from converge_harness.report.renderers.markdown import to_markdown, to_summary
 from converge_harness.report.renderers.plots import draw
-from converge_harness.report.renderers.verdict_table import HEADER, header, rows
+from converge_harness.report.renderers.verdict_table import HEADER, columns, rows
 from converge_harness.report.view.against import Against, ChangedSet
 from converge_harness.report.view.build import build_view
 from converge_harness.report.view.report_view import ReportView, TestView
@@ -33,7 +33,7 @@ __all__ = [
     "Reproduction",
     "TestView",
     "build_view",
-    "header",
+    "columns",
     "issue_draft",
     "rows",
     "to_summary",

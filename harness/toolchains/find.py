@@ -114,17 +114,17 @@ def find_environment(
     else:
         folder = (root or toolchain_root()) / name
         python, paths, sources = python_of(name, folder), site_packages(folder), ()
-        require_same_converge(name, folder)
         found = versions(paths, DISTRIBUTIONS)
     found[PACKAGES] = all_packages(paths)
     return Toolchain(name, python, dialect, found, first, sources)
 
 
-def require_same_converge(name: str, folder: Path) -> None:
+def require_same_converge(name: str, root: Path | None = None) -> None:
     """Raise ToolchainError where ranks would import another converge than plans their runs.
 
     Of an environment that converge did not build, nobody knows.
     """
+    folder = (root or toolchain_root()) / name
     try:
         built = json.loads((folder / STAMP).read_text())["converge"]
     except (OSError, ValueError, KeyError, TypeError):

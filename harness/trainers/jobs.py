@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from converge_harness.errors import ToolchainError
 from converge_harness.model import Job, Toolchain, TrainerSpec
+from converge_harness.toolchains.find import require_same_converge
 from converge_harness.toolchains.recipes import purpose
 from converge_harness.toolchains.user_python import before
 from converge_harness.trainers.base import RANK_MODULE, CallOptions, Features
@@ -163,10 +164,13 @@ def find_toolchain(
     ``trainer`` is the one that uses it; None: the default one.
 
     Raises:
-        ToolchainError: it does not exist, does not start, or lacks what the trainer needs.
+        ToolchainError: it does not exist, does not start, lacks what the trainer needs, or has
+        another converge in it.
     """
     trainer = trainer or trainer_of_kind(DEFAULT_TRAINER).default_spec()
-    return trainer_of_kind(trainer.kind).find_toolchain(name, root, trainer)
+    found = trainer_of_kind(trainer.kind).find_toolchain(name, root, trainer)
+    require_same_converge(name, root)
+    return found
 
 
 class TrainersOfToolchain(NamedTuple):
@@ -188,7 +192,7 @@ def trainers_in(name: str, root: Path | None = None) -> TrainersOfToolchain:
     for kind in kinds():
         trainer = trainer_of_kind(kind)
         try:
-            found.able[kind] = trainer.find_toolchain(name, root, trainer.default_spec())
+            found.able[kind] = find_toolchain(name, root, trainer.default_spec())
         except ToolchainError as error:
             if trainer.imports and meant_for.issuperset(trainer.imports):
                 raise
@@ -208,7 +212,7 @@ def _without_probe(name: str, root: Path | None) -> bool:
         spec = trainer.default_spec()
         with suppress(ToolchainError):
             unprobed = replace(spec, can=replace(spec.can, probed=False))
-            trainer.find_toolchain(name, root, unprobed)
+            find_toolchain(name, root, unprobed)
             return True
     return False
 

@@ -251,3 +251,56 @@ def test_curves_of_one_name_are_told_apart(control, tmp_path):
     assert main(["compare", str(control), *arguments]) == 0
     report = json.loads((folder / "report.json").read_text())
     assert len({test["name"] for test in report["tests"]}) == 3
+
+
+STATES = Path(__file__).parents[1] / "samples" / "trainer_state"
+
+
+@pytest.mark.parametrize(
+    ("places", "names"),
+    [
+        (("a/out/trainer_state.json", "b/out/trainer_state.json"), ["a", "b"]),
+        (("a/checkpoint-20/trainer_state.json", "a/checkpoint-30/trainer_state.json"), None),
+        (("a/loss.json", "b/x/loss.json"), ["a", "b/x"]),
+    ],
+)
+def test_curves_of_one_name_are_called_by_the_folders_that_differ(tmp_path, places, names):
+    paths = [tmp_path / place for place in places]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes((STATES / "every_step.json").read_bytes())
+    out = tmp_path / "report"
+    assert main(["compare", *map(str, paths), "--out", str(out)]) == 0
+    report = json.loads((out / "report.json").read_text())
+    named = [report["controls"][0]["name"], report["tests"][0]["name"]]
+    assert named == (names or ["checkpoint-20", "checkpoint-30"])
+
+
+def test_output_folders_of_hugging_face_are_called_by_their_own_names(tmp_path, capsys):
+    for folder in ("old", "new"):
+        (tmp_path / folder / "checkpoint-20").mkdir(parents=True)
+        state = tmp_path / folder / "checkpoint-20" / "trainer_state.json"
+        state.write_bytes((STATES / "every_step.json").read_bytes())
+    assert main(["compare", str(tmp_path / "old"), str(tmp_path / "new")]) == 0
+    assert "old and new" in capsys.readouterr().out
+
+
+def test_what_only_one_curve_has_may_be_left_out_and_is_named_then(control, tmp_path, capsys):
+    rows = [{"step": each, "loss": loss(each), "grad_norm": 1 / each} for each in (1, 2, 3)]
+    both, one = (
+        tmp_path / "both.jsonl",
+        write(tmp_path / "one.jsonl", {each: loss(each) for each in (1, 2, 3)}),
+    )
+    both.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    assert main(["compare", str(both), str(one)]) == 3
+    said = " ".join(capsys.readouterr().out.split())
+    assert "one has no grad_norm; --without grad_norm compares the loss alone" in said
+    assert f"next: converge compare {both} {one} --without grad_norm" in said
+    assert main(["compare", str(both), str(one), "--without", "grad_norm"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "The grad norm of both was left out as asked (without)" in said
+    with pytest.raises(SystemExit):
+        main(["compare", str(both), str(one), "--without", "loss"])
+    ask = ["--ask", "no worse", "--without", "grad_norm"]
+    assert main(["compare", str(both), str(one), *ask]) == 2
+    assert "--without: has no effect" in " ".join(capsys.readouterr().err.split())

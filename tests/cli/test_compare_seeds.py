@@ -92,6 +92,8 @@ def test_what_is_open_says_what_would_settle_it(sides, capsys):
     assert compare(sides, "same", more=("--margin", "0.004")) == 3
     out = told(capsys)
     assert "further seeds per side" in out
+    assert " would settle it with a probability of 80%" in out
+    assert ", would settle" not in out
     assert "next: converge compare --seeds --control" in out
     assert "TEST_4 … --margin 0.004" in out
     assert compare(sides, "same", more=("--margin", "0.002")) == 3

@@ -1,10 +1,13 @@
 """What ``converge plan`` prints of runs in several passes."""
 
+import json
 from pathlib import Path
 
 import pytest
+from light_toolchain import light_environment
 
 from converge_harness.cli import main
+from converge_harness.toolchains.find import STAMP
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -79,3 +82,22 @@ def test_nothing_holds_a_program_without_the_probe_at_the_step_of_a_fault(
     printed = capsys.readouterr().out
     for fault in ("kill of rank 1", "hang of rank 1", "preempt"):
         assert f"faults: {fault} at or after step 6\n" in printed
+
+
+def test_a_plan_warns_of_a_toolchain_that_a_run_refuses(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CONVERGE_TOOLCHAINS", str(tmp_path))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    light_environment(tmp_path)
+    (tmp_path / "t.toml").write_text(TRAIN_CONFIG)
+    (tmp_path / "e.toml").write_text(EXPERIMENT)
+    plan = ["plan", str(tmp_path / "e.toml"), "--store", str(tmp_path)]
+    assert main(plan) == 0
+    assert "refuses" not in capsys.readouterr().out
+    stamp = tmp_path / "torchtitan-0.3.0" / STAMP
+    stamp.write_text(json.dumps({"converge": "0.0.9 abc"}))
+    assert main(plan) == 0
+    (line,) = (each for each in capsys.readouterr().out.splitlines() if "refuses" in each)
+    assert line.startswith("`converge run` refuses this: toolchain 'torchtitan-0.3.0' in ")
+    assert "another converge in it (0.0.9 abc)" in line
+    assert line.endswith("with: converge toolchain build torchtitan-0.3.0")
+    assert main(["run", *plan[1:]]) == 2

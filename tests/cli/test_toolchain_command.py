@@ -186,8 +186,9 @@ def test_a_check_of_a_release_that_no_trainer_drives_is_no_check_of_something_el
 def test_an_example_is_written_with_what_it_names_and_the_next_command(root, capsys):
     assert main(["init", "--example", "smoke"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "wrote smoke.toml",
-        "wrote train_configs/llama3_debug.toml",
+        "wrote",
+        "  smoke.toml",
+        "  train_configs/llama3_debug.toml",
         "run it: converge run smoke.toml --build",
     ]
     assert main(["init", "--example", "list"]) == 0

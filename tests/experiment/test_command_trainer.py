@@ -18,7 +18,9 @@ CURVE_REPEATS = (repeat_of("rerun"),)
 """And where it is not probed, nobody but it knows its initial weights."""
 CONFIG = """
 [trainer.config]
-training = { steps = 20, local_batch_size = 2, global_batch_size = 8 }
+training.steps = 20
+training.local_batch_size = 2
+training.global_batch_size = 8
 zero = { stage = 0 }
 """
 SETS = """
@@ -305,6 +307,33 @@ def test_a_template_that_cannot_be_read_is_said_once(problems, script, argv):
 def test_keys_of_a_command_need_the_kind(problems):
     written = "schema = 1\n[trainer]\ncommand = ['x']\ntrain_config = 'base.toml'" + SETS
     assert any('add kind = "command"' in problem for problem in problems(written))
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("training.gloabl_batch_size", "training.global_batch_size"),
+        ("training.global_batchsize", "training.global_batch_size"),
+        ("training.seq_lenn", "training.seq_len"),
+        ("trainig.dtype", "training.dtype"),
+        ("lr_scheduler.warmup_step", "lr_scheduler.warmup_steps"),
+    ],
+)
+def test_a_key_that_is_nearly_one_of_converges_is_refused_unless_the_program_gets_it(
+    problems, load, script, key, meant
+):
+    config = CONFIG + f"{key} = 1\n"
+    (found,) = problems(text(config=config))
+    assert f": {key}: is not a key that converge reads, and no placeholder passes it" in found
+    assert f"did you mean {meant!r}?" in found
+    assert f'"{{config.{key}}}" in trainer.command' in found
+    passed = ARGV.replace('"--output"', f'"--mine", "{{config.{key}}}", "--output"')
+    assert load(text(config=config, argv=passed)).controls[0].setting(key) == 1
+
+
+def test_keys_of_the_programs_own_are_free(load, script):
+    own = "training.batch_size = 1\ntraining.max_steps = 2\ntraining.warmup = 3\n"
+    assert load(text(config=CONFIG + own)).controls[0].setting("training.max_steps") == 2
 
 
 def test_one_wrong_placeholder_is_one_problem_however_many_sets(problems, script):

@@ -291,8 +291,13 @@ def test_foreign_curves_are_judged_on_what_they_have():
 def test_a_grad_norm_that_went_missing_on_one_side_is_no_pass():
     both, one = foreign("a", loss=LOSSES, grad_norm=NORMS), foreign("b", loss=LOSSES)
     assert judge(one, both).judgement is Judgement.INVALID
-    assert judge(both, one).judgement is Judgement.INVALID
+    verdict = judge(both, one)
+    assert verdict.judgement is Judgement.INVALID
+    assert "b has no grad_norm; --without grad_norm compares the loss alone" in verdict.cause
+    assert verdict.next_command.endswith(" --without grad_norm")
     assert judge(one, one).judgement is Judgement.PASS
+    hole = foreign("c", loss=[None, *LOSSES[1:]])
+    assert "--without" not in judge(both, hole).cause
 
 
 def test_curves_without_a_loss_or_without_anything_never_pass():

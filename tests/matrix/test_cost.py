@@ -32,6 +32,22 @@ parallelism = {{ dp_replicate = 2, dp_shard = 2 }}
 waive = ["same-dp-degree"]
 set = {{ "training.local_batch_size" = 2 }}
 """
+PROGRAM = """
+schema = 1
+[trainer]
+kind = "command"
+command = ["train.py", "--micro-batch", "{local_batch_size}"]
+toolchain = "mine"
+probe = false
+curves = "{output}/loss.csv"
+config.training = { steps = 8, local_batch_size = 4, global_batch_size = 8MORE }
+[control]
+parallelism.dp_replicate = 2
+[[test]]
+name = "accumulated"
+parallelism.dp_replicate = 2
+set = { training.local_batch_size = 2 }
+"""
 STEP = 8 * 256
 """Tokens."""
 
@@ -130,3 +146,13 @@ def test_what_a_set_is_judged_by(plan):
     judged_by = made.judged_by(made.job("ddp2"))
     assert [job.name for job in judged_by] == ["fsdp2", "fsdp2.ulp", "fsdp2.permute"]
     assert not {Role.TEST, Role.SEED} & {job.role for job in judged_by}
+
+
+def test_a_program_without_a_length_of_samples_is_counted_in_samples(tmp_path):
+    (tmp_path / "train.py").touch()
+    path = tmp_path / "mine.toml"
+    for more, said in (("", "cost: 192 samples if"), (", seq_len = 128", "cost: 24,576 tokens if")):
+        path.write_text(PROGRAM.replace("MORE", more))
+        cost = cost_of(load_plan(path, (), on_gpu=False, find=assume_toolchain))
+        assert cost.sentence(None).startswith(said)
+    assert " at 10 tokens per second and GPU" in cost.sentence(10)

@@ -85,6 +85,8 @@ def test_a_path_that_does_not_exist_suggests_the_nearest(tmp_path):
     with pytest.raises(EvidenceError, match=r"does not exist; did you mean .*curve\.csv"):
         read_curves(tmp_path / "curv.csv")
     with pytest.raises(EvidenceError, match=r"does not exist$"):
+        read_curves(tmp_path / "main.csv")  # of which more than half is in curve.csv
+    with pytest.raises(EvidenceError, match=r"does not exist$"):
         read_curves(tmp_path / "nowhere" / "else")
 
 

@@ -57,7 +57,7 @@ def test_the_last_checkpoint_of_an_output_folder_is_read(tmp_path):
     for number in (9, 100, 50):
         file(tmp_path, f"checkpoint-{number}/trainer_state.json", trainer_state(HISTORY[:number]))
     evidence = read_curves(tmp_path)
-    assert evidence.name == "checkpoint-100"
+    assert evidence.name == tmp_path.name
     assert evidence.source == str(tmp_path / "checkpoint-100" / "trainer_state.json")
     assert read_curves(tmp_path / "checkpoint-50").name == "checkpoint-50"
 

@@ -159,7 +159,7 @@ def test_without_tensorboard_the_message_says_what_to_install(tmp_path, monkeypa
     file(tmp_path, "events.out.tfevents.1", b"")
     module = "tensorboard.compat.proto.event_pb2"
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(EvidenceError, match="-m pip install tensorboard"):
+    with pytest.raises(EvidenceError, match=r"-m pip install 'converge-harness\[tensorboard\]'"):
         read_curves(tmp_path)
 
 

@@ -162,5 +162,5 @@ def test_a_run_that_logged_nothing_is_refused(tmp_path):
 
 def test_without_wandb_the_message_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb.proto.wandb_internal_pb2", None)
-    with pytest.raises(EvidenceError, match="-m pip install wandb"):
+    with pytest.raises(EvidenceError, match=r"-m pip install 'converge-harness\[wandb\]'"):
         read_curves(file(tmp_path, "run-a.wandb", b""))

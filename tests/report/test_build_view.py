@@ -291,6 +291,48 @@ def test_a_note_says_which_limits_were_not_learnt(precision, calibration, words)
     assert document(view)["notes"] == [note]
 
 
+@pytest.mark.parametrize(
+    ("given", "decides"),
+    [
+        ({}, "without a margin or a tolerance only rounding passes"),
+        ({"margin": 0.005}, ": the margin of 0.005 decides about the mean loss, and otherwise"),
+        (
+            {"tolerances": {"grad_norm": 0.1}},
+            ": the tolerance of 0.1 decides about the grad norm of every step; otherwise only",
+        ),
+    ],
+)
+def test_the_note_on_curves_without_repeats_names_what_was_given(given, decides):
+    curves = [Evidence(name, name, (1, 2), {"loss": (3.0, 2.0)}) for name in "ca"]
+    (note,) = build_view_of(
+        title="t",
+        verdicts=[Verdict("a", "c", Judgement.PASS)],
+        evidences=curves,
+        comparisons={"a": compare_runs(curves[1], curves[0], **given)},
+    ).notes
+    assert decides in note
+
+
+def test_what_was_left_out_as_asked_is_in_the_report():
+    runs = [Evidence(name, name, (1, 2), {"loss": (3.0, 2.0), "lr": (1, 1)}) for name in "ca"]
+    view = build_view(
+        title="t",
+        verdicts=[Verdict("a", "c", Judgement.PASS)],
+        evidences=[each.without(["lr", "grad_norm"]) for each in runs],
+    )
+    assert view.notes[0].startswith("The lr of c, a was left out as asked (without):")
+
+
+def test_a_control_that_is_called_control_is_named_once():
+    def note(control):
+        verdict = Verdict("a", control, Judgement.PASS)
+        runs = [Evidence(name, name, (), {}, in_force=InForce()) for name in (control, "a")]
+        return build_view(title="t", verdicts=[verdict], evidences=runs).notes[0]
+
+    assert note("control").startswith("Limits of sets against the control are fixed floors")
+    assert note("ddp2").startswith("Limits of sets against the control ddp2 are fixed floors")
+
+
 def test_runs_that_left_more_than_curves_are_held_to_floors_without_repeats():
     view = build_view(
         title="t",

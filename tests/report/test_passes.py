@@ -27,7 +27,7 @@ from converge_harness.model import (
     Torn,
     Verdict,
 )
-from converge_harness.report import header, rows
+from converge_harness.report import columns, rows
 from converge_harness.report.renderers.figures import Figures
 from converge_harness.report.renderers.html_page import to_html
 from converge_harness.report.renderers.json_document import document
@@ -283,8 +283,8 @@ def test_the_verdict_table_shows_what_each_set_goes_through():
     assert shown["resized"] == "FSDP 2 -> one rank -> FSDP 2 x PP 2"
     assert shown["killed"] == "FSDP 2, kill at 7"
     assert shown["plain"] == "FSDP 2"
-    assert header(resumed_view())[2] == "degrees, events"
-    assert header(sample_view())[2] == "degrees"
+    assert columns(resumed_view())["degrees"] == "degrees, events"
+    assert columns(sample_view())["degrees"] == "degrees"
     for render in (to_markdown, to_html):
         assert "Degrees, events" in render(resumed_view())
         assert "Degrees, events" not in render(sample_view())

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from report_samples import HOSTILE, foreign_view, hostile_view, sample_view
 
+from converge_harness.report.renderers.html_page import to_html
 from converge_harness.report.renderers.markdown import escape, fenced, to_markdown, to_summary
 
 RENDERER = MarkdownIt("gfm-like", {"html": True, "linkify": False})
@@ -16,6 +17,21 @@ def test_the_verdict_table_comes_first():
     assert lines[0] == "# ✗ smoke"
     assert lines[2].startswith("| Verdict | Test set |")
     assert lines[4].startswith("| ✗ FAIL | ddp2 |")
+
+
+def test_columns_that_are_empty_throughout_are_left_out():
+    lines = to_markdown(foreign_view()).splitlines()
+    assert lines[4:7] == [
+        "| Verdict | Test set | Loss-only gate |",
+        "| --- | --- | --- |",
+        "| ✓ PASS | new.csv | would pass (0.1%) |",
+    ]
+    page = to_html(foreign_view())
+    assert 'data-label="Loss-only gate"' in page
+    assert not re.search("<button[^>]*>(Cause|Onset|Degrees|Techniques|Cost)</button>", page)
+    assert not re.search('data-label="(Cause|Onset|Degrees|Techniques|Cost)"', page)
+    titles = "| Verdict | Test set | Degrees | Techniques | Onset | Loss-only gate | Wall | Cause |"
+    assert titles in to_markdown(sample_view())
 
 
 def test_each_set_that_is_not_pass_has_one_sentence():

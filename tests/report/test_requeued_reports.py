@@ -34,7 +34,7 @@ from converge_harness.report.renderers.junit import to_junit
 from converge_harness.report.renderers.markdown import to_markdown
 from converge_harness.report.renderers.marks import MarkKind, marks
 from converge_harness.report.renderers.plots import draw
-from converge_harness.report.renderers.verdict_table import header, rows
+from converge_harness.report.renderers.verdict_table import columns, rows
 from converge_harness.report.view.resumed_run import degrees_of, kind_seen, passes_view
 from converge_harness.trainers.torchtitan import TORCHTITAN
 
@@ -127,7 +127,7 @@ def test_json_tells_of_controls_too(view):
 def test_a_set_that_may_be_requeued_is_named_as_any_other(view):
     assert view.tests[0].run.degrees == "FSDP 2"
     assert view.tests[0].kind is kind_seen(requeued("moved")) is Kind.PARALLEL
-    assert "degrees, events" not in header(view)
+    assert "degrees, events" not in columns(view).values()
     generated = replace(TEST, kind=Kind.SPACE_TIME)
     assert "accumulation" in degrees_of(job(generated, Role.TEST, STEPS))
 

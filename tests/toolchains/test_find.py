@@ -269,6 +269,8 @@ def test_a_toolchain_with_another_converge_is_refused_unless_ranks_import_this_o
     with pytest.raises(ToolchainError, match=r"has another converge in it \(0.0.9 abc\)") as caught:
         find_toolchain("torchtitan-0.3.0", tmp_path, trainer)
     assert str(caught.value).endswith("with: converge toolchain build torchtitan-0.3.0")
+    # A plan launches nothing.
+    assert assume_toolchain("torchtitan-0.3.0", tmp_path, trainer).versions["torch"] == "2.15.0"
     monkeypatch.setenv("PYTHONPATH", str(Path(converge_harness.__file__).parents[1]))
     assert find_toolchain("torchtitan-0.3.0", tmp_path, trainer).versions["torch"] == "2.15.0"
     monkeypatch.delenv("PYTHONPATH")
@@ -306,6 +308,7 @@ def test_a_probed_program_needs_this_package_and_the_error_installs_it(tmp_path)
     build(tmp_path, "older", torch="2.13.0", converge_harness="0.0.9")
     with pytest.raises(ToolchainError, match=r"has converge 0\.0\.9, .*: install this one with: "):
         find_toolchain("older", tmp_path, PROBED)
+    assert assume_toolchain("older", tmp_path, PROBED).versions["converge-harness"] == "0.0.9"
     build(tmp_path, "neither")
     with pytest.raises(ToolchainError, match="has no torch, so its program cannot be probed"):
         find_toolchain("neither", tmp_path, PROBED)

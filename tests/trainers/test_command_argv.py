@@ -231,6 +231,9 @@ def test_printed_command_is_one_line_that_a_shell_reads_back():
     words = shlex.split(call)
     assert words[:2] == ["env", f"CONVERGE_JOB={FOLDER}/job.json"]
     assert tuple(words[4:]) == argv(job(), FOLDER, data=DATA)
+    bare = job(replace(CURVES, environment={}))
+    _, call = printable_command(bare, FOLDER, data=DATA).split(" && ")
+    assert tuple(shlex.split(call)) == argv(bare, FOLDER, data=DATA)
 
 
 def test_a_run_that_left_no_curve_is_not_complete(tmp_path):

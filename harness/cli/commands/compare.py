@@ -46,6 +46,8 @@ examples:
     converge compare main.csv branch.csv nightly.jsonl --tolerance loss=1e-3
   columns with unusual names:
     converge compare a.csv b.csv --columns step=iteration loss="lm loss"
+  only one of them logged the grad norm: the loss alone
+    converge compare a.csv b.csv --without grad_norm
   a resumed run, from the step at which it was resumed:
     converge compare whole.csv resumed.csv --from 51
   long noisy curves: is the mean loss the same within 0.5%?
@@ -68,6 +70,8 @@ PAIRS = "converge compare CONTROL TEST"
 SEEDS = "converge compare --seeds --control A1 A2 A3 --test B1 B2 B3"
 SUBMISSION = "converge compare --rcp rcps_BENCHMARK.json --test result_*.txt"
 """The three forms."""
+OPTIONAL = ("grad_norm", "lr", "tokens")
+"""Signals that a comparison of curves can do without."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -171,6 +175,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="compare the curves from this step on, for example where one of the runs was resumed "
         "there (default: all steps)",
     )
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        choices=OPTIONAL,
+        metavar="SIGNAL",
+        help="leave a signal of the curves out, for example grad_norm if only one side logged it: "
+        f"the report says so ({', '.join(OPTIONAL)}; may be repeated)",
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="write reports here as well")
 
 
@@ -226,18 +239,18 @@ def _compare_pairs(arguments: argparse.Namespace, console: Console) -> Judged:
     """Judge each TEST against CONTROL, step by step."""
     from converge_harness.matrix.compare import (
         CurveQuestion,
-        Given,
         Reading,
         compare_curves,
+        read_control,
         read_tests,
     )
 
     tolerances = _named_options(arguments.tolerance, "--tolerance", _tolerance)
-    reading = Reading(_columns_of(arguments), arguments.since)
+    reading = Reading(_columns_of(arguments), arguments.since, arguments.without)
     question = CurveQuestion(_ask_of(arguments), _margin_of(arguments), tolerances)
     _require_own_repeats(arguments)
-    control = reading.read(arguments.control)
-    calibration = _calibration(arguments, control, reading, console)
+    control = read_control(arguments.control, arguments.tests, reading)
+    calibration = _calibration(arguments, control.evidence, reading, console)
 
     def advise(verdict: Verdict, *, of_run: bool) -> Verdict:
         verdict = _with_own_options(verdict, arguments)
@@ -246,7 +259,7 @@ def _compare_pairs(arguments: argparse.Namespace, console: Console) -> Judged:
         return verdict
 
     return compare_curves(
-        Given(control, arguments.control),
+        control,
         read_tests(control, arguments.tests, reading),
         question,
         calibration,
@@ -397,6 +410,7 @@ def _unused(arguments: argparse.Namespace, why: str) -> Iterator[Problem]:
         ("--repeat", arguments.repeat),
         ("--calibration", arguments.calibration),
         ("--tolerance", arguments.tolerance),
+        ("--without", arguments.without),
     ):
         if value:
             yield Problem(option, f"has no effect: {why}", "leave it out; --margin is the limit")
@@ -461,7 +475,9 @@ def _with_own_options(verdict: Verdict, arguments: argparse.Namespace) -> Verdic
         " --columns " + shlex.join(names(arguments.columns)) if arguments.columns else "",
     ]
     missing = (each for each in more if each and each.split()[0] not in command.split())
-    return replace(verdict, next_command=command + "".join(missing))
+    left_out = (f" --without {each}" for each in arguments.without)
+    more_left_out = (each for each in left_out if each not in command)
+    return replace(verdict, next_command="".join((command, *missing, *more_left_out)))
 
 
 def _named_options(

@@ -134,8 +134,8 @@ def _example(arguments: argparse.Namespace) -> ExitCode:
             print(f"{name}: {what}")
         return ExitCode.PASS
     out: Path = arguments.out or Path(f"{Path(arguments.example).name}.toml")
-    for path in write_example(arguments.example, out, force=arguments.force):
-        print(f"wrote {path}")
+    written = write_example(arguments.example, out, force=arguments.force)
+    print("wrote", *written, sep="\n  ")
     print(f"run it: converge run {out} --build")
     return ExitCode.PASS
 

@@ -37,7 +37,7 @@ from converge_harness.judge.soundness import (
     ranks_disagree,
 )
 from converge_harness.model import Evidence, InForce, Integers, Limit, Outcome, SetSpec, Tier
-from converge_harness.wording import distinct_digits
+from converge_harness.wording import control_called, distinct_digits
 
 LEAST_COVERAGE = 0.5
 """Share of the coarser grid's steps that must be in both curves."""
@@ -54,10 +54,10 @@ def control_in_force(control: Evidence, control_spec: SetSpec | None) -> CheckRe
     if control_spec is None:
         return skipped("no experiment file says what the control should run")
     if control.in_force is None:
-        return invalid(f"the control {control.name} left no record of what ran")
+        return invalid(f"the {control_called(control.name)} left no record of what ran")
     wrong = [*_of_passes(control, control_spec, not_in_force)]
     wrong += _of_passes(control, control_spec, not_named)
-    return _clauses(f"the control {control.name}: ", wrong)
+    return _clauses(f"the {control_called(control.name)}: ", wrong)
 
 
 @check(Tier.INTEGRITY)
@@ -278,7 +278,7 @@ def _covered(test: Evidence, control: Evidence) -> CheckResult:
                 f"only steps {first} to {last} are in both; {evidence.name} has {starts} to {ends}"
                 f"{alone}",
                 None if late else last,
-                compare_from=first if resumed else None,
+                compare_with=f"--from {first}" if resumed else "",
             )
     return CheckResult(
         Outcome.PASS,

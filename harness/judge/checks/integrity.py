@@ -53,7 +53,7 @@ from converge_harness.model import (
     SetSpec,
     Tier,
 )
-from converge_harness.wording import counted, distinct_digits
+from converge_harness.wording import control_called, counted, distinct_digits
 
 
 @check(Tier.INTEGRITY)
@@ -78,13 +78,15 @@ def control_sound(test: Evidence, control: Evidence, control_spec: SetSpec | Non
     if flaw:
         later = began_later(control) if curves_alone(test, control) else None
         return invalid(
-            f"the control {control.name} {later.text if later else flaw.what}",
+            f"the {control_called(control.name)} {later.text if later else flaw.what}",
             flaw.step,
-            compare_from=later.step if later else None,
+            compare_with=later.option if later else "",
         )
     if control.replay_conflicts:
         conflict = control.replay_conflicts[0]
-        return invalid(f"the control {control.name} replayed steps with other values: {conflict}")
+        return invalid(
+            f"the {control_called(control.name)} replayed steps with other values: {conflict}"
+        )
     passes = f" in {len(control.passes)} passes, {INTERRUPTED}"
     return passed(f"{control.steps.size} steps{passes if control.interrupted else ''}")
 
@@ -140,16 +142,23 @@ def steps_increase(test: Evidence) -> CheckResult:
 
 
 @check(Tier.INTEGRITY)
-def values_present(test: Evidence, control: Evidence, spec: SetSpec | None) -> CheckResult:
+def values_present(
+    test: Evidence, control: Evidence, spec: SetSpec | None, control_spec: SetSpec | None
+) -> CheckResult:
     """Every step has a value for every judged signal.
 
-    A missing value never counts as a correct one.
+    A missing value never counts as a correct one. Of curves from anywhere the user may leave out
+    the grad norm.
     """
     required = _required(spec, test, control)
     for evidence in (test, control):
         flaw = missing_values(evidence, required)
         if flaw:
-            return invalid(f"{evidence.name} {flaw.what}", flaw.step)
+            imported = spec is None and control_spec is None
+            alone = imported and not any(map(_loss_alone_misses, (test, control)))
+            option = "--without grad_norm" if alone else ""
+            advice = f"; {option} compares the loss alone" if option else ""
+            return invalid(f"{evidence.name} {flaw.what}{advice}", flaw.step, compare_with=option)
     return passed()
 
 
@@ -189,6 +198,10 @@ def _required(spec: SetSpec | None, test: Evidence, control: Evidence) -> tuple[
     if has(test, "grad_norm") or has(control, "grad_norm"):
         return ("loss", "grad_norm")
     return ("loss",)
+
+
+def _loss_alone_misses(evidence: Evidence) -> Flaw | None:
+    return missing_values(evidence.without(("grad_norm",)), ("loss",))
 
 
 _REPORTED = ("loss", "grad_norm")
@@ -233,19 +246,21 @@ def something_trained(
     """
     if one_path:
         return invalid(
-            f"{test.name} and its control {control.name} are one and the same path "
+            f"{test.name} and its {control_called(control.name)} are one and the same path "
             f"({control.source}): nothing is compared; give the curve of another run"
         )
     if curves_alone(test, control) and (later := began_later(test)):
-        return invalid(f"{test.name} {later.text}", compare_from=later.step)
+        return invalid(f"{test.name} {later.text}", compare_with=later.option)
     loss = pair(test, control, "loss")
     longest = max(series(each, "loss").steps.size for each in (test, control))
     if spec is None and 0 < longest < FEWEST_POINTS:
         return invalid(
-            f"{test.name} and its control {control.name} have the loss of a single step: at least "
-            f"{FEWEST_POINTS} make a curve"
+            f"{test.name} and its {control_called(control.name)} have the loss of a single step: "
+            f"at least {FEWEST_POINTS} make a curve"
         )
-    still = _still(control, f"the control {control.name}", loss.control, "that are compared")
+    still = _still(
+        control, f"the {control_called(control.name)}", loss.control, "that are compared"
+    )
     if not still and not series(control, "lr").values.size:
         still = _no_rate(test, test.name)  # else it is compared with the control's
     return invalid(f"nothing was trained: {still}") if still else passed()

@@ -26,7 +26,7 @@ class CheckResult:
     steps: tuple[int, int] | None = None
     onset: int | None = None
     deviations: tuple[Deviation, ...] = ()
-    compare_from: int | None = None
+    compare_with: str = ""
     further_seeds: int | None = None
 
 
@@ -56,7 +56,7 @@ class Question:
             onset=finding.onset,
             detail=finding.detail,
             deviations=finding.deviations,
-            compare_from=finding.compare_from,
+            compare_with=finding.compare_with,
             further_seeds=finding.further_seeds,
         )
 
@@ -83,10 +83,8 @@ def passed(detail: str = "") -> CheckResult:
     return CheckResult(Outcome.PASS, detail)
 
 
-def invalid(
-    detail: str, onset: int | None = None, *, compare_from: int | None = None
-) -> CheckResult:
-    return CheckResult(Outcome.INVALID, detail, onset=onset, compare_from=compare_from)
+def invalid(detail: str, onset: int | None = None, *, compare_with: str = "") -> CheckResult:
+    return CheckResult(Outcome.INVALID, detail, onset=onset, compare_with=compare_with)
 
 
 def skipped(detail: str) -> CheckResult:

@@ -67,7 +67,7 @@ from converge_harness.model import (
     SeedRuns,
     Tier,
 )
-from converge_harness.wording import counted
+from converge_harness.wording import control_called, counted
 
 SAME_START = 1e-5
 """Relative difference of the loss below which two curves start alike: reruns of one seed differ by
@@ -355,7 +355,7 @@ def _outlook(found: OverSeeds, read: _Losses, limit: Limit) -> str:
         further = math.ceil((found.lengthened - 1) * whole)
         ways.append(f"about {further:,} further steps of every run")
     if ways:
-        return f": {', or '.join(ways)}, would settle it with a probability of 80%"
+        return f": {' or '.join(ways)} would settle it with a probability of 80%"
     return (
         f": too near the margin of {limit.value:g} to say how many further seeds would settle it, "
         f"or more than {MOST_SEEDS:,}"
@@ -541,8 +541,8 @@ def _target_unfit(seeds: SeedRuns, control: _Reached, test: _Reached, target: fl
     for name in (*control.never, *control.left):
         how = "never reaches" if name in control.never else "reaches and leaves again"
         return (
-            f"the control {name} {how} a loss of {target:g}: set a target that every run of the "
-            "control reaches and stays at"
+            f"the {control_called(name)} {how} a loss of {target:g}: set a target that every run "
+            "of the control reaches and stays at"
         )
     for name in (*control.began_there, *test.began_there):
         return (

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from converge_harness.errors import ConfigError, Problem
+from converge_harness.errors import ConfigError, Problem, installing
 
 CLIENT = "kubeflow-trainer-api"
 _HINT = (
@@ -34,7 +34,7 @@ def require_valid(made: Mapping[str, Any]) -> None:
             Problem(
                 "launcher",
                 f"is 'kubernetes', which needs {CLIENT} to check what is written ({missing})",
-                "pip install 'converge-harness[kubernetes]'",
+                installing("kubernetes"),
             )
         ) from missing
     name = made["metadata"]["name"]

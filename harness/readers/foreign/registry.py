@@ -5,6 +5,7 @@ To add a reader, add a module with a ``FORMAT`` to this package, and a line to `
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,8 @@ def read_foreign(path: Path, columns: Columns, *, unfinished: bool = False) -> E
         if files and each.reads_folders:
             return each.read(Source(path, columns, READABLE, unfinished=unfinished))
         if files:
-            return _read_file(files[0], columns, unfinished=unfinished)
+            read = _read_file(files[0], columns, unfinished=unfinished)
+            return replace(read, name=path.resolve().name)
     raise EvidenceError(f"{path}: has no run; {READABLE}")
 
 

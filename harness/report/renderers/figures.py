@@ -29,6 +29,7 @@ from converge_harness.report.view.report_view import (
     RunView,
     TestView,
 )
+from converge_harness.wording import control_called
 
 Figure = dict[str, Any]
 """What ``templates/report.js`` draws."""
@@ -273,7 +274,7 @@ class Figures:
         trace = self._trace(
             f"{control.anchor}/loss",
             control.signal("loss"),
-            f"control {control.name}",
+            control_called(control.name),
             colour=_INK,
             width=_BAND,
         )

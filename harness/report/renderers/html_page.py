@@ -53,6 +53,7 @@ def to_html(view: ReportView) -> str:
         figures=frozenset(payload["figures"]),
         nonce=nonce,
         styles=figures.styles,
+        columns=verdict_table.columns(view),
         rows=[(test, verdict_table.row(test)) for test in view.by_severity],
         css=resource("report.css"),
         dark=resource("dark.css"),

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from converge_harness.model import Check, Judgement, Outcome
 from converge_harness.report.renderers.palette import SYMBOLS
-from converge_harness.report.renderers.verdict_table import header, rows
+from converge_harness.report.renderers.verdict_table import HEADER, columns, rows
 from converge_harness.report.text import (
     ABSENT,
     digits,
@@ -95,10 +95,13 @@ def _lines(view: ReportView) -> Iterator[str]:
     yield ""
     if view.against:
         yield from _against(view.against)
-    listed = rows(view)
+    listed, titles = rows(view), columns(view)
+    cells = (
+        zip(HEADER, (_word(row.judgement), *map(escape, row[1:])), strict=True) for row in listed
+    )
     yield from table(
-        [title.capitalize() for title in header(view)],
-        ([_word(row.judgement), *map(escape, row[1:])] for row in listed),
+        [title.capitalize() for title in titles.values()],
+        ([cell for title, cell in row if title in titles] for row in cells),
     )
     yield ""
     for test, row in zip(view.by_severity, listed, strict=True):

@@ -31,6 +31,7 @@ from converge_harness.report.text import digits
 from converge_harness.report.view.curves import Curve
 from converge_harness.report.view.report_view import ReportView, TestView
 from converge_harness.report.view.resumed_run import PassesView
+from converge_harness.wording import control_called
 
 Picture = dict[str, bytes]
 """File form (``png``, ``svg``) to content."""
@@ -86,7 +87,7 @@ def draw(view: ReportView) -> dict[str, bytes]:
 
 def _overview(view: ReportView) -> Picture | None:
     controls = [
-        Line(f"control {run.name}", downsample(run.signal("loss")), BAND, width=7.0)
+        Line(control_called(run.name), downsample(run.signal("loss")), BAND, width=7.0)
         for run in view.controls
     ]
     tests = _test_lines(view, lambda test: test.run.signal("loss"))
@@ -266,7 +267,7 @@ def _pass_lines(view: ReportView, test: TestView, resumed: PassesView, look: Sty
     firsts = [each.steps[0] for each in resumed.passes[1:] if each.steps]
     first = np.isin(curve.steps, firsts)
     lines = [
-        Line(f"control {control.name}", downsample(control.signal("loss")), BAND, width=7.0),
+        Line(control_called(control.name), downsample(control.signal("loss")), BAND, width=7.0),
         Line(
             f"{SYMBOLS[test.verdict.judgement]} {test.run.name}",
             downsample(curve),

@@ -21,13 +21,16 @@ HEADER = (
 )
 
 
-def header(view: ReportView) -> tuple[str, ...]:
-    """Titles of :data:`HEADER` as a table of this report has them.
+def columns(view: ReportView) -> dict[str, str]:
+    """The columns of :data:`HEADER` that a table of this report has, with their titles in it.
 
-    A set that resumes shows its events beside its degrees.
+    One that is empty in every row is left out, as are the degrees of curves from anywhere. A set
+    that resumes shows its events beside its degrees.
     """
+    cells = zip(HEADER, *rows(view), strict=True)
+    filled = [title for title, *column in cells if {*column} - {"", ABSENT}] or HEADER[:2]
     events = "degrees, events"
-    return tuple(events if view.resumes and title == "degrees" else title for title in HEADER)
+    return {title: events if view.resumes and title == "degrees" else title for title in filled}
 
 
 class VerdictRow(NamedTuple):

@@ -49,6 +49,7 @@ from converge_harness.report.view.resumed_run import (
 )
 from converge_harness.report.view.tensor_tables import first_step_tensors, replica_view
 from converge_harness.report.view.tolerances import CalibrationView, calibration_view, notes
+from converge_harness.wording import control_called
 
 BESIDES = (Role.REFERENCE, Role.MATCHED, Role.OTHER_SEED)
 """Roles of runs that have no verdict and from which no limit is learnt."""
@@ -153,6 +154,7 @@ def build_view(
             *map(plain, _left_out(experiment)),
             *_kernels(jobs.values()),
             *_not_asked(verdicts),
+            *_unread(every_evidence.values()),
             *map(plain, _answers(verdicts)),
             *map(plain, _settled(compared)),
             *map(plain, _ended_with_sets(jobs.values(), every_evidence)),
@@ -179,6 +181,19 @@ def _left_out(experiment: Experiment | None) -> Iterator[str]:
         yield f"Left out: {', '.join(names)}: {why}."
 
 
+def _unread(evidences: Iterable[Evidence]) -> Iterator[str]:
+    """Signals of curves that the user asked to leave out."""
+    by_signal: dict[str, list[str]] = {}
+    for each in evidences:
+        for signal in each.unread:
+            by_signal.setdefault(signal, []).append(plain(each.name))
+    for signal, names in by_signal.items():
+        yield (
+            f"The {signal.replace('_', ' ')} of {', '.join(names)} was left out as asked "
+            "(without): the verdicts say nothing about it."
+        )
+
+
 def _settled(comparisons: Mapping[str, RunComparison]) -> Iterator[str]:
     """Which test sets ended before their last step although they pass."""
     for name, compared in comparisons.items():
@@ -201,7 +216,7 @@ def _ended_with_sets(jobs: Iterable[Job], evidences: Mapping[str, Evidence]) -> 
         count = sum(job.role is Role.REPEAT and job.spec.name == control.name for job in jobs)
         repeats = f" and its repeats ({count})" if count else ""
         yield (
-            f"Of the control {control.name}{repeats} the first {run.steps[-1]:,} of "
+            f"Of the {control_called(control.name)}{repeats} the first {run.steps[-1]:,} of "
             f"{run.settled_of:,} steps are used: every set that is judged by them had been stopped "
             "by then, so they were stopped, too. A set that needs further steps trains them on."
         )

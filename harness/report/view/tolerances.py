@@ -25,7 +25,7 @@ from converge_harness.model import (
 )
 from converge_harness.report.sanitize import plain
 from converge_harness.report.text import ABSENT, digits
-from converge_harness.wording import counted
+from converge_harness.wording import control_called, counted
 
 WIDE = 1000
 """A learnt limit above this multiple of the floor of its arithmetic gets a sentence."""
@@ -148,7 +148,7 @@ def notes(
     ]
     unmeasured: dict[str, str] = {}
     wide: dict[str, tuple[float, str]] = {}
-    alone: dict[str, None] = {}
+    alone: dict[tuple[str, str], None] = {}
     for verdict in verdicts:
         compared = comparisons.get(verdict.name)
         if compared is None:
@@ -160,7 +160,7 @@ def notes(
         calibration = calibration_of.get(verdict.name)
         if calibration is None or not calibration.repeats:
             if compared.curves_alone:
-                alone[verdict.control] = None
+                alone[verdict.control, _decides(compared)] = None
                 continue
             unmeasured[verdict.control] = "no repeat shows how much correct runs differ"
         elif not calibration.taught_by:
@@ -177,15 +177,14 @@ def notes(
                 sentence = _wide(verdict.control, learnt, why)
                 wide[verdict.control] = max(wide.get(verdict.control, (0.0, "")), (times, sentence))
     sentences = [
-        f"Limits of sets against the control {plain(name)} are fixed floors, fitted on CPU debug "
-        f"models: {reason}."
+        f"Limits of sets against the {control_called(plain(name))} are fixed floors, fitted on "
+        f"CPU debug models: {reason}."
         for name, reason in unmeasured.items()
     ]
     sentences.extend(sentence for _, sentence in wide.values())
     sentences += [
-        f"No repeat of {plain(name)} shows how much correct runs differ: without a margin or a "
-        "tolerance only rounding passes, and only a gross difference fails."
-        for name in alone
+        f"No repeat of {plain(name)} shows how much correct runs differ: {decides}."
+        for name, decides in alone
     ]
     if coarse:
         pairs = " and ".join(f"{ours.value} against {theirs.value}" for ours, theirs in coarse)
@@ -199,6 +198,20 @@ def notes(
         for each in dict.fromkeys(measured)
     )
     return (*sentences, *_unasked(verdicts, comparisons), *_miscounted(verdicts, evidences))
+
+
+def _decides(compared: RunComparison) -> str:
+    """What decides about curves without repeats, in a clause: what the user gave, and rounding."""
+    given = [
+        f"the tolerance of {limit:g} decides about the {signal.replace('_', ' ')} of every step"
+        for signal, limit in compared.tolerances.items()
+    ]
+    if compared.margin is not None:
+        given.append(f"the margin of {compared.margin:g} decides about the mean loss")
+        return f"{', '.join(given)}, and otherwise only a gross difference fails"
+    without = "otherwise" if given else "without a margin or a tolerance"
+    rounding = f"{without} only rounding passes, and only a gross difference fails"
+    return "; ".join((*given, rounding))
 
 
 def _says_whether_measured(check: Check, compared: RunComparison) -> bool:
@@ -233,7 +246,7 @@ def _unasked(
 
 def _wide(control: str, learnt: LearntLimit, why: str) -> str:
     return (
-        f"The repeats of the control {plain(control)} differ so much that they allow "
+        f"The repeats of the {control_called(plain(control))} differ so much that they allow "
         f"{learnt.signal} to differ by {digits(learnt.limit)} at step {learnt.step}, "
         f"{learnt.limit / learnt.floor:,.0f} times the floor of its arithmetic: {why}"
     )

@@ -355,7 +355,7 @@ def printable(job: Job, folder: Path, data: Path | None = None) -> str:
         shown = {name: own[name] for name in own if name != "PATH" or name in command.environment}
         variables = shlex.join(f"{name}={value}" for name, value in shown.items())
         typed = shlex.join(command_argv(job, folder, call=call, meeting=meeting, data=data))
-        lines.append(f"env {variables} {typed}")
+        lines.append(f"env {variables} {typed}" if variables else typed)
     return " && ".join(lines)
 
 

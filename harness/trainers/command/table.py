@@ -27,6 +27,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path, PurePath
 from typing import Annotated, Literal
 
@@ -541,6 +542,7 @@ def set_problems(
         whole: maps a key of ``[trainer]`` to its place.
     """
     keys = {key for key, _ in flatten(dict(spec.train_config.settings))}
+    yield from _misspelt(table, spec, keys)
     for key in sorted(spec.overrides.keys() - keys - OURS):
         place = where if key in own else whole
         yield Problem(
@@ -569,6 +571,33 @@ def set_problems(
                 f"{{{CONFIG}{key}}}, so this set would run as if it were not set",
                 f'such as "--{key.rpartition(".")[2]}", "{{{CONFIG}{key}}}" in trainer.command',
             )
+
+
+def _misspelt(table: CommandTable, spec: SetSpec, keys: set[str]) -> Iterator[Problem]:
+    """Keys of the train config that are nearly one that converge reads, and that nothing reads."""
+    ours = sorted({*OURS, spec.trainer.keys.warmup_steps} - {""})
+    theirs = {name.removeprefix(CONFIG) for name in _names(table)}
+    for key in sorted(keys - theirs - {*ours}):
+        if any(_is_slip(_letters(key), _letters(each)) for each in ours):
+            yield Problem(
+                f"{spec.train_config.path}: {key}",
+                "is not a key that converge reads, and no placeholder passes it to the program",
+                f"{suggest(key, ours)}; if it is the program's own, pass it: "
+                f'"--{key.rpartition(".")[2]}", "{{{CONFIG}{key}}}" in trainer.command',
+            )
+
+
+def _letters(key: str) -> str:
+    return key.casefold().replace("-", "").replace("_", "")
+
+
+def _is_slip(written: str, meant: str) -> bool:
+    """Whether two words differ by at most one letter, or by two that have changed places."""
+    same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(written, meant, strict=False))))
+    ours, theirs = written[same:], meant[same:]
+    while ours and theirs and ours[-1] == theirs[-1]:
+        ours, theirs = ours[:-1], theirs[:-1]
+    return max(len(ours), len(theirs)) <= 1 or (len(ours) == 2 and ours == theirs[::-1])  # noqa: PLR2004
 
 
 def _missing(name: str, spec: SetSpec) -> str | None:

@@ -269,28 +269,16 @@ class CommandTrainer(Trainer):
 
     def find_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
         found = find_environment(name, root, self.kind)
-        if trainer.can.probed and "torch" not in found.versions:
-            raise ToolchainError(
-                f"{found.python} has no torch, so its program cannot be probed: install torch "
-                "there, name another toolchain or python, or set trainer.probe = false"
-            )
-        version = found.versions.get(DISTRIBUTION)
-        if trainer.can.probed and version != __version__:
-            why = (
-                "no converge, so its program cannot be probed: install it"
-                if version is None
-                else f"converge {version}, whose probe may read what {__version__} writes "
-                "otherwise: install this one"
-            )
-            raise ToolchainError(
-                f"{found.python} has {why} with: converge toolchain install "
-                f"{shlex.quote(str(found.python))}, or set trainer.probe = false"
-            )
+        if trainer.can.probed:
+            _require_probe(found)
+            _require_version(found)
         return found
 
     def assume_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
         found = assume_environment(name, root, self.kind)
-        return self.find_toolchain(name, root, trainer) if found.versions else found
+        if trainer.can.probed and found.versions:
+            _require_probe(found)
+        return found
 
     # ------------------------------------------------------------------- a run
 
@@ -512,3 +500,30 @@ def _weights(command: Command) -> dict[str, WeightMappingDocument]:
 
 
 TRAINER = CommandTrainer()
+
+
+def _require_probe(found: Toolchain) -> None:
+    """Raise ToolchainError for an environment in which no program can be probed."""
+    if "torch" not in found.versions:
+        raise ToolchainError(
+            f"{found.python} has no torch, so its program cannot be probed: install torch "
+            "there, name another toolchain or python, or set trainer.probe = false"
+        )
+    if DISTRIBUTION not in found.versions:
+        why = "no converge, so its program cannot be probed: install it"
+        raise ToolchainError(f"{found.python} has {why} with: {_installing(found)}")
+
+
+def _require_version(found: Toolchain) -> None:
+    """Raise ToolchainError for an environment with the probe of another version."""
+    version = found.versions[DISTRIBUTION]
+    if version != __version__:
+        raise ToolchainError(
+            f"{found.python} has converge {version}, whose probe may read what {__version__} "
+            f"writes otherwise: install this one with: {_installing(found)}"
+        )
+
+
+def _installing(found: Toolchain) -> str:
+    python = shlex.quote(str(found.python))
+    return f"converge toolchain install {python}, or set trainer.probe = false"

@@ -28,7 +28,6 @@ from converge_harness.toolchains.find import (
     DISTRIBUTIONS,
     build_hint,
     python_of,
-    require_same_converge,
     site_packages,
     toolchain_root,
     versions,
@@ -202,7 +201,6 @@ def find_toolchain(name: str, root: Path | None) -> Toolchain:
         return toolchain_of_python(name)
     folder = (root or toolchain_root()) / name
     python = python_of(name, folder)
-    require_same_converge(name, folder)
     found = versions(site_packages(folder), DISTRIBUTIONS)
     missing = [needed for needed in ("torch", "torchtitan") if needed not in found]
     if missing:
