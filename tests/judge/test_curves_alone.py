@@ -78,7 +78,7 @@ def test_repeats_that_are_far_apart_judge_nothing(seed):
     for test in (another_seed("test", seed), curve(seed=seed), curve(loss=1.2)):
         verdict = judge(test, CONTROL, calibration)
         assert verdict.judgement is Judgement.INVALID
-        assert "the control control does not reproduce itself" in verdict.cause
+        assert "the control does not reproduce itself" in verdict.cause
     nan = curve(loss=np.where(AT > 50, math.nan, 1.0))
     assert judge(nan, CONTROL, calibration).judgement is Judgement.FAIL
 

@@ -209,7 +209,7 @@ def test_nothing_is_judged_against_a_control_that_lost_something(name):
     control, _, words = LOST[name]
     verdict = against(control)
     assert verdict.judgement is Judgement.INVALID
-    assert verdict.cause.startswith("the control control was interrupted and continued, and ")
+    assert verdict.cause.startswith("the control was interrupted and continued, and ")
     assert words in verdict.cause
 
 

@@ -878,7 +878,7 @@ def test_our_loader_has_to_count_its_samples():
 def test_a_control_that_was_itself_resumed_shows_nothing():
     verdict = judge(run("t"), replace(ELASTIC, name="control"), spec=spec(), control_spec=spec())
     assert verdict.judgement is Judgement.INVALID
-    assert verdict.cause.startswith("the control control was itself resumed")
+    assert verdict.cause.startswith("the control was itself resumed")
 
 
 def test_a_later_replay_of_a_nan_step_is_compared():
