@@ -90,10 +90,10 @@ def main(argv: Sequence[str] | None = None) -> Exit:
     arguments = _parser().parse_args(argv)
     benchmark = OF_MEGATRON if arguments.megatron else OF_TORCHTITAN
     arguments.out = arguments.out or benchmark.out
-    command = command_of(benchmark, arguments.regime)
+    command = command_of(benchmark, arguments.regime, arguments.seed)
     only = [name for names in arguments.only for name in names]
     part = bool(only) or arguments.nightly
-    extent = Extent(arguments.steps, arguments.nightly)
+    extent = Extent(arguments.steps, arguments.nightly, arguments.seed)
     signal.signal(signal.SIGTERM, _terminated)
     try:
         catalogue = _catalogue(benchmark, arguments.bugs).select(only)
@@ -141,12 +141,14 @@ def regimes_of(asked: Sequence[str], benchmark: Benchmark) -> list[Regime]:
     return [each for each in Regime if ALL in asked or each.value in (asked or benchmark.regimes)]
 
 
-def command_of(benchmark: Benchmark, asked: Sequence[str]) -> str:
-    """What a person calls to get the same regimes."""
-    if not asked:
+def command_of(benchmark: Benchmark, asked: Sequence[str], seed: int | None = None) -> str:
+    """What a person calls to get the same regimes and seed."""
+    options = [f"--regime {each}" for each in asked]
+    options += [f"--seed {seed}"] if seed is not None else []
+    if not options:
         return benchmark.command
     between = "" if " -- " in benchmark.command else " --"
-    return " ".join([f"{benchmark.command}{between}", *(f"--regime {each}" for each in asked)])
+    return " ".join([f"{benchmark.command}{between}", *options])
 
 
 def _require_some(parts: Sequence[Part]) -> None:
@@ -334,6 +336,12 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         metavar="N",
         help="train N steps instead of the matrices' own: quicker, but late bugs do not show",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="another seed than the matrices' own (42 where they name none)",
     )
     parser.add_argument(
         "--bugs",

@@ -76,9 +76,9 @@ def _gradients(test: Evidence, control: Evidence, calibration: Calibration) -> t
     multiples = []
     for ours, theirs in shared_samples(test, control):
         known = calibration.tensors.get(theirs.step)
-        if known is None or known.gradient is None or not ours.gradients or not theirs.gradients:
-            continue
-        multiples.append(gradient_difference(ours.gradients, theirs.gradients) / known.gradient)
+        difference = gradient_difference(ours, theirs)
+        if known is not None and known.gradient is not None and difference is not None:
+            multiples.append(difference / known.gradient)
     return _size(np.concatenate(multiples))
 
 

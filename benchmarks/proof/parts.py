@@ -37,6 +37,8 @@ class Extent:
     """Optimizer steps, instead of those in the matrices."""
     nightly: bool = False
     """Every second set with one seed; complete ladders."""
+    seed: int | None = None
+    """Of every matrix, instead of its own; those that are run with several seeds keep them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,8 @@ def _copies(
     changed = rewritten(data, regime, frozenset(named))
     if extent.steps is not None:
         _shorten(matrix.path, changed, extent.steps)
+    if extent.seed is not None:
+        changed = {**changed, "seed": extent.seed}
     seeds: Sequence[int | None] = (None,)
     if matrix.name.startswith(SEEDED):
         seeds = SEEDS[: 1 if extent.nightly else None]

@@ -39,6 +39,7 @@ from converge_harness.judge.compare.curves import (
     second_half,
     signed_difference,
 )
+from converge_harness.judge.compare.experts import SAME_TOKENS, is_of_one_expert
 from converge_harness.judge.compare.floors import (
     FIRST_STEPS,
     FLOORS,
@@ -51,9 +52,10 @@ from converge_harness.judge.compare.floors import (
     TENSOR_ROUNDING,
     storage,
 )
-from converge_harness.judge.compare.limits import experts_round, is_of_one_expert
+from converge_harness.judge.compare.limits import experts_round
 from converge_harness.judge.compare.sketches import (
     gradient_difference,
+    rows_difference,
     shared_samples,
     update,
     update_difference,
@@ -256,7 +258,7 @@ def _of_many_tokens(
     A repeat in which one of them gets other tokens, or none, is far off there alone, and must not
     widen the limits of all other tensors.
     """
-    if differences is None or step == 1:
+    if differences is None or step <= SAME_TOKENS:
         return differences
     kept = np.array([not is_of_one_expert(name) for name in names], dtype=bool)
     return [each[kept] for each in differences]
@@ -465,7 +467,7 @@ def _other_start(repeat: Evidence, control: Evidence) -> str:
     by_an_ulp = repeat.repeat in (None, RepeatKind.ULP)
     stored = storage(repeat, control, SPACING_FLOAT32).spacings(theirs.names)
     limit = SAME_WEIGHTS + (stored if by_an_ulp else np.zeros_like(stored))
-    difference = gradient_difference(ours.parameters, theirs.parameters)
+    difference = rows_difference(ours.parameters, theirs.parameters)
     right = difference <= limit
     if by_an_ulp:
         # A zero has no relative error: its neighbours are the smallest numbers that there are.
@@ -616,7 +618,7 @@ def _by_tensor(
                 continue  # nearly signs: one that rounding flips is off by a thousand times more
             rounding = TENSOR_ROUNDING[control.precision]
             least = np.maximum(rounding, lost[step]) if kind == "update" else rounding
-            if step > 1:
+            if step > SAME_TOKENS:
                 # A gradient of few tokens is another one if rounding hands out one of them anew.
                 of_few_tokens = [is_of_one_expert(name) for name in names[step]]
                 least = np.where(of_few_tokens, np.inf, least)
@@ -656,10 +658,9 @@ def tensor_differences(control: Evidence, repeats: Sequence[Evidence]) -> Tensor
         before: tuple[TensorSample, TensorSample] | None = None
         for ours, theirs in shared_samples(repeat, control):
             found.names[theirs.step] = theirs.names
-            if ours.gradients is not None and theirs.gradients is not None:
-                found.gradients.setdefault(theirs.step, {})[number] = gradient_difference(
-                    ours.gradients, theirs.gradients
-                )
+            difference = gradient_difference(ours, theirs)
+            if difference is not None:
+                found.gradients.setdefault(theirs.step, {})[number] = difference
             if before is not None:
                 found.updates.setdefault(theirs.step, {})[number] = update_difference(
                     (before[0], ours), (before[1], theirs)

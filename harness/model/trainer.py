@@ -109,6 +109,8 @@ class ConfigKeys:
     """Keys that may differ between a run and its repeat."""
     max_norm: str = ""
     """The norm to which gradients are clipped."""
+    gradients_in_float32: str = ""
+    """Whether gradients of parameters in a coarser type are added up in float32."""
     warmup_steps: str = ""
     """Steps over which the learning rate rises at the start."""
     not_loaded: str = ""

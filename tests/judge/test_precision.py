@@ -4,11 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from judge_examples import STEPS, judge, run, spec
 
 from converge_harness.judge import PrecisionRuns
 from converge_harness.judge.causes.low_precision import _worst
-from converge_harness.judge.compare.precision_errors import Errors, measure_errors
+from converge_harness.judge.compare.floors import SPACING
+from converge_harness.judge.compare.precision_errors import (
+    ROUNDED_ALIKE,
+    Errors,
+    measure_errors,
+)
 from converge_harness.model import (
     CauseClass,
     Evidence,
@@ -18,6 +25,7 @@ from converge_harness.model import (
     Precision,
     RunStatus,
 )
+from converge_harness.trainers.torchtitan import TORCHTITAN
 
 BATCHES, ENTRIES = 16, 4096
 NAMES = (
@@ -224,6 +232,80 @@ def test_a_norm_between_float32_and_a_control_that_rounds_it_away_is_right(facto
     measure = replace(MEASURE, matched=low("fsdp2", frozen(shorter, rounded_loss(1))))
     found = verdict(low("tp2", frozen(other, rounded_loss(2))), measure)
     assert outcomes(found)[2] == expected
+
+
+@pytest.mark.parametrize(
+    ("shorter", "factor", "expected"),
+    [
+        ([3], 1.0, "PASS"),
+        ([3], 1 - 3.5e-3, "PASS"),  # short by as much
+        ([3], 1 + 3.5e-3, "FAIL"),  # beyond float32, by as much
+        ([3], 1 - 8e-3, "FAIL"),
+        (range(len(NAMES)), 1.0, "FAIL"),  # no parameter is out of line: all are scaled
+        ([], 1 + 3.5e-3, "FAIL"),  # the control is right
+    ],
+)
+def test_one_length_that_the_control_alone_rounds_away_is_no_factor_of_all(
+    shorter, factor, expected
+):
+    control, other = rounded(1), rounded(2)
+    control[:, list(shorter)] *= 1 - 3.5e-3  # inside the limit of one parameter
+    other[:, 3] *= factor
+    matched = low("fsdp2", frozen(control, rounded_loss(1)))
+    found = verdict(low("tp2", frozen(other, rounded_loss(2))), replace(MEASURE, matched=matched))
+    assert outcomes(found)[2] == expected
+
+
+IN_FLOAT32 = "ddp.grad_reduce_in_fp32"
+KEYS = replace(TORCHTITAN.keys, gradients_in_float32=IN_FLOAT32)
+
+
+def summed(run, *, in_float32, stored="bfloat16"):
+    """The run of a trainer that can add up gradients in float32."""
+    config = {**run.in_force.config, IN_FLOAT32: in_float32}
+    force = replace(run.in_force, param_dtype=stored, config=config, declared=(IN_FLOAT32,))
+    return replace(run, in_force=force, keys=KEYS)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "factor", "expected"),
+    [
+        (False, True, 1.0018, "PASS"),
+        (False, True, 1 / 1.0018, "PASS"),
+        (False, True, 1.008, "FAIL"),
+        (False, False, 1.0025, "FAIL"),  # the control's are rounded as often
+        (True, True, 1.0025, "FAIL"),
+        (True, False, 1.0025, "FAIL"),
+    ],
+)
+def test_gradients_that_are_rounded_once_more_may_be_a_little_longer(
+    ours, theirs, factor, expected
+):
+    gradients = rounded(2)
+    gradients[::8] *= factor  # the factor that rounds one way is that of some batches
+    test = summed(low("accumulation", frozen(gradients, rounded_loss(2))), in_float32=ours)
+    matched = summed(MATCHED, in_float32=theirs)
+    found = verdict(test, replace(MEASURE, matched=matched))
+    assert outcomes(found)[2] == expected
+
+
+def in_bfloat16(values):
+    bits = np.asarray(values, dtype=np.float32).view(np.uint32)
+    nearest = bits + 0x7FFF + ((bits >> 16) & 1)
+    return (nearest & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
+
+
+@settings(deadline=None)
+@given(factor=st.floats(1, 2), shift=st.integers(-8, 8), seed=st.integers(0, 9))
+@example(factor=1 + 1 / 256, shift=0, seed=0)
+def test_no_rounding_of_a_multiple_changes_a_length_by_more(factor, shift, seed):
+    """The numbers have 8 binary digits, so where they fall between two is no chance."""
+    gradient = in_bfloat16(np.random.default_rng(seed).standard_normal(ENTRIES))
+    exact = factor * 2.0**shift * gradient
+    longer = np.linalg.norm(in_bfloat16(exact)) / np.linalg.norm(exact) - 1
+    assert abs(longer) <= ROUNDED_ALIKE * SPACING["bfloat16"]
+    if factor == 1 + 1 / 256:
+        assert longer > 0.2 * SPACING["bfloat16"]
 
 
 def test_queries_and_keys_scaled_alike_are_attention_scores_and_not_all_gradients():

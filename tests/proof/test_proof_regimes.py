@@ -336,17 +336,32 @@ def test_what_no_chosen_regime_can_have_is_refused_with_the_reason(folder, capsy
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "asked", "regimes", "command"),
+    ("benchmark", "asked", "seed", "regimes", "command"),
     [
-        (prove.OF_TORCHTITAN, [], ["fp32"], "nox -s prove"),
-        (prove.OF_TORCHTITAN, ["bf16"], ["bf16"], "nox -s prove -- --regime bf16"),
-        (prove.OF_MEGATRON, [], ["fp32", "bf16"], "nox -s prove -- --megatron"),
-        (prove.OF_MEGATRON, ["fp32"], ["fp32"], "nox -s prove -- --megatron --regime fp32"),
+        (prove.OF_TORCHTITAN, [], None, ["fp32"], "nox -s prove"),
+        (prove.OF_TORCHTITAN, ["bf16"], None, ["bf16"], "nox -s prove -- --regime bf16"),
+        (prove.OF_TORCHTITAN, [], 7, ["fp32"], "nox -s prove -- --seed 7"),
+        (prove.OF_MEGATRON, [], None, ["fp32", "bf16"], "nox -s prove -- --megatron"),
+        (
+            prove.OF_MEGATRON,
+            ["fp32"],
+            0,
+            ["fp32"],
+            "nox -s prove -- --megatron --regime fp32 --seed 0",
+        ),
     ],
 )
-def test_the_page_names_the_command_of_its_regimes(benchmark, asked, regimes, command):
+def test_the_page_names_the_command_of_its_regimes(benchmark, asked, seed, regimes, command):
     assert prove.regimes_of(asked, benchmark) == regimes
-    assert prove.command_of(benchmark, asked) == command
+    assert prove.command_of(benchmark, asked, seed) == command
+
+
+@pytest.mark.parametrize("regime", [Regime.FP32, Regime.BF16])
+def test_a_seed_is_that_of_every_matrix_but_those_of_several_seeds(folder, regime):
+    (one,) = [m for m in part(folder, regime, seed=45).catalogue.matrices if m.name == "c1"]
+    assert load_experiment(one.path).seed == 45
+    assert {"doubled"} <= set(one.sets)
+    assert run_by(part(folder, regime, seed=45)) == run_by(part(folder, regime))
 
 
 def test_held_out_bugs_come_in_the_same_regimes(folder, capsys):

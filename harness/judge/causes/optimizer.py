@@ -97,9 +97,11 @@ def _by_itself(wrong: Clipping, sample: TensorComparison) -> bool:
     """Whether clipping is wrong by more than gradients that differ explain."""
     if sample.gradients is None or not sample.gradients.outside.size:
         return True
-    norms = sample.test.gradients.norm if sample.test.gradients is not None else np.zeros(0)
-    parts = sample.gradients.difference * norms
-    explained = float(np.linalg.norm(parts) / np.linalg.norm(norms))
+    ours, theirs = sample.test.gradients, sample.control.gradients
+    if ours is None or theirs is None:
+        return True
+    parts = np.linalg.norm(ours.sketch - theirs.sketch, axis=-1)
+    explained = float(np.linalg.norm(parts) / np.linalg.norm(ours.norm))
     return max(float(wrong.deviation.max()), wrong.off) > _BEYOND * explained
 
 

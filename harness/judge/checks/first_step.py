@@ -22,7 +22,7 @@ from converge_harness.judge.checks.question import (
 )
 from converge_harness.judge.compare.curves import common_steps, series
 from converge_harness.judge.compare.envelopes import Envelope
-from converge_harness.judge.compare.limits import is_of_one_expert
+from converge_harness.judge.compare.experts import is_of_one_expert
 from converge_harness.judge.compare.reported import agreement, other_objective
 from converge_harness.judge.probed_runs import probing
 from converge_harness.model import Evidence, Limit, Outcome, SetSpec, Tier

@@ -4,7 +4,8 @@
   each step; ``tost`` and ``seeds``: the statistics of means and of several seeds
 - ``loss_only``: what a gate on the loss alone would say, to show beside a verdict
 - ``sketches``: samples aligned by parameter; ``tensors``: gradients and updates with a limit for
-  each; ``post_step_state``: clipping, optimizer state, buffers
+  each; ``experts``: those of a layer as one
+- ``post_step_state``: clipping, optimizer state, buffers
 - ``activations``: what modules got and returned, in the order of their calls
 - ``precision_errors``: errors of low precision, from a reference in float32; ``random_numbers``:
   how much a run's random numbers move its gradients; ``random_states``: which ones it draws

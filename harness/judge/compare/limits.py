@@ -227,7 +227,6 @@ from which on repeats show bfloat16 rounding of experts: 2e-4 to 4e-4 with it, 1
 less without (``moe_debug.toml``). Then correct runs reach 0.3 times what repeats allow."""
 
 _ROUTED = re.compile(r"\brouter\b|(?:\b|_)experts?\b")
-_ONE_EXPERT = re.compile(r"\bexperts\.\d+\.")
 
 
 def jumps(
@@ -262,15 +261,6 @@ def experts_round(control: Evidence) -> bool:
     say so, and their limits are wider than need be.
     """
     return control.precision is Precision.FP32 and routed(control, control)
-
-
-def is_of_one_expert(name: str) -> bool:
-    """Whether a parameter is of one expert, as far as its canonical name shows.
-
-    Rounding decides which tokens it gets after the first step: few, or none at all. A tensor that
-    stacks all experts of a layer always gets some.
-    """
-    return _ONE_EXPERT.search(name) is not None
 
 
 def routed(test: Evidence, control: Evidence) -> bool:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from converge_harness.judge.compare.experts import SAME_TOKENS, together
 from converge_harness.judge.compare.floors import (
     CLIPPED_ALIKE,
     ENTRIES_TURNED,
@@ -243,7 +244,7 @@ def states(
             judged = np.flatnonzero(np.isfinite(there))
             if judged.size:
                 names = tuple(sample.names[index] for index in judged)
-                off = _difference(here[judged], there[judged])
+                off = _difference(here, there, sample)[judged]
                 unjudged = np.broadcast_to(chaotic, there.shape)[judged] & np.isfinite(off)
                 limits = np.where(unjudged, np.inf, allowed[judged])
                 yield name, PostStepDifference(sample.step, names, off, limits)
@@ -331,12 +332,20 @@ def _gradient_limit(sample: TensorComparison, precision: Precision) -> Floats:
     return np.where(np.isfinite(limit), limit, floor)
 
 
-def _difference(ours: Floats, theirs: Floats) -> Floats:
-    """Relative difference of norms: infinite where only one is zero, or the test's is missing."""
+def _difference(ours: Floats, theirs: Floats, sample: TensorComparison) -> Floats:
+    """Relative difference of norms: infinite where only one is zero, or the test's is missing.
+
+    As gradients are, all experts of a layer are compared as one after the first step.
+    """
+    lengths = [np.abs(ours - theirs), ours, theirs]
+    if sample.step > SAME_TOKENS:
+        lengths = [together(each, sample.names) for each in lengths]
+    off, *sizes = lengths
     with np.errstate(divide="ignore", invalid="ignore"):
-        off = np.abs(ours - theirs) / np.minimum(ours, theirs)
-    both: Flags = (ours == 0) & (theirs == 0)
-    return np.where(both, 0.0, np.nan_to_num(off, nan=np.inf, posinf=np.inf))
+        off = off / np.minimum(*sizes)
+    zero = np.stack([ours == 0, theirs == 0])
+    off = np.where(zero.any(axis=0), np.inf, np.nan_to_num(off, nan=np.inf, posinf=np.inf))
+    return np.where(zero.all(axis=0), 0.0, off)
 
 
 def _total(norms: Floats) -> float:

@@ -74,6 +74,13 @@ FEWEST_SCALED = 8
 """Where other gradients are zero and fewer are left than these, the mean of their scales spreads as
 that of so many independent ones. (In torchtitan's Muse Glimmer, whose output projection starts at
 zero, one parameter has a gradient at the initial weights.)"""
+OUTLYING = 5.0
+"""A length in the matched control is out of line if it is off by this many times as much as that of
+the median parameter: 3.4 standard deviations of a normal one."""
+ROUNDED_ALIKE = 0.25
+"""Most by which one rounding changes the length of a whole gradient, in spacings. Numbers of few
+digits times a factor just above a power of two are all rounded up: 8 binary digits times 1 + 1/256
+become 0.22 spacings longer on average (0.0018 was measured)."""
 LOSS_ROUNDING = 2.0**-24
 """Relative error of a loss, which is computed in float32: half a unit in the last place. Where
 every logit is zero, losses differ by no more, whatever the precision of the logits."""
@@ -113,6 +120,8 @@ class Errors:
     """Shape (batches,): relative difference of the loss to the matched control's, signed."""
     loss_error: float
     """Root mean square of the matched control's relative difference to the reference."""
+    rounded_alike: float = 0.0
+    """By how much a rounding that the matched control does not make may scale all gradients."""
     drawing: Drawing | None = None
     """The random numbers of a set that is meant to draw others than its control."""
 
@@ -177,8 +186,8 @@ class Errors:
         mean, size = abs(float(of_batch.mean())), float(np.sqrt(np.mean(of_batch**2)))
         few = count < min(FEWEST_SCALED, len(self.names))
         wider = SCALE_SPREAD / math.sqrt(count) / MEAN_SCALE_SPREAD if few else 1.0
-        lasting = wider * MEAN_SCALE_SPREAD * per_error
-        varying = wider * BATCH_SCALE_SPREAD * per_error
+        lasting = wider * MEAN_SCALE_SPREAD * per_error + self.rounded_alike
+        varying = wider * BATCH_SCALE_SPREAD * per_error + self.rounded_alike
         if self.drawing is not None:  # random numbers move the norms of each batch differently
             of_all = float(np.linalg.norm(self.drawing.uncertainty[self.rounded])) / count
             chance = mean_by_chance(of_batch, ALARMS / 4)
@@ -277,6 +286,7 @@ def measure_errors(test: Evidence, measure: PrecisionRuns, *, draws: bool = Fals
         scale=np.where((ours.norm == 0) & (like.norm == 0), 0.0, scale),
         loss=loss,
         loss_error=math.hypot(float(np.sqrt(np.mean(loss_error**2))), LOSS_ROUNDING),
+        rounded_alike=_rounded_alike(test, measure.matched),
         drawing=drawing,
     )
     return measured if draws else _beyond_both(measured, shortened)
@@ -286,17 +296,21 @@ def _beyond_both(errors: Errors, shortened: Floats) -> Errors:
     """The errors, with scales of some parameters counted from the reference's norm.
 
     They are those whose norm in the matched control is itself further from the reference's than
-    the limit of a scale: its rounding changes lengths, so a length between the two is right.
-    (torch adds up the gradient of a bfloat16 LayerNorm's bias in bfloat16 on a CPU, where a sum
-    stops growing at 256 times what is added: 13% too short at 512 tokens, and less on ranks that
-    have fewer.)
+    the limit of a scale, or out of line with other parameters: its rounding changes lengths, so a
+    length between the two is right. (torch adds up the gradient of a bfloat16 LayerNorm's bias in
+    bfloat16 on a CPU, where a sum stops growing at 256 times what is added: 13% too short at 512
+    tokens, and less on ranks that have fewer. One that is 1% short hardly exceeds its own limit,
+    but moves the mean of all parameters by more than that of a common factor.)
 
     Args:
         shortened: shape (batches, parameters), logarithm of the matched control's norm over the
             reference's.
     """
     own = shortened.mean(axis=0)
-    known = np.isfinite(own) & (np.abs(own) > errors.scale_limits)
+    off = np.abs(own[np.isfinite(own) & (own != 0)])
+    usual = float(np.median(off)) if off.size else 0.0
+    least = np.minimum(errors.scale_limits, OUTLYING * usual)
+    known = np.isfinite(own) & (np.abs(own) > least)
     if not known.any():
         return errors
     back = np.sign(errors.scale) == -np.sign(shortened)
@@ -391,8 +405,20 @@ def _of_additions(test: Evidence, matched: Evidence) -> float:
     at 1/n, 2/n … of its size: n / 3 times, in squares, the error of one rounding.
     """
     extra = max(0, _additions(test) - _additions(matched))
-    once = spacing(test, 0.0) * ROUNDED_ONCE
+    once = _spacing_of_gradients(test) * ROUNDED_ONCE
     return float(once * np.sqrt(extra / 3))
+
+
+def _rounded_alike(test: Evidence, matched: Evidence) -> float:
+    """The largest common factor of a test set that keeps its gradients in a coarser type."""
+    own = _spacing_of_gradients(test)
+    return own * ROUNDED_ALIKE if own > _spacing_of_gradients(matched) else 0.0
+
+
+def _spacing_of_gradients(run: Evidence) -> float:
+    """Of the type in which a run adds up gradients: that of its parameters, or float32 (0)."""
+    ran = run.in_force or InForce()
+    return 0.0 if ran.config.get(run.keys.gradients_in_float32) is True else spacing(run, 0.0)
 
 
 def _additions(run: Evidence) -> int:

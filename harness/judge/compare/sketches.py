@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from converge_harness.judge.compare.experts import SAME_TOKENS, together
 from converge_harness.model import (
     Evidence,
     Flags,
@@ -47,9 +48,24 @@ def shared_samples(test: Evidence, control: Evidence) -> list[tuple[TensorSample
     ]
 
 
-def gradient_difference(test: TensorRows, control: TensorRows) -> Floats:
-    """Shape (parameters,): relative difference of every gradient."""
+def rows_difference(test: TensorRows, control: TensorRows) -> Floats:
+    """Shape (parameters,): relative difference of every tensor."""
     return relative(test.sketch - control.sketch, test.norm, control.norm)
+
+
+def gradient_difference(test: TensorSample, control: TensorSample) -> Floats | None:
+    """Shape (parameters,): relative difference of every gradient; None where one run has none.
+
+    After the first step that of a single expert is the difference of all experts of its layer
+    (:mod:`converge_harness.judge.compare.experts`). Rows are aligned.
+    """
+    ours, theirs = test.gradients, control.gradients
+    if ours is None or theirs is None:
+        return None
+    if control.step <= SAME_TOKENS:
+        return rows_difference(ours, theirs)
+    lengths = _length(ours.sketch - theirs.sketch), ours.norm, theirs.norm
+    return _ratio(*(together(each, control.names) for each in lengths))
 
 
 def update_difference(test: Sequence[TensorSample], control: Sequence[TensorSample]) -> Floats:
@@ -73,7 +89,11 @@ def relative(difference: Floats, first: Floats, second: Floats) -> Floats:
 
     0 where both norms are 0; infinite where one is 0, or where anything is not finite.
     """
-    length, smaller = _length(difference), np.minimum(first, second)
+    return _ratio(_length(difference), first, second)
+
+
+def _ratio(length: Floats, first: Floats, second: Floats) -> Floats:
+    smaller = np.minimum(first, second)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio = length / smaller
     ratio = np.where(length == 0, 0.0, ratio)

@@ -68,7 +68,11 @@ MEGATRON = TrainerSpec(
         repeatable_argv=True,
     ),
     defaults=MappingProxyType({**dict.fromkeys(DATA_TYPE_KEYS, "float32"), WARMUP_STEPS: 0}),
-    keys=ConfigKeys({Technique.BF16: (("training.dtype", "bfloat16"),)}, warmup_steps=WARMUP_STEPS),
+    keys=ConfigKeys(
+        {Technique.BF16: (("training.dtype", "bfloat16"),)},
+        gradients_in_float32="ddp.grad_reduce_in_fp32",
+        warmup_steps=WARMUP_STEPS,
+    ),
 )
 
 
