@@ -47,6 +47,7 @@ FRAMEWORKS = {
         "tests/e2e/test_megatron.py",
         "tests/rank/test_megatron_config.py",
         "tests/rank/test_megatron_parameters.py",
+        "tests/rank/test_megatron_random_states.py",
         "tests/rank/test_megatron_weights.py",
     ),
 }

@@ -271,6 +271,7 @@ def _start(libc, folder, name):
             stdout=log,
             stderr=log,
             env={**os.environ, _NODE: name},
+            cwd=folder,  # a slurmstepd that could not begin leaves its core there
             start_new_session=True,
             preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),  # noqa: PLW1509 - has no threads
         )

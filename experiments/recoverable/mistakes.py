@@ -161,6 +161,48 @@ class NanTrainedOn(Training):
         return nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
 
 
+class SeededMasks(Training):
+    """No mistake: dropout has a seed for every step and rank, so that no state need be saved.
+
+    The generators of torch are left as they are.
+    """
+
+    def wrapped(self, model: nn.Module) -> nn.Module:
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.forward = self.dropped  # type: ignore[method-assign]
+        return super().wrapped(model)
+
+    def dropped(self, tensor: torch.Tensor) -> torch.Tensor:
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(self.mask_seed())
+            return nn.functional.dropout(tensor, self.args.dropout)
+
+    def mask_seed(self) -> int:
+        return 1000 * (self.rank + 1) + self.step
+
+
+class MasksStartOver(SeededMasks):
+    """Their steps are counted from the start of the process."""
+
+    skipped = 0
+
+    def load(self, path: Path) -> None:
+        super().load(path)
+        self.skipped = self.step
+
+    def mask_seed(self) -> int:
+        return super().mask_seed() - self.skipped
+
+
+class MasksOfOneRank(SeededMasks):
+    """The number of the rank comes from the checkpoint, which rank 0 has written."""
+
+    def load(self, path: Path) -> None:
+        super().load(path)
+        self.mask_seed = lambda: 1000 + self.step  # type: ignore[method-assign]
+
+
 MISTAKES: dict[str, type[Training]] = {
     "optimizer_not_saved": OptimizerNotSaved,
     "schedule_not_saved": ScheduleNotSaved,
@@ -177,6 +219,9 @@ MISTAKES: dict[str, type[Training]] = {
     "written_in_place": WrittenInPlace,
     "older_removed_first": OlderRemovedFirst,
     "nan_trained_on": NanTrainedOn,
+    "none_seeded_masks": SeededMasks,
+    "masks_start_over": MasksStartOver,
+    "masks_of_one_rank": MasksOfOneRank,
 }
 
 if __name__ == "__main__":

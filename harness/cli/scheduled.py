@@ -88,8 +88,11 @@ def again(command: str, arguments: argparse.Namespace) -> str:
 
 def mend(plan: Plan, refusals: Iterable[str]) -> str:
     """What to do when Slurm refused jobs, with these messages, before they are submitted again."""
-    from converge_harness.launch.slurm.commands import TOO_MANY_REQUEUES
+    from converge_harness.launch.slurm.commands import LAUNCH_FAILED, TOO_MANY_REQUEUES
 
-    if all(TOO_MANY_REQUEUES in each for each in refusals):
+    messages = list(refusals)
+    if all(TOO_MANY_REQUEUES in each for each in messages):
         return "find out why Slurm requeues the job (slurm.log in its run folder)"
+    if all(LAUNCH_FAILED.search(each) for each in messages):
+        return "find out why the node cannot launch the job (the log of slurmd on the node)"
     return f"fix [cluster] of {plan.experiment.path}, or your own cluster file"

@@ -225,6 +225,22 @@ class ReplicaSample:
     """How many tensors disagree in total."""
 
 
+@dataclass(frozen=True, slots=True)
+class DropoutMasks:
+    """What dropout kept at one step, in the order of the ranks."""
+
+    step: int
+    units: tuple[int, ...]
+    """Of all masks; 0 on a rank without any."""
+    kept: tuple[int, ...]
+    """Those of them that were not dropped."""
+    sums: tuple[str, ...]
+    """Equal for ranks that keep the same units; empty on a rank without any."""
+    shared: bool | None
+    """Whether ranks that train on other samples keep the same units; None if fewer than two
+    data-parallel coordinates have masks."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StateSample:
     """Content of a checkpoint, as it was saved or right after it was loaded."""
@@ -380,6 +396,8 @@ class Evidence:
     random_shared: tuple[bool | None, ...] = ()
     """Whether ranks that train on other samples drew the same numbers; None where fewer than two
     data-parallel coordinates drew, or where it is not recorded."""
+    masks: tuple[DropoutMasks, ...] = ()
+    """Of the sampled steps in which dropout was seen, in order."""
     in_force: InForce | None = None
     """None if the source does not tell (an integrity check says so)."""
     complete: bool = True
@@ -496,6 +514,7 @@ class Evidence:
                 name: states[:count] for name, states in self.global_random_states.items()
             },
             random_shared=self.random_shared[:count],
+            masks=tuple(each for each in self.masks if each.step <= step),
             samples=tuple(each for each in self.samples if each.step <= step),
             replicas=tuple(each for each in self.replicas if each.step <= step),
             replayed=tuple(each for each in self.replayed if each <= step),

@@ -33,7 +33,7 @@ _SUBJECTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("optimizer state", ("optimizer-",)),
     ("buffers", ("buffers-",)),
     ("replicas", ("replicas-",)),
-    ("random numbers", ("random-numbers-", "ranks-draw-")),
+    ("random numbers", ("random-numbers-", "ranks-draw-", "dropout-masks-")),
     (
         "resumes",
         (

@@ -25,7 +25,17 @@ from converge_harness.run_folder.layout import (
     TENSORS,
     metrics_files,
 )
-from converge_harness.run_folder.shapes import COUNT, COUNTS, Shape, is_count, is_texts, misfit
+from converge_harness.run_folder.shapes import (
+    COUNT,
+    COUNTS,
+    COUNTS_LISTED,
+    FLAG,
+    TEXTS,
+    Shape,
+    is_count,
+    is_texts,
+    misfit,
+)
 
 HEADER = "header"
 STEP = "step"
@@ -64,6 +74,7 @@ RANDOM_STATE = "random_state"
 GLOBAL_STATES = {"python": "python_random_state", "numpy": "numpy_random_state"}
 """By library, the key of its global generator's digest."""
 RANDOM_SHARED = "random_shared"
+MASKS = "dropout_masks"
 MISSING_NAMES = "grads_missing_names"
 PROBLEMS = "problems"
 UNCOUNTED = "uncounted"
@@ -128,6 +139,8 @@ class MeasuredDocument(TypedDict):
     random_shared: bool | None
     """Whether ranks that train on other samples drew the same numbers; null if fewer than two
     drew."""
+    dropout_masks: NotRequired[MasksDocument]
+    """Of a sampled step in which masks of dropout were drawn and seen on every rank."""
     memory_bytes: int
     """The most that any rank has held so far."""
     problems: NotRequired[list[str]]
@@ -159,6 +172,37 @@ class ReplicasDocument(TypedDict):
     """Tensors whose copies disagree."""
     disagreements: list[DisagreementDocument]
     """The first of them."""
+
+
+class MasksDocument(TypedDict):
+    """Dropout masks of a step, in the order of the ranks."""
+
+    units: list[int]
+    """Of all masks; 0 on a rank without any."""
+    kept: list[int]
+    """Those of them that were not dropped."""
+    sums: list[str]
+    """16 hex digits of which units are kept, in the order of the calls; empty without any."""
+    shared: bool | None
+    """As ``random_shared``."""
+
+
+MASKS_SHAPES: Mapping[str, Shape] = {
+    "units": COUNTS_LISTED,
+    "kept": COUNTS_LISTED,
+    "sums": TEXTS,
+    "shared": FLAG,
+}
+
+
+def read_masks(value: Mapping[str, Any]) -> MasksDocument:
+    """The dropout masks in a step's line; raises ValueError with a clause."""
+    if found := misfit(value, MASKS_SHAPES):
+        raise ValueError(found)
+    units, kept, sums = (value.get(key) or [] for key in ("units", "kept", "sums"))
+    if not 0 < len(units) == len(kept) == len(sums):
+        raise ValueError("units, kept and sums must have an entry for every rank")
+    return {"units": units, "kept": kept, "sums": sums, "shared": value.get("shared")}
 
 
 class LoadedDocument(TypedDict):

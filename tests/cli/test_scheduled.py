@@ -249,6 +249,8 @@ def test_what_to_do_after_a_refusal_is_what_can_help():
     plan = SimpleNamespace(experiment=SimpleNamespace(path="e.toml"))
     held = "was requeued 6 times, more often than the cluster allows (JobHoldMaxRequeue): find out"
     assert "find out why Slurm requeues the job" in mend(plan, [held])
+    unlaunched = "requeued it and holds it (launch failed requeued held): find out"
+    assert "find out why the node cannot launch the job" in mend(plan, iter([unlaunched]))
     assert "fix [cluster] of e.toml" in mend(plan, ["Invalid qos specification"])
     assert "fix [cluster] of e.toml" in mend(plan, ["Invalid qos specification", held])
 

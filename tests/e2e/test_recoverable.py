@@ -96,6 +96,20 @@ def test_what_people_forget_fails_by_its_cause(judged):
     assert passed == WRONG.keys() - SEEN_BY_LOSS
 
 
+def test_masks_name_what_no_state_of_a_generator_shows(judged):
+    names = ("killed_with_seeded_masks", "masks_start_over", "masks_of_one_rank")
+    right, again, alike = map(judged("recoverable_masks", *names).get, names)
+    assert right["verdict"] == "PASS", right["cause"]
+    assert outcomes(right)["dropout-masks-differ"] == "PASS"
+    assert (again["verdict"], alike["verdict"]) == ("FAIL", "FAIL")
+    assert again["cause"].startswith("dropout draws the masks of step 1 again at step 5, on every")
+    assert alike["cause"].startswith("ranks drop the same units: at step 5 the dropout masks of")
+    for test in (again, alike):
+        assert outcomes(test)["dropout-masks-differ"] == "FAIL"
+        for check in ("random-numbers-go-on", "ranks-draw-apart"):
+            assert outcomes(test)[check] == "PASS", check
+
+
 def test_a_save_that_is_broken_off_loses_the_only_checkpoint_if_it_was_written_in_place(judged):
     names = ("killed_while_saving", "in_place_while_saving")
     right, wrong = map(judged("recoverable_one_file", *names).get, names)

@@ -150,6 +150,12 @@ set = {{ hold = "6", mistake = "optimizer_not_saved" }}
 """
 
 
+REQUEUED_BY_SRUN = REQUEUED.replace(
+    'kind = "command"\ncommand = [', 'kind = "command"\nlauncher = "srun"\ncommand = ["{python}",'
+)
+"""One task per rank, and no launcher."""
+
+
 SHORT = """
 [control]
 waive = ["control-is-repeated"]
@@ -301,8 +307,36 @@ def test_a_program_that_leaves_a_curve_needs_nothing_of_converge_on_the_nodes(si
     assert flag == 'it\'s "none" $HOME'
 
 
-def test_a_requeued_program_goes_on_from_its_own_checkpoint(site):
-    matrix = site(REQUEUED)
+def test_a_job_that_slurm_requeues_and_holds_is_cancelled_with_what_to_look_at(site):
+    """Slurm 22.05 allows one launch to fail; JobHoldMaxRequeue it says in other cases."""
+    matrix = site(CURVES)
+    slurm = matrix.cluster
+    for node in slurm.nodes:
+        slurm.ask("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=test")
+    process = matrix.start("run", "--only", "two_nodes")
+
+    def job_id() -> str | None:
+        folder = matrix.run_folder("one")
+        path = folder / "submission.json" if folder else None
+        return json.loads(path.read_text())["job_id"] if path and path.exists() else None
+
+    wait(job_id, "one")
+    job = job_id()
+    for node in slurm.nodes:  # where slurmd would make the job's folder
+        (slurm.folder / f"spool.{node}" / f"job{int(job):05}").touch()
+        slurm.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    code, printed = ended(process)
+    assert code == 3, printed
+    record = matrix.record("one")
+    assert record["status"] == "refused"
+    assert "requeued it and holds it (launch failed requeued held)" in record["error"]["message"]
+    slurm.wait_until_idle()
+    assert not slurm.ask("squeue", "--noheader", f"--jobs={job}", "--states=PENDING,RUNNING")
+
+
+@pytest.mark.parametrize("text", [REQUEUED, REQUEUED_BY_SRUN], ids=["torchrun", "srun"])
+def test_a_requeued_program_goes_on_from_its_own_checkpoint(site, text):
+    matrix = site(text)
     process = matrix.start("run")
     for name in ("right", "forgetful"):
         wait(

@@ -211,6 +211,7 @@ def test_slugs_are_part_of_the_interface():
         "grad-norm-recomputed-envelope",
         "random-numbers-go-on",
         "ranks-draw-apart",
+        "dropout-masks-differ",
         "loss-equivalent",
         "passes-continuous",
         "state-restored",

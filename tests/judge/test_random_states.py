@@ -14,6 +14,7 @@ from converge_harness.judge.checks.resume import badly_continued
 from converge_harness.judge.compare.random_states import DrawnAgain, parted, repeats, shared
 from converge_harness.model import (
     CauseClass,
+    DropoutMasks,
     Judgement,
     Outcome,
     Parallelism,
@@ -429,3 +430,98 @@ def test_starting_over_is_found_wherever_two_steps_follow(resumed, length):
     again = (OWN[: resumed - 1] + OWN[:length] + others)[:STEPS]
     found = next(repeats(drawn(run("t"), again), drawn(run("c"), OWN)), None)
     assert found == (DrawnAgain(resumed, 1) if length > 1 else None)
+
+
+UNITS, KEPT = (640, 640), (576, 575)
+APART = {1: ("a1", "b1"), 2: ("a2", "b2"), 4: ("a4", "b4"), 8: ("a8", "b8"), 16: ("a9", "b9")}
+MASKS_CHECK = "dropout-masks-differ"
+
+
+def with_masks(evidence, sums, *, kept=KEPT, alike=None):
+    """``alike``: whether ranks of other samples share them; None: by the sums of the two ranks."""
+    found = (
+        DropoutMasks(
+            step, UNITS, kept, each, len(set(each)) < len(each) if alike is None else alike
+        )
+        for step, each in sums.items()
+    )
+    return replace(evidence, masks=tuple(found))
+
+
+def judged_by_masks(sums, control=APART, *, test=None, states=NOTHING, **more):
+    """``states`` are the control's."""
+    return judge(
+        with_masks(test or later_loss(1.01, since=1), sums, **more),
+        with_masks(drawn(run("control"), states), control),
+        spec=spec(),
+        control_spec=spec(),
+    )
+
+
+SAME_ON_RANKS = {step: (sums[0], sums[0]) for step, sums in APART.items()}
+
+
+def test_masks_that_ranks_share_are_named_whatever_the_generators_states_are():
+    verdict = judged_by_masks(
+        SAME_ON_RANKS, test=drawn(later_loss(1.01, since=1), OWN, alike=False)
+    )
+    assert verdict.judgement is Judgement.FAIL
+    assert answer(verdict, "ranks-draw-apart").outcome is Outcome.PASS
+    assert (answer(verdict, MASKS_CHECK).outcome, answer(verdict, MASKS_CHECK).onset) == (
+        Outcome.FAIL,
+        1,
+    )
+    assert verdict.cause_class is CauseClass.OBJECTIVE
+    assert verdict.cause.startswith("ranks drop the same units: at step 1 the dropout masks of")
+    # Shared since the resume before step 6, and seen at step 8.
+    later = judged_by_masks(APART | {8: ("a8", "a8")}, test=later_loss(1.01, since=6))
+    assert "at step 8 the dropout masks of ranks" in later.cause
+    earlier = judged_by_masks(APART | {8: ("a8", "a8")}, test=later_loss(1.01, since=3))
+    assert "mask" not in earlier.cause
+
+
+def test_masks_that_come_again_are_named_whatever_the_generators_states_are():
+    again = APART | {8: APART[4]}
+    verdict = judged_by_masks(again, test=later_loss(1.01, since=5))
+    assert verdict.judgement is Judgement.FAIL
+    assert answer(verdict, MASKS_CHECK).onset == 8
+    assert verdict.cause_class is CauseClass.STATE
+    assert verdict.cause.startswith("dropout draws the masks of step 4 again at step 8")
+    # Whichever rank it was that had them: a resume may number ranks otherwise.
+    turned = judged_by_masks(APART | {8: APART[4][::-1]}, test=later_loss(1.01))
+    assert answer(turned, MASKS_CHECK).outcome is Outcome.FAIL
+    # The states show it at once.
+    started_over = drawn(later_loss(1.01, since=5), OWN[:4] + OWN[:-4])
+    states = judged_by_masks(again, test=started_over, states=OWN)
+    assert states.cause.startswith("the random numbers (RNG) start over at step 5")
+
+
+RIGHT_MASKS = {
+    "other masks on every rank and step": (APART, APART, Outcome.PASS),
+    "those of TP ranks alone are the same": (SAME_ON_RANKS, APART, Outcome.PASS),
+    "ranks of the control share them": (SAME_ON_RANKS, SAME_ON_RANKS, Outcome.PASS),
+    "the control draws them again": (APART | {8: APART[4]}, APART | {8: APART[4]}, Outcome.PASS),
+    "one rank's come again": (APART | {8: ("a4", "b8")}, APART, Outcome.PASS),
+    "the control's step is not known": (
+        APART | {8: APART[4]},
+        {step: sums for step, sums in APART.items() if step != 8},
+        Outcome.PASS,
+    ),
+    "none seen": ({}, APART, Outcome.SKIPPED),
+    "none seen in the control": (SAME_ON_RANKS, {}, Outcome.SKIPPED),
+}
+
+
+@pytest.mark.parametrize("case", RIGHT_MASKS)
+def test_what_is_no_mask_of_another_is_not_called_one(case):
+    sums, control, outcome = RIGHT_MASKS[case]
+    alike = False if "TP ranks" in case else None
+    verdict = judged_by_masks(sums, control, test=run("test"), alike=alike)
+    assert verdict.judgement is Judgement.PASS, verdict.cause
+    assert answer(verdict, MASKS_CHECK).outcome is outcome, answer(verdict, MASKS_CHECK).detail
+
+
+@pytest.mark.parametrize(("kept", "outcome"), [(624, Outcome.FAIL), (625, Outcome.SKIPPED)])
+def test_masks_that_drop_hardly_a_unit_say_nothing(kept, outcome):
+    verdict = judged_by_masks(SAME_ON_RANKS, test=run("test"), kept=(kept, kept))
+    assert answer(verdict, MASKS_CHECK).outcome is outcome

@@ -78,12 +78,18 @@ def test_passes_make_one_curve_of_what_the_last_that_trained_a_step_left(killed)
     assert read_curves(killed).steps.tolist() == evidence.steps.tolist()
 
 
+def masks_of(rank_0):
+    return {"dropout_masks": {"units": [64], "kept": [32], "sums": [rank_0], "shared": None}}
+
+
 def test_what_is_drawn_is_of_the_pass_that_counts(tmp_path):
     folder = write_job(tmp_path)
     drew = {"random_shared": False}
-    write_pass(folder, 1, 0, [step(n, random_state=f"{n}", **drew) for n in range(1, 4)])
+    first = [step(n, random_state=f"{n}", **drew, **masks_of("first")) for n in range(1, 4)]
+    write_pass(folder, 1, 0, first)
     shuffled = {"python_random_state": "p"}
-    lines = [step(n, random_state=f"{n} b", **drew, **shuffled) for n in (3, 4)]
+    lines = [step(3, random_state="3 b", **drew, **shuffled)]
+    lines += [step(4, random_state="4 b", **drew, **shuffled, **masks_of("second"))]
     second = write_pass(folder, 2, 2, lines)
     write_pass(folder, 3, 4, [step(5)])  # as by an older version
     write_state(second, "loaded", 2, random_states=np.array(["aa", "bb"]))
@@ -91,6 +97,11 @@ def test_what_is_drawn_is_of_the_pass_that_counts(tmp_path):
     assert evidence.random_states == ("1", "2", "3 b", "4 b", None)
     assert evidence.random_shared == (False, False, False, False, None)
     assert evidence.global_random_states == {"python": (None, None, "p", "p", None)}
+    assert [(each.step, *each.sums) for each in evidence.masks] == [
+        (1, "first"),
+        (2, "first"),
+        (4, "second"),
+    ]
     assert [each.random_states for each in evidence.passes] == [
         ("1", "2", "3"),
         ("3 b", "4 b"),

@@ -10,6 +10,7 @@ from converge_harness.errors import EvidenceError, StoreError
 from converge_harness.judge import judge
 from converge_harness.model import (
     Disagreement,
+    DropoutMasks,
     Judgement,
     Parallelism,
     Precision,
@@ -138,6 +139,25 @@ def test_what_a_step_drew_from_is_read_by_step_and_may_be_missing(tmp_path):
         ({"random_state": "", "random_shared": 1}, "random_shared is 1, must be true, false"),
     ):
         folder = write(tmp_path / "wrong", [HEADER, step(1, **changes)])
+        with pytest.raises(EvidenceError, match=words):
+            read_run(folder)
+
+
+def test_dropout_masks_are_read_of_the_steps_that_have_some(tmp_path):
+    masks = {"units": [640, 0], "kept": [577, 0], "sums": ["0a" * 8, ""], "shared": None}
+    run = write(tmp_path / "r", [HEADER, step(1), step(2, dropout_masks=masks), step(3)])
+    (found,) = read_run(run).masks
+    assert found == DropoutMasks(2, (640, 0), (577, 0), ("0a" * 8, ""), None)
+    assert read_run(run).up_to(1).masks == ()
+    wrong = (
+        ([], r"dropout_masks is \[\], which is not a table"),
+        (masks | {"kept": [-1, 0]}, r"kept is \[-1, 0\], which is not a list of counts"),
+        (masks | {"sums": ["0a"]}, "must have an entry for every rank"),
+        ({}, "must have an entry for every rank"),
+        (masks | {"shared": 0}, "shared is 0, which is not true or false"),
+    )
+    for value, words in wrong:
+        folder = write(tmp_path / "wrong", [HEADER, step(1, dropout_masks=value)])
         with pytest.raises(EvidenceError, match=words):
             read_run(folder)
 

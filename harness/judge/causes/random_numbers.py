@@ -11,6 +11,11 @@ from typing import NamedTuple
 from converge_harness.judge.causes.context import Context
 from converge_harness.judge.causes.resume import STATES_OF, of_pass
 from converge_harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
+from converge_harness.judge.compare.dropout_masks import (
+    first_shared,
+    masks_again,
+    step_before,
+)
 from converge_harness.judge.compare.random_states import (
     Generators,
     parted_with_effect,
@@ -21,7 +26,12 @@ from converge_harness.judge.resume.passes import loads
 from converge_harness.model import CauseClass, Outcome
 
 _ASKED_OF = (ComparisonKind.ORDINARY, ComparisonKind.DRAWING)
-_ALONE = ("recovers-in-time", "random-numbers-go-on", "ranks-draw-apart")
+_ALONE = (
+    "recovers-in-time",
+    "random-numbers-go-on",
+    "ranks-draw-apart",
+    "dropout-masks-differ",
+)
 
 
 @signature(
@@ -37,7 +47,34 @@ def random_numbers_lost(context: Context) -> Cause | None:
     causes = [each for each in found if each is not None]
     # Numbers that are drawn again have an effect that is known, others may have none.
     first = min(causes, key=lambda each: (not each.again, each.step), default=None)
-    return first.cause if first else None
+    return first.cause if first else _masks_again(context) or _masks_alike(context, resumed=True)
+
+
+def _masks_again(context: Context) -> Cause | None:
+    """Masks that come again, where the states of the generators do not."""
+    compared = context.compared
+    again = masks_again(compared.test, compared.control)
+    if again is None or not _may_begin(context, again.step):
+        return None
+    return Cause(
+        f"dropout draws the masks of step {again.of} again at step {again.step}, on every rank, "
+        "though the random numbers (RNG) that are recorded do not start over"
+        f"{of_pass(context, again.step)}",
+        CauseClass.STATE,
+        "what seeds the generator that dropout draws from, such as a seed by a counter of steps: "
+        "whether that goes on after a resume, and which states a checkpoint holds",
+    )
+
+
+def _may_begin(context: Context, step: int) -> bool:
+    """Whether masks that are seen at a sampled step may be why anything failed at first.
+
+    They may have been wrong since the sampled step before.
+    """
+    if not context.failed("dropout-masks-differ"):
+        return False
+    before = context.first_failure(*_ALONE)
+    return before is None or before > step_before(context.compared.test, step)
 
 
 class _Lost(NamedTuple):
@@ -108,7 +145,7 @@ _SAVED = (
 def ranks_draw_alike(context: Context) -> Cause | None:
     """Data-parallel ranks drop the same units, which those of the control do not."""
     if not context.failed("ranks-draw-apart"):
-        return None
+        return _masks_alike(context, resumed=False)
     onset = context.checks["ranks-draw-apart"].onset
     before = context.first_failure(*_ALONE)
     if before is not None and onset is not None and before < onset:
@@ -120,4 +157,25 @@ def ranks_draw_alike(context: Context) -> Cause | None:
         "where each rank is seeded: ranks that train on other samples need seeds of their own, "
         "such as the seed plus the data-parallel rank, and ranks that share samples (TP) the same "
         "seed for what all of them hold",
+    )
+
+
+def _masks_alike(context: Context, *, resumed: bool) -> Cause | None:
+    """The same by masks, where the states of the generators do not show it.
+
+    ``resumed``: only if it is seen in a pass that loaded a checkpoint, which explains replays.
+    """
+    compared = context.compared
+    step = first_shared(compared.test, compared.control)
+    if step is None or not _may_begin(context, step):
+        return None
+    place = of_pass(context, step)
+    if resumed and not place:
+        return None
+    return Cause(
+        f"ranks drop the same units: at step {step} the dropout masks of ranks that train on other "
+        f"samples are the same, and those of the control's ranks are not{place}",
+        CauseClass.STATE if place else CauseClass.OBJECTIVE,
+        "what seeds the generator that dropout draws from on each rank, such as a seed of its own "
+        "inside the model, or a tracker of named states (Megatron-Core's)",
     )

@@ -16,6 +16,11 @@ from converge_harness.judge.checks.question import (
     passed,
     skipped,
 )
+from converge_harness.judge.compare.dropout_masks import (
+    first_shared,
+    masks_again,
+    masks_by_step,
+)
 from converge_harness.judge.compare.random_states import (
     DrawnAgain,
     Generators,
@@ -125,6 +130,38 @@ def ranks_draw_apart(test: Evidence, control: Evidence) -> CheckResult:
     )
 
 
+@check(Tier.ENVELOPE)
+def dropout_masks_differ(test: Evidence, control: Evidence) -> CheckResult:
+    """Dropout masks differ between ranks of other samples and between steps, as the control's do.
+
+    Where they are the same, the same units are dropped, whatever the states of the generators are.
+    Asked of the sampled steps in which both runs show their masks.
+    """
+    ours, theirs = masks_by_step(test), masks_by_step(control)
+    if not ours or not theirs:
+        run = control if ours else test
+        return skipped(
+            f"{run.name} shows no masks at its sampled steps: it does not call nn.Dropout or "
+            "torch.nn.functional.dropout, or is compiled"
+        )
+    step, again = first_shared(test, control), masks_again(test, control)
+    if step is not None and (again is None or step <= again.step):
+        return CheckResult(
+            Outcome.FAIL,
+            f"at step {step} ranks that train on other samples have the same dropout masks, and "
+            "those of the control have not",
+            onset=step,
+        )
+    if again is not None:
+        return CheckResult(
+            Outcome.FAIL,
+            f"at step {again.step} every rank has a dropout mask of step {again.of} again, and the "
+            "control has others",
+            onset=again.step,
+        )
+    return passed(f"{counted(len(ours.keys() & theirs.keys()), 'sampled step')} with masks")
+
+
 def _unknown(test: Evidence, control: Evidence) -> CheckResult | None:
     """Why nothing can be said; None if both record all that they drew."""
     if not is_recorded(test) and test.samples and drawing(control):
@@ -141,4 +178,8 @@ def _unknown(test: Evidence, control: Evidence) -> CheckResult | None:
     return None
 
 
-CHECKS: tuple[Question, ...] = (random_numbers_go_on, ranks_draw_apart)
+CHECKS: tuple[Question, ...] = (
+    random_numbers_go_on,
+    ranks_draw_apart,
+    dropout_masks_differ,
+)

@@ -8,7 +8,8 @@
 - ``post_step_state``: clipping, optimizer state, buffers
 - ``activations``: what modules got and returned, in the order of their calls
 - ``precision_errors``: errors of low precision, from a reference in float32; ``random_numbers``:
-  how much a run's random numbers move its gradients; ``random_states``: which ones it draws
+  how much a run's random numbers move its gradients; ``random_states``: which ones it draws,
+  ``dropout_masks``: and which units it drops by them
 - ``reported``: what a run reports against what its own probe recomputed
 - ``floors``: limits from arithmetic alone; ``limits``: limits learnt from repeats
 """

@@ -31,6 +31,8 @@ class NeverStarts(StrEnum):
     """A job that had to succeed first did not."""
     REQUEUES = "requeues"
     """It was requeued more often than the cluster allows."""
+    LAUNCH = "launch"
+    """It could not be launched, was requeued, and is held until somebody releases it."""
     REQUEST = "request"
     """It requests what it can never get."""
 

@@ -114,6 +114,12 @@ def _never(known: Known, why: NeverStarts) -> tuple[RunStatus, RankError]:
             f"was requeued{times} more often than the cluster allows ({reason}): find out why "
             f"(see {known.folder / (backend.script_log or LOGS)}), and submit it again",
         )
+    if why is NeverStarts.LAUNCH:
+        return RunStatus.REFUSED, RankError(
+            None,
+            f"{backend.name} could not launch it on a node, requeued it and holds it ({reason}): "
+            "find out why (the log of slurmd on the node), and submit it again",
+        )
     return RunStatus.REFUSED, RankError(
         None,
         f"{backend.name} will never start it: "

@@ -366,8 +366,10 @@ _TIME_IS_UP = frozenset({"TIMEOUT", "DEADLINE"})
 _TAKEN_AWAY = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED"})
 _DEPENDENCY = "DependencyNeverSatisfied"
 TOO_MANY_REQUEUES = "JobHoldMaxRequeue"
+LAUNCH_FAILED = re.compile("launch[ _]failed[ _]requeued[ _]held")
+"""Slurm holds a job whose script a node could not even begin; words by the release."""
 _NEVER = re.compile(
-    rf"{_DEPENDENCY}|{TOO_MANY_REQUEUES}"
+    rf"{_DEPENDENCY}|{TOO_MANY_REQUEUES}|{LAUNCH_FAILED.pattern}"
     r"|PartitionNodeLimit|PartitionTimeLimit|BadConstraints|DeadLine"
     r"|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed|MaxMemPerLimit"
     r"|(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+"
@@ -481,6 +483,8 @@ def _why_never(reason: str) -> NeverStarts | None:
     """Why a pending job can never start, by Slurm's reason; None: it can."""
     if not _NEVER.fullmatch(reason):
         return None
+    if LAUNCH_FAILED.fullmatch(reason):
+        return NeverStarts.LAUNCH
     by_reason = {_DEPENDENCY: NeverStarts.NEEDED, TOO_MANY_REQUEUES: NeverStarts.REQUEUES}
     return by_reason.get(reason, NeverStarts.REQUEST)
 

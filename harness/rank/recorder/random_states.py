@@ -6,8 +6,10 @@ and draw alike get the same numbers (dropout masks, noise). Most training draws 
 step costs two copies of a state and a comparison; no device is waited for, because torch keeps the
 states of CUDA generators in the memory of the host.
 
-It covers torch's default generators of the CPU and of the model's device, and generators of the
-program's own that the model, hooks of its modules or stateful parts of the checkpoint hold. The
+It covers torch's default generators of the CPU and of the model's device, generators of the
+program's own that the model, hooks of its modules or stateful parts of the checkpoint hold, and the
+states that Megatron-Core or DeepSpeed keeps by name and gives the device's generator for a while
+(``CudaRNGStatesTracker``). The
 global generators of Python's ``random`` and of ``numpy.random``, from which augmentations and
 shuffles draw, are looked at in the same way, each alone: a program that never seeds one of them
 leaves it in another state in every run, and that must not hide what torch draws.
@@ -18,6 +20,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import random
+import sys
 import types
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +32,11 @@ import torch
 from converge_harness.rank.recorder.trainer_view import TrainerView
 
 _HALF = 1 << 32
+_TRACKERS = (
+    "megatron.core.tensor_parallel.random",
+    "deepspeed.runtime.activation_checkpointing.checkpointing",
+)
+"""Modules with a tracker of named states; looked at only if the program has imported them."""
 
 
 class RandomStates:
@@ -39,7 +47,7 @@ class RandomStates:
         self._view = view
         self._read = read
         self._found: tuple[torch.Generator, ...] | None = None
-        self._before: list[bytes] | None = None
+        self._before: dict[bytes, bytes] | None = None
 
     @property
     def generators(self) -> tuple[torch.Generator, ...]:
@@ -61,24 +69,27 @@ class RandomStates:
         self._before = self._states()
 
     def end(self) -> int:
-        """64 bits of the states before the step, of the generators it drew from; 0 if of none."""
+        """64 bits of the states before the step, of the generators it drew from; 0 if of none.
+
+        A state that a tracker has got a name for in the step begins with the next one.
+        """
         before, after = self._before, self._states()
         self._before = after
         if before is None or before == after:
             return 0
         state = hashlib.blake2b(digest_size=8)
-        for number, (was, now) in enumerate(zip(before, after, strict=True)):
-            if was != now:
-                state.update(number.to_bytes(4, "little"))
+        for which, was in before.items():
+            if was != after.get(which):
+                state.update(which)
                 state.update(was)
         return int.from_bytes(state.digest(), "little") or 1
 
     def now(self) -> str:
         """16 hex digits of the states of all generators as they are now."""
-        return hashlib.blake2b(b"".join(self._states()), digest_size=8).hexdigest()
+        return hashlib.blake2b(b"".join(self._states().values()), digest_size=8).hexdigest()
 
     def copies(self) -> list[torch.Tensor]:
-        """The states of now, for ``put_back``."""
+        """The states of now, for ``put_back``; without those that a tracker keeps by name."""
         return [each.get_state() for each in self.generators]
 
     def put_back(self, states: Sequence[torch.Tensor]) -> None:
@@ -86,10 +97,36 @@ class RandomStates:
         for generator, state in zip(self.generators, states, strict=True):
             generator.set_state(state)
 
-    def _states(self) -> list[bytes]:
+    def _states(self) -> dict[bytes, bytes]:
+        """By number of the generator, or by name."""
         if self._read is not None:
-            return [self._read()]
-        return [each.get_state().numpy().tobytes() for each in self.generators]
+            return {_number(0): self._read()}
+        numbered = enumerate(self.generators)
+        return {
+            _number(each): _bytes_of(generator) for each, generator in numbered
+        } | named_states()
+
+
+def _number(number: int) -> bytes:
+    return number.to_bytes(4, "little")
+
+
+def _bytes_of(state: torch.Tensor | torch.Generator) -> bytes:
+    state = state.get_state() if isinstance(state, torch.Generator) else state
+    return state.cpu().numpy().tobytes()
+
+
+def named_states() -> dict[bytes, bytes]:
+    """The states that trackers keep now, by their names; a graph-safe one is a generator."""
+    trackers = (
+        getattr(sys.modules.get(module), "_CUDA_RNG_STATE_TRACKER", None) for module in _TRACKERS
+    )
+    return {
+        str(name).encode(): _bytes_of(state)
+        for tracker in trackers
+        if tracker is not None
+        for name, state in tracker.get_states().items()
+    }
 
 
 def python_state() -> bytes:

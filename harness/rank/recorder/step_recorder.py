@@ -53,6 +53,7 @@ from converge_harness.rank.recorder.buffers import BufferSampler
 from converge_harness.rank.recorder.checkpoint_state import Counters, StateSampler
 from converge_harness.rank.recorder.cross_entropy import CrossEntropySum, local_part
 from converge_harness.rank.recorder.digest import BatchDigest, combine
+from converge_harness.rank.recorder.dropout_masks import MaskWatch
 from converge_harness.rank.recorder.grad_norm import (
     SquareSums,
     assign_shards,
@@ -99,6 +100,7 @@ class StepRecorder:
         self._cross_entropy = CrossEntropySum(view.vocab_size, view.tp_group)
         self._digest = BatchDigest()
         self._random = watched(view)
+        self._masks = MaskWatch(view.model_parts)
         self._paused = False
         self.positions = 0
         """Positions, valid or not, of this step's batches from the loader."""
@@ -134,6 +136,7 @@ class StepRecorder:
         if self.is_writer:
             self._writer = metrics.MetricsWriter(self.folder, _header(view, job, self.this_pass))
         self._sample_steps = frozenset(job.sample_steps)
+        self._look_at_masks(1, begins=False)
         written = self.folder if self.is_writer else None
         rows = assign_rows(self._grad_norm, view.fused, view.device)
         post_step = PostStepSampler(rows, view.optimizers, view.device)
@@ -188,6 +191,7 @@ class StepRecorder:
         self._step = step
         self._forget()
         self._look_at_modules()
+        self._look_at_masks(step, begins=True)
         for each in self._random.values():
             each.begin()
 
@@ -202,6 +206,11 @@ class StepRecorder:
         """Only in the first batches of a run that starts at the initial weights."""
         if self._activations and (self.is_frozen or self._step == 1):
             self._activations.begin()
+
+    def _look_at_masks(self, step: int, *, begins: bool) -> None:
+        """Of a sampled step that is next; ``begins`` if it is known that it begins now."""
+        if step in self._sample_steps and begins == self.view.frames_steps:
+            self._masks.begin()
 
     def _leave_modules(self) -> None:
         """A batch is over. Collective over the world after the last one that is recorded."""
@@ -331,6 +340,7 @@ class StepRecorder:
         if self._writer is not None:
             self._writer.step(self._reported_values(seen), self._measured(seen))
         self._write_replicas(agreement)
+        self._look_at_masks(self._step + 1, begins=False)
 
     def end_frozen(self) -> None:
         """Gather the ranks' evidence of a frozen step. Collective over the world."""
@@ -356,6 +366,8 @@ class StepRecorder:
         random_high, random_low = halves(self._drew("torch"))
         python_high, python_low = halves(self._drew("python"))
         numpy_high, numpy_low = halves(self._drew("numpy"))
+        kept = self._masks.end()
+        masks_high, masks_low = halves(kept.sums if kept else 0)
         # All vocabulary shards take part in the sum; one of them counts it.
         loss_sum = self._cross_entropy.take() if self.view.has_last_stage else 0.0
         problems = [
@@ -386,6 +398,10 @@ class StepRecorder:
             python_low=python_low,
             numpy_high=numpy_high,
             numpy_low=numpy_low,
+            mask_units=kept.units if kept else _UNKNOWN,
+            mask_kept=kept.kept if kept else 0,
+            masks_high=masks_high,
+            masks_low=masks_low,
         )
         everyone = world.gathered([*row, *squares], self.view.device)
         if bool(everyone[:, RankRow._fields.index("problems")].any()):
@@ -411,6 +427,9 @@ class StepRecorder:
             self._writer.loaded(step)
         for each in self._random.values():
             each.note()
+        self._masks.leave()
+        if step is not None:
+            self._look_at_masks(step + 1, begins=False)
         if step:
             self._state.write(LOADED, step, counters, world.everyones(self.random.now()))
 
@@ -427,12 +446,14 @@ class StepRecorder:
 
     def close(self) -> None:
         """Training has reached its last step (of the run or the pass): rename the metrics file."""
+        self._masks.leave()
         leave_imported(self._run_folder, world.rank())
         if self._writer is not None:
             self._writer.finish(self._last_step if self.this_pass else self._step)
 
     def leave(self) -> None:
         """Training ends before its last step: the evidence stays incomplete."""
+        self._masks.leave()
         if self._writer is not None:
             self._writer.leave()
 
@@ -499,6 +520,10 @@ def _lowest_rank_with(flag: bool) -> int:  # noqa: FBT001 (one flag, named by th
     return world.everyones(flag).index(True)
 
 
+_UNKNOWN = -1
+"""Units of masks that are not recorded."""
+
+
 class RankRow(NamedTuple):
     """One rank's evidence of a step. All float64, so that one gather is enough."""
 
@@ -527,6 +552,12 @@ class RankRow(NamedTuple):
     numpy_high: float
     numpy_low: float
     """The same of the generator of ``numpy.random``."""
+    mask_units: float
+    """Units of the step's dropout masks; ``_UNKNOWN`` if they are not recorded."""
+    mask_kept: float
+    masks_high: float
+    masks_low: float
+    """As in ``dropout_masks.Kept``."""
 
     @property
     def random(self) -> tuple[int, int]:
@@ -539,6 +570,10 @@ class RankRow(NamedTuple):
     @property
     def numpy_random(self) -> tuple[int, int]:
         return int(self.numpy_high), int(self.numpy_low)
+
+    @property
+    def masks(self) -> tuple[int, int]:
+        return int(self.masks_high), int(self.masks_low)
 
 
 class Everyone(NamedTuple):
@@ -616,12 +651,27 @@ def measured(
         "numpy_random_state": combined(row.numpy_random for row in rows),
         "memory_bytes": int(max(row.memory for row in rows)),
     }
+    if masks := _masks(rows):
+        line["dropout_masks"] = masks
     if missing:
         line["grads_missing_names"] = missing
     if problems:
         line["problems"] = [each.sentence for each in problems]
         line["uncounted"] = metrics.uncounted_parameters(problems)
     return line
+
+
+def _masks(rows: Sequence[RankRow]) -> metrics.MasksDocument | None:
+    """The dropout masks of all ranks; None if there are none, or if some rank's are not known."""
+    units = [int(row.mask_units) for row in rows]
+    if _UNKNOWN in units or not any(units):
+        return None
+    return {
+        "units": units,
+        "kept": [int(row.mask_kept) for row in rows],
+        "sums": [combined([row.masks]) for row in rows],
+        "shared": shared([(int(row.dp_rank), row.masks) for row in rows]),
+    }
 
 
 _UNSEEN = (

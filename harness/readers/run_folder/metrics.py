@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from converge_harness.model import Column, Disagreement, ReplicaSample
+from converge_harness.model import Column, Disagreement, DropoutMasks, ReplicaSample
 from converge_harness.readers.lines import (
     Place,
     fail,
@@ -31,6 +31,7 @@ from converge_harness.run_folder.metrics import (
     HEADER_SHAPES,
     KINDS,
     LOADED,
+    MASKS,
     MISSING_NAMES,
     PROBLEMS,
     RANDOM_SHARED,
@@ -80,6 +81,7 @@ class Metrics:
     random_states: tuple[str | None, ...] = ()
     random_shared: tuple[bool | None, ...] = ()
     global_random_states: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    masks: tuple[DropoutMasks, ...] = ()
     """As in ``Evidence``."""
     number: int | None = None
     """For a pass, as are the following fields."""
@@ -124,6 +126,7 @@ def read_metrics(folder: Path) -> Metrics:
         random_states=random_states,
         random_shared=random_shared,
         global_random_states=_global_states(place, steps, values.steps.tolist()),
+        masks=_masks(place, steps),
         grads_missing=_texts(place, steps, MISSING_NAMES),
         replicas=samples,
         problems=_texts(place, steps, PROBLEMS),
@@ -270,6 +273,30 @@ def _global_states(
         if states:
             found[library] = tuple(map(states.get, steps))
     return found
+
+
+def _masks(place: Place, lines: _Lines) -> tuple[DropoutMasks, ...]:
+    """The masks of every step that has some, in order; of a step's lines the last counts."""
+    found: dict[int, DropoutMasks] = {}
+    for line, values in lines:
+        masks = values.get(MASKS)
+        if masks is None:
+            continue
+        if not isinstance(masks, dict):
+            fail(place(line), f"{MASKS} is {masks!r}, which is not a table")
+        try:
+            document = contract.read_masks(masks)
+        except ValueError as error:
+            fail(place(line), f"{MASKS}: {error}")
+        step = step_number(place, line, values.get("step"))
+        found[step] = DropoutMasks(
+            step,
+            units=tuple(document["units"]),
+            kept=tuple(document["kept"]),
+            sums=tuple(document["sums"]),
+            shared=document["shared"],
+        )
+    return tuple(found[step] for step in sorted(found))
 
 
 def _flags(place: Place, lines: _Lines) -> Column:

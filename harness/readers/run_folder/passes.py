@@ -17,6 +17,7 @@ import numpy as np
 from converge_harness.model import (
     Activations,
     Column,
+    DropoutMasks,
     Evidence,
     Flags,
     Floats,
@@ -144,7 +145,7 @@ def _struck(index: int, path: Path) -> Struck:
 
 
 T = TypeVar("T")
-Sample = TypeVar("Sample", TensorSample, ReplicaSample)
+Sample = TypeVar("Sample", TensorSample, ReplicaSample, DropoutMasks)
 
 
 class _Part(NamedTuple):
@@ -211,6 +212,7 @@ def merge(passes: Sequence[PassEvidence], last_step: int | None, **more: Any) ->
         random_states=drawn(lambda one: one.metrics.random_states),
         random_shared=drawn(lambda one: one.metrics.random_shared),
         global_random_states={library: drawn_globally(library) for library in libraries},
+        masks=_latest((part, part.of_pass.metrics.masks) for part in parts),
         in_force=next((one.itself.in_force for one in passes if one.itself.in_force), None),
         complete=end is not None and end == last_step,
         expected_steps=last_step,

@@ -225,6 +225,7 @@ def _uninterrupted(folder: Path, job: JobDocument, known: dict[str, Any]) -> Evi
         random_states=metrics.random_states,
         random_shared=metrics.random_shared,
         global_random_states=metrics.global_random_states,
+        masks=metrics.masks,
         in_force=in_force,
         complete=metrics.end is not None and expected in (None, metrics.end),
         expected_steps=expected,

@@ -146,6 +146,14 @@ def test_a_job_in_the_queue_has_no_record(tmp_path, state):
             ),
         ),
         (
+            replace(HELD, reason="launch failed requeued held", never=NeverStarts.LAUNCH),
+            RunStatus.REFUSED,
+            (
+                "Slurm could not launch it on a node, requeued it and holds it (launch failed "
+                "requeued held): find out why (the log of slurmd on the node), and submit it again"
+            ),
+        ),
+        (
             HELD,
             RunStatus.REFUSED,
             (

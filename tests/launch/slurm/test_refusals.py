@@ -47,6 +47,8 @@ def in_the_queue(word, reason=""):
     ("reason", "never"),
     [
         ("JobHoldMaxRequeue", NeverStarts.REQUEUES),
+        ("launch failed requeued held", NeverStarts.LAUNCH),  # Slurm 22.05
+        ("launch_failed_requeued_held", NeverStarts.LAUNCH),  # later ones
         ("DependencyNeverSatisfied", NeverStarts.NEEDED),
         ("QOSMinGRES", NeverStarts.REQUEST),
         ("JobHeldUser", None),

@@ -1,0 +1,70 @@
+"""Which sampled steps, and which ranks, drop the same units of a model, by sums over dropout masks.
+
+It needs no states of generators: masks that are drawn from a generator that is seeded anew each
+time, or by its rank in the wrong way, are the same masks whatever the states look like.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from converge_harness.model import DropoutMasks, Evidence
+
+_ENOUGH = 16
+"""Units dropped, and units kept, of masks that cannot be the same by chance: of 32 units of which
+16 are kept there are 6e8 choices."""
+
+
+class MasksAgain(NamedTuple):
+    """A sampled step whose masks are those of an earlier one."""
+
+    step: int
+    of: int
+
+
+def masks_by_step(run: Evidence) -> dict[int, frozenset[str]]:
+    """The sums of all ranks whose masks cannot be the same by chance, by sampled step."""
+    found = {each.step: frozenset(_telling(each)) for each in run.masks}
+    return {step: sums for step, sums in found.items() if sums}
+
+
+def _telling(masks: DropoutMasks) -> list[str]:
+    ranks = zip(masks.units, masks.kept, masks.sums, strict=True)
+    return [sums for units, kept, sums in ranks if min(kept, units - kept) >= _ENOUGH]
+
+
+def masks_again(test: Evidence, control: Evidence) -> MasksAgain | None:
+    """The first step at which every rank drops the units that it, or another, dropped before.
+
+    Not if the control does the same at these steps, as if it were meant, or if it is not known.
+    """
+    ours, theirs = masks_by_step(test), masks_by_step(control)
+    steps = sorted(ours.keys() & theirs.keys())
+    for step in steps:
+        for of in steps:
+            if of < step and ours[step] <= ours[of] and not theirs[step] <= theirs[of]:
+                return MasksAgain(step, of)
+    return None
+
+
+def masks_shared(run: Evidence) -> dict[int, bool]:
+    """By sampled step, whether ranks that train on other samples drop the same units."""
+    told = masks_by_step(run)
+    return {
+        each.step: each.shared
+        for each in run.masks
+        if each.shared is not None and each.step in told
+    }
+
+
+def first_shared(test: Evidence, control: Evidence) -> int | None:
+    """The first step at which such ranks drop the same units; None if the control's ever do."""
+    theirs = masks_shared(control)
+    if not theirs or any(theirs.values()):
+        return None
+    return next((step for step, alike in masks_shared(test).items() if alike), None)
+
+
+def step_before(run: Evidence, step: int) -> int:
+    """The sampled step before one; 0 if it is the first, or the steps are not known."""
+    return max((each for each in run.sample_steps or () if each < step), default=0)
