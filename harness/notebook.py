@@ -397,11 +397,17 @@ def compare(
     read = functools.partial(_evidence, columns=columns or {}, since=since, without=without)
     believed = read(control, "control")
     taught = [read(each, f"repeat {number}") for number, each in enumerate(repeated, 1)]
+    given = tuple(_given(tests, believed, read))
+    runs = (believed, *(each.evidence for each in given))
+    known = {name for run in runs for name in (*run.signals, *run.unread)}
+    for signal in without:
+        if signal not in known:
+            raise EvidenceError(
+                f"without: no curve has {signal!r}; {suggest(signal, sorted(known))}"
+            )
     calibration = calibrate(believed, taught) if taught else None
     question = CurveQuestion(Ask(ask) if ask else None, margin, dict(tolerances or {}))
-    judged = compare_curves(
-        Given(believed, _path_of(control)), _given(tests, believed, read), question, calibration
-    )
+    judged = compare_curves(Given(believed, _path_of(control)), given, question, calibration)
     return Report(document(judged.view), tables_of(judged.view))
 
 
@@ -431,7 +437,8 @@ def _evidence(
     if isinstance(curve, pd.DataFrame) and curve.index.name is not None:
         curve = curve.reset_index()
     columns_of = {str(key): list(values) for key, values in curve.items()}
-    return read_table(name, columns_of, columns, since=since).without(without)
+    asked = {signal: each for signal, each in columns.items() if signal not in without}
+    return read_table(name, columns_of, asked, since=since).without(without)
 
 
 def _require_apart(

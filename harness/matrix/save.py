@@ -221,7 +221,8 @@ def _meaning(spec: SetSpec) -> tuple[object, ...]:
     config = spec.train_config
     return (
         spec.parallelism,
-        (config.module, config.config, dict(config.model), dict(config.settings)),
+        (config.module, config.config, dict(config.arguments)),
+        (dict(config.model), dict(config.settings)),
         config.loader,
         spec.techniques,
         [

@@ -301,6 +301,9 @@ def test_what_only_one_curve_has_may_be_left_out_and_is_named_then(control, tmp_
     assert "The grad norm of both was left out as asked (without)" in said
     with pytest.raises(SystemExit):
         main(["compare", str(both), str(one), "--without", "loss"])
+    both_given = ["--without", "grad_norm", "--tolerance", "grad_norm=1e-3"]
+    assert main(["compare", str(both), str(one), *both_given]) == 2
+    assert "has no effect beside --without grad_norm" in " ".join(capsys.readouterr().err.split())
     ask = ["--ask", "no worse", "--without", "grad_norm"]
     assert main(["compare", str(both), str(one), *ask]) == 2
     assert "--without: has no effect" in " ".join(capsys.readouterr().err.split())

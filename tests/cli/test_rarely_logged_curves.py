@@ -94,6 +94,13 @@ def test_means_of_five_steps_are_judged_as_such(tmp_path, monkeypatch, written):
         ((0, 3, 7, 11), 12, 4),
         ((0, 4, 6, 8), 9, 1),  # irregular
         ((5, 15, 25), 30, 1),  # no logger begins there
+        ((1, 100), 100, 1),  # nothing but the ends
+        ((0, 99), 100, 1),
+        ((0, 240), 240, 1),
+        ((0, 1, 100), 100, 1),
+        ((1, 99, 100), 100, 1),
+        ((0, 60), 100, 1),
+        ((9, 19), 20, 10),
         ((10,), 10, 1),  # nothing to compare
         ((), 10, 1),
         ((1, 2, 3), 3, 1),

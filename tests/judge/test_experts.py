@@ -118,7 +118,8 @@ def test_any_expert_may_lose_and_win_as_many_tokens_as_some_did_in_repeats(
 
 @pytest.mark.parametrize("lost", [True, False], ids=["in the test set", "in the control"])
 @pytest.mark.parametrize(
-    ("share", "outcome"), [(0.02, Outcome.PASS), (0.2, Outcome.PASS), (1.0, Outcome.FAIL)]
+    ("share", "outcome"),
+    [(0.02, Outcome.PASS), (0.2, Outcome.PASS), (0.5, Outcome.FAIL), (1.0, Outcome.FAIL)],
 )
 def test_however_tokens_move_rounding_takes_all_of_them_only_from_an_expert_with_few(
     lost, share, outcome
@@ -169,6 +170,10 @@ def test_more_than_repeats_show_is_wrong_in_all_experts_of_the_layer(where, chan
     assert found.outcome is Outcome.FAIL
     assert len(found.deviations) == of
     assert all(".experts." in each.tensor for each in found.deviations)
+
+
+def test_an_expert_of_usual_size_that_is_lost_is_wrong_even_if_whole_experts_move_in_repeats():
+    assert check(broken(gradient=idle(2)), MANY_MOVE).outcome is Outcome.FAIL
 
 
 @pytest.mark.parametrize("of", [W1, W2])

@@ -247,6 +247,11 @@ def _compare_pairs(arguments: argparse.Namespace, console: Console) -> Judged:
 
     tolerances = _named_options(arguments.tolerance, "--tolerance", _tolerance)
     reading = Reading(_columns_of(arguments), arguments.since, arguments.without)
+    if unused := [each for each in arguments.without if each in tolerances]:
+        place = f"--tolerance {unused[0]}={tolerances[unused[0]]:g}"
+        raise ConfigError(
+            Problem(place, f"has no effect beside --without {unused[0]}", "leave one of them out")
+        )
     question = CurveQuestion(_ask_of(arguments), _margin_of(arguments), tolerances)
     _require_own_repeats(arguments)
     control = read_control(arguments.control, arguments.tests, reading)

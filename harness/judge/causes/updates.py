@@ -26,7 +26,7 @@ from converge_harness.judge.causes.parameter_names import describe, joined, plac
 from converge_harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
 from converge_harness.judge.compare.curves import series
 from converge_harness.judge.compare.floors import FIRST_STEPS, storage
-from converge_harness.judge.compare.sketches import fit, update
+from converge_harness.judge.compare.sketches import fit, rows_difference, update
 from converge_harness.judge.compare.tensors import TensorComparison, TensorDifferences
 from converge_harness.model import CauseClass, Floats, Integers, Precision, TensorSample
 
@@ -487,10 +487,12 @@ def _outside(sample: TensorComparison, few: Integers) -> bool:
 
 def _by_gradient(sample: TensorComparison, few: Integers) -> bool:
     """Whether the gradients of these parameters stand out, too."""
-    if sample.gradients is None:
+    ours, theirs = sample.test.gradients, sample.control.gradients
+    if sample.gradients is None or ours is None or theirs is None:
         return True
-    others = np.delete(sample.gradients.difference, few)
-    return bool(sample.gradients.difference[few].max() > 2 * others.max(initial=0.0))
+    difference = rows_difference(ours, theirs)  # also of a single expert, by itself
+    others = np.delete(difference, few)
+    return bool(difference[few].max() > 2 * others.max(initial=0.0))
 
 
 def _factors_of_few(parting: _Parting, few: Integers) -> list[float] | None:

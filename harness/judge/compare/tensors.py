@@ -6,7 +6,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from converge_harness.judge.compare.experts import SAME_TOKENS, is_of_one_expert, together
+from converge_harness.judge.compare.experts import (
+    FEW_TOKENS,
+    SAME_TOKENS,
+    equal_shares,
+    is_of_one_expert,
+    together,
+)
 from converge_harness.judge.compare.floors import (
     FIRST_STEPS,
     GRADIENT_FLOORS,
@@ -262,9 +268,9 @@ class _Limits:
         """Gradients' differences, infinite for an expert that one run lost, and not its tokens.
 
         Rounding leaves an expert without tokens only where few would go there: its share of its
-        layer's gradient in the other run is then no more than rounding moves between the experts of
-        any layer, as the repeats show it (0.05 was measured, where repeats moved 0.1 to 0.4). The
-        norms of both runs' gradients have shape (parameters,).
+        layer's gradient in the other run is then small, and no more than rounding moves between the
+        experts of any layer, as the repeats show it (0.05 was measured, where repeats moved 0.1 to
+        0.4). The norms of both runs' gradients have shape (parameters,).
         """
         one_sided = (ours == 0) != (theirs == 0)
         if sample.step <= SAME_TOKENS or not one_sided.any():
@@ -272,10 +278,11 @@ class _Limits:
         single = np.array([is_of_one_expert(name) for name in sample.names])
         scale = self._scale("gradient", sample)
         moved = float(scale[single].max(initial=0.0)) if scale is not None else 0.0
+        most = np.minimum(moved, FEW_TOKENS * equal_shares(sample.names))
         norm = np.maximum(ours, theirs)
         with np.errstate(divide="ignore", invalid="ignore"):
             share = norm / np.maximum(*(together(each, sample.names) for each in (ours, theirs)))
-        return np.where(single & one_sided & ~(share <= moved), np.inf, difference)
+        return np.where(single & one_sided & ~(share <= most), np.inf, difference)
 
     def of(
         self, difference: Floats, kind: str, theirs: TensorSample, number: int

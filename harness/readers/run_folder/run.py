@@ -206,9 +206,13 @@ def logged_every(steps: Integers, expected: int | None) -> int:
         rows = rows[:-1]
     if every <= 1 or rows.size <= 1 or (np.diff(rows) != every).any():
         return 1
-    from_0 = rows[0] in (0, every - 1)
-    last = expected - 1 if from_0 else expected
-    return every if (from_0 or rows[0] in (1, every)) and steps[-1] + every > last else 1
+    first = int(rows[0])
+    if first not in (0, 1, every - 1, every):
+        return 1
+    gaps = rows.size - 1 + (first > 1)  # that before such a first row is one, too
+    last = expected - 1 if first in (0, every - 1) else expected
+    # A single gap may be a hole between two rows.
+    return every if gaps > 1 and steps[-1] + every > last else 1
 
 
 def _uninterrupted(folder: Path, job: JobDocument, known: dict[str, Any]) -> Evidence:

@@ -205,6 +205,7 @@ def _decides(compared: RunComparison) -> str:
     given = [
         f"the tolerance of {limit:g} decides about the {signal.replace('_', ' ')} of every step"
         for signal, limit in compared.tolerances.items()
+        if signal in compared.shared_signals
     ]
     if compared.margin is not None:
         given.append(f"the margin of {compared.margin:g} decides about the mean loss")
