@@ -437,8 +437,7 @@ def _evidence(
     if isinstance(curve, pd.DataFrame) and curve.index.name is not None:
         curve = curve.reset_index()
     columns_of = {str(key): list(values) for key, values in curve.items()}
-    asked = {signal: each for signal, each in columns.items() if signal not in without}
-    return read_table(name, columns_of, asked, since=since).without(without)
+    return read_table(name, columns_of, columns, since=since).without(without)
 
 
 def _require_apart(

@@ -33,7 +33,7 @@ def read_curves(
     has no step from ``since`` on, and for a run folder with ``since`` or ``without``. Raises
     StoreError for a damaged run folder.
     """
-    columns = {name: each for name, each in (columns or {}).items() if name not in without}
+    columns = columns or {}
     check_columns(columns)
     if not path_exists(path):
         raise EvidenceError(f"{path}: does not exist{_nearest(path)}")
