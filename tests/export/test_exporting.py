@@ -165,5 +165,5 @@ def test_a_missing_package_is_named(sample, package, option, monkeypatch, capsys
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     assert main(["export", str(sample / "report"), option]) == ExitCode.USAGE
-    # Not by the name of our own extra: PyPI's `converge` is somebody else's.
-    assert f"{sys.executable} -m pip install {package}\n" in capsys.readouterr().err
+    told = f"{sys.executable} -m pip install 'converge-harness[{package}]'\n"
+    assert told in capsys.readouterr().err

@@ -131,7 +131,7 @@ def test_arithmetic_is_float32_unless_the_config_says_otherwise(planned, written
         ("training = { local_batch_size = 2 }", "training.steps: is not set (in [trainer.config]"),
         (
             "training = { steps = 2, local_batchsize = 2 }",
-            "or by set; training.local_batchsize is there: is it meant?)",
+            "training.local_batchsize: is not a key that converge reads",
         ),
         ("training = { steps = 2, local_batch_size = 0 }", "must be a positive integer, not 0"),
         (
