@@ -496,6 +496,20 @@ def test_masks_that_come_again_are_named_whatever_the_generators_states_are():
     assert states.cause.startswith("the random numbers (RNG) start over at step 5")
 
 
+def test_masks_that_come_again_beside_states_that_start_over_later_are_not_told_apart():
+    """The loss is off at step 6, and the states start over at step 9, which explains none of it."""
+
+    def off(step, value):
+        return value * (1.1 if step >= RESUMED else 1.001 if step > 5 else 1)
+
+    test = drawn(with_signals(run("test"), loss=off, loss_recomputed=off), AGAIN)
+    verdict = judged_by_masks(APART | {8: APART[4]}, test=test, states=OWN)
+    assert (answer(verdict).outcome, answer(verdict).onset) == (Outcome.FAIL, RESUMED)
+    assert verdict.cause == "dropout draws the masks of step 4 again at step 8, on every rank"
+    alone = judged_by_masks(APART | {8: APART[4]}, test=later_loss(1.01, since=5))
+    assert "though the random numbers (RNG) that are recorded do not start over" in alone.cause
+
+
 RIGHT_MASKS = {
     "other masks on every rank and step": (APART, APART, Outcome.PASS),
     "those of TP ranks alone are the same": (SAME_ON_RANKS, APART, Outcome.PASS),

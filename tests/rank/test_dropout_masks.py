@@ -1,5 +1,7 @@
 """What dropout keeps, seen from outside: every call, no change of training, ranks that agree."""
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,6 +9,9 @@ from gloo_ranks import run_on_ranks
 from probed_loop import STEPS, lines_of, microbatches, write_job
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from converge_harness.probe import Probe
 from converge_harness.rank.recorder.dropout_masks import Kept, MaskWatch
@@ -24,6 +29,10 @@ DROP = {
 ONES = torch.ones(256)
 
 
+def watch(*modules, device="cpu"):
+    return MaskWatch(modules, torch.device(device))
+
+
 def seen(masks, draw, *, seed=3):
     torch.manual_seed(seed)
     masks.begin()
@@ -33,7 +42,7 @@ def seen(masks, draw, *, seed=3):
 
 @pytest.mark.parametrize("how", DROP)
 def test_a_mask_is_seen_and_training_goes_on_as_without(how):
-    masks, x = MaskWatch(()), torch.linspace(1, 2, 256)
+    masks, x = watch(), torch.linspace(1, 2, 256)
     found, result, state = seen(masks, lambda: DROP[how](x))
     torch.manual_seed(3)
     expected = DROP[how](x)
@@ -45,7 +54,7 @@ def test_a_mask_is_seen_and_training_goes_on_as_without(how):
 
 
 def test_sums_are_those_of_the_places_kept_in_the_order_of_the_calls():
-    masks, drop = MaskWatch(()), nn.Dropout(0.5)
+    masks, drop = watch(), nn.Dropout(0.5)
     first, _, _ = seen(masks, lambda: drop(ONES))
     # Zeros in the input hide nothing, and neither does its type.
     for x in (torch.zeros(256), ONES.double().requires_grad_()):
@@ -75,24 +84,117 @@ def test_what_drops_nothing_in_training_is_not_counted():
         with torch.no_grad():
             nn.Dropout(0.5)(ONES)
 
-    assert seen(MaskWatch(()), draw)[0] == Kept(0, 0, 0)
+    assert seen(watch(), draw)[0] == Kept(0, 0, 0)
 
 
 def test_a_compiled_part_of_the_model_is_not_looked_into():
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
     model[0].compile()
-    assert seen(MaskWatch([model]), lambda: nn.Dropout(0.5)(ONES))[0] is None
+    assert seen(watch(model), lambda: nn.Dropout(0.5)(ONES))[0] is None
 
 
 def test_functions_are_torchs_own_again_afterwards():
     theirs = nn.functional.dropout, torch.dropout
-    masks = MaskWatch(())
+    masks = watch()
     assert masks.end() is None
     masks.begin()
     masks.begin()
     assert nn.functional.dropout is not theirs[0]
     masks.leave()
     assert (nn.functional.dropout, torch.dropout) == theirs
+
+
+def test_a_function_that_a_program_keeps_looks_no_longer():
+    """It has imported or wrapped it in a sampled step, and goes on calling it."""
+    masks, theirs = watch(), torch.nn.functional.dropout
+    masks.begin()
+    kept = nn.functional.dropout
+    nn.functional.dropout = functools.partial(kept)
+    try:
+        assert masks.end() == Kept(0, 0, 0)
+        with Operations() as without:
+            theirs(ONES, 0.5)
+        with Operations() as found:
+            kept(ONES, 0.5)
+        assert found.names == without.names
+        # At the next sampled step a call through it counts once.
+        assert seen(masks, lambda: nn.Dropout(0.5)(ONES))[0].units == 256
+    finally:
+        nn.functional.dropout = theirs
+
+
+class Operations(TorchDispatchMode):
+    """What a dispatch mode sees, such as selective activation checkpointing."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+class Functions(TorchFunctionMode):
+    """The calls of dropout that a function mode sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function.__name__ == "dropout":
+            self.names.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Operations, Functions])
+@pytest.mark.parametrize("place", [nn.functional, torch])
+def test_modes_of_the_program_see_only_its_own_calls(mode, place):
+    def draw():
+        with mode() as found:
+            place.dropout(ONES, 0.5, True)
+        return found.names
+
+    without = draw()
+    assert without
+    found, names, _ = seen(watch(), draw)
+    assert names == without
+    assert found.units == 256
+
+
+TRANSFORMED = {
+    "its argument": lambda x: nn.functional.dropout(x, 0.5),
+    "a tensor from outside": lambda x: x * nn.functional.dropout(ONES, 0.5),
+}
+
+
+@pytest.mark.parametrize("what", TRANSFORMED)
+def test_a_mask_in_a_transform_is_not_recorded_and_ends_no_training(what):
+    def draw():
+        return torch.vmap(TRANSFORMED[what], randomness="different")(ONES.expand(3, -1))
+
+    found, result, state = seen(watch(), draw)
+    assert found is None
+    torch.manual_seed(3)
+    assert torch.equal(result, draw())
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_mask_on_another_device_than_the_models_is_not_recorded():
+    assert seen(watch(device="meta"), lambda: nn.Dropout(0.5)(ONES))[0] is None
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_calls_of_activation_checkpointing_count_again_where_both_have_gradients(reentrant):
+    def drop(x):
+        return nn.functional.dropout(x, 0.5).exp()
+
+    def draw():
+        x = ONES.clone().requires_grad_()
+        checkpoint(drop, x, use_reentrant=reentrant).sum().backward()
+
+    assert seen(watch(), draw)[0].units == 256 * (1 if reentrant else 2)
 
 
 def train(job, monkeypatch, *, seed=0, rate=0.5, wrap=lambda model: model, **from_env):

@@ -57,7 +57,7 @@ def split():
 
 def step_of(watched, draw):
     """The digest of the states drawn from, and the sums of the masks."""
-    masks = MaskWatch(())
+    masks = MaskWatch((), torch.device("cpu"))
     watched.begin()
     masks.begin()
     draw()
@@ -85,3 +85,30 @@ def rank_draws():
 
 def test_states_by_name_are_drawn_from_on_their_own_and_tp_ranks_share_the_others():
     run_on_ranks(rank_draws, 2)
+
+
+def rank_names():
+    parallel_state.initialize_model_parallel(2)
+    torch.manual_seed(1)
+    model_parallel_cuda_manual_seed(1)
+    watched, tracker = states(), get_cuda_rng_tracker()
+    old = tracker.get_states()
+
+    def forget():
+        tracker.set_states(old)
+
+    for change in (lambda: tracker.add("more", 7), forget):
+        watched.begin()
+        change()
+        assert watched.end() == 0
+    drawn, saved = step_of(watched, split)[0], watched.now()
+    model_parallel_cuda_manual_seed(1)
+    tracker.set_states(dict(reversed(tracker.get_states().items())))
+    assert list(tracker.get_states()) == list(old)[::-1] != list(old)
+    again = states()
+    assert step_of(again, split)[0] == drawn
+    assert again.now() == saved
+
+
+def test_names_that_come_and_go_are_no_draws_and_their_order_is_nothing():
+    run_on_ranks(rank_names, 2)

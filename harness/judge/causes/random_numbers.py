@@ -56,10 +56,14 @@ def _masks_again(context: Context) -> Cause | None:
     again = masks_again(compared.test, compared.control)
     if again is None or not _may_begin(context, again.step):
         return None
+    sentence = (
+        f"dropout draws the masks of step {again.of} again at step {again.step}, on every rank"
+    )
+    # They may start over at a later step, after something else has failed.
+    if not context.failed("random-numbers-go-on"):
+        sentence += ", though the random numbers (RNG) that are recorded do not start over"
     return Cause(
-        f"dropout draws the masks of step {again.of} again at step {again.step}, on every rank, "
-        "though the random numbers (RNG) that are recorded do not start over"
-        f"{of_pass(context, again.step)}",
+        sentence + of_pass(context, again.step),
         CauseClass.STATE,
         "what seeds the generator that dropout draws from, such as a seed by a counter of steps: "
         "whether that goes on after a resume, and which states a checkpoint holds",

@@ -71,17 +71,18 @@ class RandomStates:
     def end(self) -> int:
         """64 bits of the states before the step, of the generators it drew from; 0 if of none.
 
-        A state that a tracker has got a name for in the step begins with the next one.
+        A state that a tracker gets a name for in the step begins with the next one, and one whose
+        name is gone after it does not count.
         """
-        before, after = self._before, self._states()
+        before, after = self._before or {}, self._states()
         self._before = after
-        if before is None or before == after:
+        changed = [each for each in before if each in after and after[each] != before[each]]
+        if not changed:
             return 0
         state = hashlib.blake2b(digest_size=8)
-        for which, was in before.items():
-            if was != after.get(which):
-                state.update(which)
-                state.update(was)
+        for which in changed:
+            state.update(which)
+            state.update(before[which])
         return int.from_bytes(state.digest(), "little") or 1
 
     def now(self) -> str:
@@ -117,16 +118,21 @@ def _bytes_of(state: torch.Tensor | torch.Generator) -> bytes:
 
 
 def named_states() -> dict[bytes, bytes]:
-    """The states that trackers keep now, by their names; a graph-safe one is a generator."""
+    """The states that trackers keep now, by their names and in the order of these.
+
+    A tracker's order is that in which a program adds them, which may be another one after a resume.
+    A graph-safe state is a generator.
+    """
     trackers = (
         getattr(sys.modules.get(module), "_CUDA_RNG_STATE_TRACKER", None) for module in _TRACKERS
     )
-    return {
+    states = {
         str(name).encode(): _bytes_of(state)
         for tracker in trackers
         if tracker is not None
         for name, state in tracker.get_states().items()
     }
+    return dict(sorted(states.items()))
 
 
 def python_state() -> bytes:

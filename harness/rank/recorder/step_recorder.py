@@ -100,7 +100,7 @@ class StepRecorder:
         self._cross_entropy = CrossEntropySum(view.vocab_size, view.tp_group)
         self._digest = BatchDigest()
         self._random = watched(view)
-        self._masks = MaskWatch(view.model_parts)
+        self._masks = MaskWatch(view.model_parts, view.device)
         self._paused = False
         self.positions = 0
         """Positions, valid or not, of this step's batches from the loader."""
