@@ -146,7 +146,7 @@ def test_a_signal_to_leave_out_must_be_there():
     assert notebook.compare(both, one).verdicts["verdict"].tolist() == ["INVALID"]
     report = notebook.compare(both, one, without=["grad_norm"])
     assert report.verdicts["verdict"].tolist() == ["PASS"]
-    with pytest.raises(EvidenceError, match="no curve has 'gradnorm'.*grad_norm"):
+    with pytest.raises(EvidenceError, match=r"no curve has 'gradnorm'.*grad_norm"):
         notebook.compare(both, dict(both), without=["gradnorm"])
 
 

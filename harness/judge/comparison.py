@@ -85,6 +85,9 @@ class RunComparison:
     """What errors of low precision are measured against; None: there is no reference."""
     errors: Errors | None = None
     """These errors; None where they could not be measured."""
+    planned: tuple[SetSpec, SetSpec] | None = None
+    """Both sets as planned, if one of them is a program without the probe, of which nobody recorded
+    what was in force; ``spec`` and ``control_spec`` are None then."""
     one_path: bool = False
     """Whether both were read from one file or folder."""
     seeds: SeedRuns | None = None
@@ -120,8 +123,8 @@ class RunComparison:
         Those in force; if one of them is not probed, what the experiment file says of both. Both
         are empty if one is not recorded.
         """
-        if self._planned is not None:
-            test, control = map(planned_settings, self._planned)
+        if self.planned is not None:
+            test, control = map(planned_settings, self.planned)
             return test, control
         ours, theirs = self.test.in_force, self.control.in_force
         return (ours.config, theirs.config) if ours and theirs else ({}, {})
@@ -129,27 +132,14 @@ class RunComparison:
     @property
     def config_differences(self) -> tuple[ConfigDifference, ...]:
         """How :attr:`configs` differ, by key."""
-        if self._planned is not None:
-            declared = {key for spec in self._planned for key in spec.overrides}
+        if self.planned is not None:
+            declared = {key for spec in self.planned for key in spec.overrides}
         else:
             ran = (self.test.in_force, self.control.in_force)
             declared = {key for each in ran if each for key in each.declared}
-        same_toolchain = (
-            self.spec is None
-            or self.control_spec is None
-            or self.spec.toolchain == self.control_spec.toolchain
-        )
+        test, control = self.planned or (self.spec, self.control_spec)
+        same_toolchain = test is None or control is None or test.toolchain == control.toolchain
         return config_differences(*self.configs, declared, same_toolchain=same_toolchain)
-
-    @property
-    def _planned(self) -> tuple[SetSpec, SetSpec] | None:
-        """Both sets as planned, if nobody recorded what was in force in one of them."""
-        test, control = self.spec, self.control_spec
-        if test is None or control is None:
-            return None
-        if test.trainer.can.probed and control.trainer.can.probed:
-            return None
-        return test, control
 
     @property
     def furthest_learnt(self) -> LearntLimit | None:
@@ -200,7 +190,9 @@ def compare_runs(
     Raises ValueError for an unusable tolerance.
     """
     segments, recovery = (spec.segments, spec.recovery) if spec else ((), None)
+    planned = None
     if is_curve(spec) or is_curve(control_spec):
+        planned = (spec, control_spec) if spec and control_spec else None
         spec = control_spec = None
         own_start = False
     own_start = own_start or (spec is not None and not spec.trainer.can.shares_initial_weights)
@@ -219,6 +211,7 @@ def compare_runs(
         calibration=calibration,
         spec=spec,
         control_spec=control_spec,
+        planned=planned,
         segments=segments,
         recovery=recovery,
         margin=margin,
