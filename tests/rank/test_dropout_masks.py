@@ -87,7 +87,7 @@ def test_what_drops_nothing_in_training_is_not_counted():
     assert seen(watch(), draw)[0] == Kept(0, 0, 0)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch 2.13's own
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")  # torch 2.13's own
 def test_a_compiled_part_of_the_model_is_not_looked_into():
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
     model[0].compile()
