@@ -27,7 +27,7 @@ def main(checkpoints, resume_from, stop_at, every, mode):
         for index, fault in enumerate(job.faults):
             if fault.kind == "kill" and fault.step == step:
                 die_once(job, index, fault, number, mode)
-        writer.step({"step": step, "loss": 1.0 / step, "at": time.time()})
+        writer.step({"step": step, "loss": 1.0 / step, "at": time.time()}, {})
         if (step % every == 0 or step == stop_at) and not mode.startswith("forget"):
             checkpoint = job.checkpoints.path(job.run_folder, step)
             assert checkpoint.parent == Path(checkpoints)
