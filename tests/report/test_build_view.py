@@ -300,10 +300,12 @@ def test_a_note_says_which_limits_were_not_learnt(precision, calibration, words)
             {"tolerances": {"grad_norm": 0.1}},
             ": the tolerance of 0.1 decides about the grad norm of every step; otherwise only",
         ),
+        ({"tolerances": {"lr": 0.1}}, "without a margin or a tolerance only rounding passes"),
     ],
 )
 def test_the_note_on_curves_without_repeats_names_what_was_given(given, decides):
-    curves = [Evidence(name, name, (1, 2), {"loss": (3.0, 2.0)}) for name in "ca"]
+    signals = {"loss": (3.0, 2.0), "grad_norm": (1.0, 1.0)}
+    curves = [Evidence(name, name, (1, 2), signals) for name in "ca"]
     (note,) = build_view_of(
         title="t",
         verdicts=[Verdict("a", "c", Judgement.PASS)],
