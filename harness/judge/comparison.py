@@ -121,13 +121,16 @@ class RunComparison:
         """The test set's configuration and the control's, by key.
 
         Those in force; if one of them is not probed, what the experiment file says of both. Both
-        are empty if one is not recorded.
+        are empty if one is not recorded: then nobody knows how they differ.
         """
+        ours: Mapping[str, Any]
+        theirs: Mapping[str, Any]
         if self.planned is not None:
-            test, control = map(planned_settings, self.planned)
-            return test, control
-        ours, theirs = self.test.in_force, self.control.in_force
-        return (ours.config, theirs.config) if ours and theirs else ({}, {})
+            ours, theirs = map(planned_settings, self.planned)
+        else:
+            ran = (self.test.in_force, self.control.in_force)
+            ours, theirs = (each.config if each else {} for each in ran)
+        return (ours, theirs) if ours and theirs else ({}, {})
 
     @property
     def config_differences(self) -> tuple[ConfigDifference, ...]:

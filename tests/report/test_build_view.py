@@ -192,6 +192,19 @@ def test_a_declared_table_covers_its_keys_as_it_does_for_the_judge(declared, is_
     assert (change.key, change.declared) == ("optimizer.lr", is_declared)
 
 
+def test_a_run_whose_configuration_is_not_recorded_has_no_differences():
+    recorded, other = (
+        replace(evidence("r", 2), in_force=InForce(config=config)) for config in ({"lr": 1.0}, {})
+    )
+    nothing = replace(other, in_force=None)
+    assert config_changes(
+        compare_runs(recorded, replace(other, in_force=InForce(config={"lr": 2})))
+    )
+    for unknown in (other, nothing):
+        assert config_changes(compare_runs(recorded, unknown)) == ()
+        assert config_changes(compare_runs(unknown, recorded)) == ()
+
+
 def test_a_key_that_only_one_toolchain_has_is_as_declared_as_for_the_judge():
     runs = [
         replace(evidence("r", 2), in_force=InForce(config=config))

@@ -662,7 +662,7 @@ def measured(
 
 
 def _masks(rows: Sequence[RankRow]) -> metrics.MasksDocument | None:
-    """The dropout masks of all ranks; None if there are none, or if some rank's are not known."""
+    """The dropout masks of all ranks; None if no rank drew any, or if one's were not seen."""
     units = [int(row.mask_units) for row in rows]
     if _UNKNOWN in units or not any(units):
         return None

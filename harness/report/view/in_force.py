@@ -102,26 +102,26 @@ def config_changes(
     """
     changes: list[ConfigChange] = []
     if compared is not None:
-        ours, theirs = compared.configs
+        of_test, of_control = compared.configs
         changes += [
             ConfigChange(
                 plain(each.key),
-                _setting(theirs, each.key, here),
-                _setting(ours, each.key, here),
+                _setting(of_control, each.key, here),
+                _setting(of_test, each.key, here),
                 each.expected,
             )
             for each in compared.config_differences
         ]
     if test and control:
-        versions = test.toolchain.versions, control.toolchain.versions
+        ours, theirs = test.toolchain.versions, control.toolchain.versions
         changes += [
             ConfigChange(
                 f"version of {plain(key)}",
-                _setting(versions[1], key),
-                _setting(versions[0], key),
+                _setting(theirs, key),
+                _setting(ours, key),
                 declared=True,
             )
-            for key in sorted({key for key, _ in versions[0].items() ^ versions[1].items()})
+            for key in sorted({key for key, _ in ours.items() ^ theirs.items()})
         ]
     return tuple(sorted(changes, key=lambda change: change.declared))
 

@@ -499,9 +499,6 @@ def _weights(command: Command) -> dict[str, WeightMappingDocument]:
     return {"weights": command.weights.document()} if command.weights else {}
 
 
-TRAINER = CommandTrainer()
-
-
 def _require_probe(found: Toolchain) -> None:
     """Raise ToolchainError for an environment in which no program can be probed."""
     if "torch" not in found.versions:
@@ -527,3 +524,6 @@ def _require_version(found: Toolchain) -> None:
 def _installing(found: Toolchain) -> str:
     python = shlex.quote(str(found.python))
     return f"converge toolchain install {python}, or set trainer.probe = false"
+
+
+TRAINER = CommandTrainer()
