@@ -89,6 +89,21 @@ def test_one_bad_repeat_does_not_open_the_gate(case, size):
     assert judged(run("t"), repeats=repeats).judgement is of_right
 
 
+@pytest.mark.parametrize(("factor", "expected"), [(2.08, "INVALID"), (60.0, "FAIL")])
+def test_a_norm_is_wrong_only_where_it_is_further_off_than_a_repeat_out_of_line(factor, expected):
+    """Megatron-Core with tied embeddings in bf16: a repeat was off by more than the set's 1.08."""
+
+    def bad(each):
+        return times(each, 2.5, *NORMS, start=18)
+
+    repeats = with_one(drawn(1e-5, ("ulp",) * 5), 0, bad)
+    assert calibrate(CONTROL, repeats).problems
+    verdict = judged(times(run("t"), factor, *NORMS, start=20), repeats=repeats)
+    assert verdict.judgement.value == expected
+    in_line = judged(times(run("t"), factor, *NORMS, start=20), repeats=drawn(1e-5, ("ulp",) * 5))
+    assert in_line.judgement is Judgement.FAIL
+
+
 @pytest.mark.parametrize("identical", [0, 3])
 @pytest.mark.parametrize(
     ("signals", "factor"), [(LOSSES, 1.005), (NORMS, 1.09)], ids=["loss", "norm"]
