@@ -10,6 +10,7 @@
     calls.py         a run as one or several calls (starts): which part each trains, how ranks meet
     failure.py       why a run under torchrun failed, from its logs
     mapping.py       the file that names the parameters in another trainer's checkpoint
+    config_audit.py  what of a set was not in force, for trainers whose whole config is recorded
     torchrun.py      what torchtitan and Megatron-Core share: converge's rank code under torchrun
     torchtitan/      torchtitan
     megatron/        Megatron-Core

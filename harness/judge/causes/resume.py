@@ -320,7 +320,7 @@ def _is_program(context: Context) -> bool:
     """Whether only what is visible from outside is known of what trained."""
     spec = context.compared.spec
     return context.compared.test.by_curves or (
-        spec is not None and not spec.trainer.can.audits_config
+        spec is not None and not spec.trainer.can.all_signals
     )
 
 

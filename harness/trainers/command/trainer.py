@@ -55,6 +55,7 @@ from converge_harness.trainers.command.argv import (
     is_told_its_ranks,
     passed_values,
 )
+from converge_harness.trainers.command.audit import ProgramAudit
 from converge_harness.trainers.command.failure import program_error
 from converge_harness.trainers.command.program import interpreter_of, with_files_of
 from converge_harness.trainers.command.settings import (
@@ -109,7 +110,7 @@ def trained_by(command: Command) -> TrainerSpec:
         continues=not lacks_to_continue(command)[0],
         under_scheduler=command.launcher is not RankLauncher.MPIRUN,
     )
-    return TrainerSpec("command", can, command, keys=KEYS)
+    return TrainerSpec("command", can, command, keys=KEYS, audit=ProgramAudit())
 
 
 def _faults(*, probed: bool) -> frozenset[FaultKind]:
@@ -127,7 +128,7 @@ class CommandTrainer(Trainer):
     imports = ("torch", PACKAGE)
 
     def default_spec(self) -> TrainerSpec:
-        return TrainerSpec(self.kind, Capabilities(probed=True), keys=KEYS)
+        return TrainerSpec(self.kind, Capabilities(probed=True), keys=KEYS, audit=ProgramAudit())
 
     def of_file(
         self, table: CommandTable, where: Where, folders: Sequence[Path], problems: list[Problem]

@@ -32,6 +32,7 @@ from converge_harness.run_folder.weight_mapping import (
 from converge_harness.toml import Where
 from converge_harness.toolchains.find import assume_environment, build_hint, find_environment
 from converge_harness.toolchains.recipes import has_recipe, recipe_of
+from converge_harness.trainers.config_audit import ConfigAudit
 from converge_harness.trainers.mapping import read_mapping
 from converge_harness.trainers.megatron.mapping import name_problems
 from converge_harness.trainers.megatron.table import (
@@ -57,7 +58,6 @@ MEGATRON = TrainerSpec(
     Capabilities(
         probed=True,
         all_signals=True,
-        audits_config=True,
         counts_tokens=True,
         shares_initial_weights=True,
         techniques=True,
@@ -69,9 +69,11 @@ MEGATRON = TrainerSpec(
     ),
     defaults=MappingProxyType({**dict.fromkeys(DATA_TYPE_KEYS, "float32"), WARMUP_STEPS: 0}),
     keys=ConfigKeys(
-        {Technique.BF16: (("training.dtype", "bfloat16"),)},
         gradients_in_float32="ddp.grad_reduce_in_fp32",
         warmup_steps=WARMUP_STEPS,
+    ),
+    audit=ConfigAudit(
+        named_by=MappingProxyType({Technique.BF16: (("training.dtype", "bfloat16"),)})
     ),
 )
 

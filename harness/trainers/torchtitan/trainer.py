@@ -13,7 +13,6 @@ from converge_harness.model import (
     Capabilities,
     ConfigKeys,
     FaultKind,
-    ImpliedSetting,
     InForce,
     Job,
     Kind,
@@ -37,6 +36,7 @@ from converge_harness.trainers.base import (
 from converge_harness.trainers.table import TrainerOfFile, environment_of
 from converge_harness.trainers.torchrun import TorchrunTrainer
 from converge_harness.trainers.torchtitan import releases
+from converge_harness.trainers.torchtitan.audit import AUDIT
 from converge_harness.trainers.torchtitan.table import (
     ASYNC_MODE,
     OWNED,
@@ -49,38 +49,10 @@ from converge_harness.trainers.torchtitan.table import (
 )
 from converge_harness.trainers.torchtitan.user_python import toolchain_of_python
 
-CHECKPOINTING = "activation_checkpoint"
 KEYS = ConfigKeys(
-    techniques=MappingProxyType(
-        {
-            Technique.COMPILE: (("compile.enable", True), ("training.compile", True)),
-            Technique.ASYNC_TP: (
-                ("parallelism.enable_async_tensor_parallel", True),
-                ("compile.enable_async_tensor_parallel", True),
-            ),
-            Technique.BF16: (("training.dtype", "bfloat16"),),
-        }
-    ),
-    float8_converters="model.converters",  # of torchtitan 0.2
-    deterministic="debug.deterministic",
     async_checkpoints=ASYNC_MODE,
     collective_timeout="comm.train_timeout_seconds",
     pipeline_microbatch_size="parallelism.pipeline_parallel_microbatch_size",
-    # torchtitan 0.3 has a class for each mode of activation checkpointing, and no key.
-    implied=(
-        ImpliedSetting(f"{CHECKPOINTING}.mode", "none", null=CHECKPOINTING),
-        ImpliedSetting(
-            f"{CHECKPOINTING}.mode",
-            "selective",
-            has=f"{CHECKPOINTING}.force_recompute_mm_shapes_by_fqns",
-        ),
-        ImpliedSetting(
-            f"{CHECKPOINTING}.mode",
-            "full",
-            has=f"{CHECKPOINTING}.preserve_rng_state",
-            lacks=f"{CHECKPOINTING}.memory_budget",
-        ),
-    ),
     of_repeats=frozenset(
         {
             "dataloader.order_seed",  # of ``permute`` in torchtitan 0.3; other repeats change none
@@ -136,7 +108,6 @@ TORCHTITAN = TrainerSpec(
     Capabilities(
         probed=True,
         all_signals=True,
-        audits_config=True,
         counts_tokens=True,
         shares_initial_weights=True,
         techniques=True,
@@ -156,6 +127,7 @@ TORCHTITAN = TrainerSpec(
     ),
     defaults=MappingProxyType(dict(zip(DATA_TYPE_KEYS, ("float32", "bfloat16"), strict=True))),
     keys=KEYS,
+    audit=AUDIT,
     advice=ADVICE,
 )
 
