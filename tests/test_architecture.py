@@ -6,6 +6,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable
+from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from converge_harness.model import Parallelism
 from converge_harness.model.trainer import DATA_TYPE_KEYS, PLAIN_DEFAULTS
 from converge_harness.rank import settings
 from converge_harness.run_folder import arrays, layout
@@ -344,8 +346,10 @@ TITAN_KEY = re.compile(
 )
 OF_EVERY_TRAINER = PLAIN_DEFAULTS.keys()
 """Keys by which converge itself knows every trainer's config."""
-WRITE_KEYS = {"rank", "run_folder", "trainers", "model", "experiment", "plan", "guide"}
-"""Layers that may write out keys: those of a trainer, of every trainer, and of guided sets."""
+OF_A_SET = {f"parallelism.{each.name}" for each in fields(Parallelism)}
+"""Keys of an experiment file that read like torchtitan's."""
+WRITE_KEYS = {"rank", "run_folder", "trainers", "model"}
+"""Layers that may write out keys: those of a trainer, and of every trainer."""
 
 
 def titan_keys(path: Path) -> set[str]:
@@ -353,7 +357,7 @@ def titan_keys(path: Path) -> set[str]:
     constants = (node for node in ast.walk(tree_of(path)))
     texts = (node.value for node in constants if isinstance(node, ast.Constant))
     found = {text for text in texts if isinstance(text, str) and TITAN_KEY.fullmatch(text)}
-    return found - OF_EVERY_TRAINER
+    return found - OF_EVERY_TRAINER - OF_A_SET
 
 
 @pytest.mark.parametrize(
@@ -370,7 +374,9 @@ def test_ranks_know_the_keys_of_data_types_that_the_harness_knows():
     assert settings.DATA_TYPE_KEYS == DATA_TYPE_KEYS
 
 
-@pytest.mark.parametrize("key", ["debug.deterministic", "training.max_norm"])
+@pytest.mark.parametrize(
+    "key", ["debug.deterministic", "training.max_norm", "parallelism.pipeline_parallel_schedule"]
+)
 def test_a_key_of_torchtitan_is_seen(tmp_path, key):
     (tmp_path / "x.py").write_text(f'ran.get("{key}")')
     assert titan_keys(tmp_path / "x.py")

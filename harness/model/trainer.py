@@ -126,6 +126,12 @@ class ResumeAdvice:
         "calls probe.saved(step) after that"
     )
     """A checkpoint is missing."""
+    generators: str = (
+        "what a checkpoint holds of random generators, on every rank: torch.get_rng_state(), "
+        "torch.cuda.get_rng_state() and the states of generators of your own; whether they are "
+        "restored after everything that draws or seeds at a start"
+    )
+    """Random numbers start over, or are others from a step on."""
     tokens: str = "whether the checkpoint holds the count of tokens of all ranks, or that of one"
     """Only the trainer's count of tokens was not restored."""
 

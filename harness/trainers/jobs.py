@@ -156,6 +156,11 @@ def features_of(job: Job) -> Features:
     return trainer_of(job.spec).features(job.toolchain)
 
 
+def pipeline_stages(job: Job) -> int:
+    """How many pipeline stages the model of a job is cut into."""
+    return trainer_of(job.spec).pipeline_stages(job)
+
+
 def find_toolchain(
     name: str, root: Path | None = None, trainer: TrainerSpec | None = None
 ) -> Toolchain:

@@ -32,6 +32,7 @@ from converge_harness.run_folder.weight_mapping import (
 from converge_harness.toml import Where
 from converge_harness.toolchains.find import assume_environment, build_hint, find_environment
 from converge_harness.toolchains.recipes import has_recipe, recipe_of
+from converge_harness.trainers.base import OfMicrobatch
 from converge_harness.trainers.config_audit import ConfigAudit
 from converge_harness.trainers.mapping import read_mapping
 from converge_harness.trainers.megatron.mapping import name_problems
@@ -52,6 +53,9 @@ DISTRIBUTION = "megatron-core"
 SERIES = "0.16."
 """The releases that the dialect drives."""
 DIALECT = "megatron_0_16"
+AUXILIARY_LOSS = OfMicrobatch(
+    "the auxiliary loss", "use a per-sample loss (seq_aux_loss) in both sets"
+)
 WARMUP_STEPS = "lr_scheduler.lr_warmup_steps"
 MEGATRON = TrainerSpec(
     "megatron",
@@ -122,7 +126,7 @@ class Megatron(TorchrunTrainer):
         """Its batches come from converge's own loader, which can distribute them otherwise."""
         if repeat.kind is not RepeatKind.PERMUTE:
             return super().unmakeable(repeat, trainer, controls)
-        others = [spec.name for spec in controls if self.is_by_microbatch(spec)]
+        others = [spec.name for spec in controls if self.of_microbatch(spec)]
         if not others:
             return "", ""
         why = (
@@ -131,8 +135,8 @@ class Megatron(TorchrunTrainer):
         )
         return why, "leave it out, or use rerun and ulp repeats"
 
-    def is_by_microbatch(self, spec: SetSpec) -> bool:
-        return has_auxiliary_loss(spec)
+    def of_microbatch(self, spec: SetSpec) -> OfMicrobatch | None:
+        return AUXILIARY_LOSS if has_auxiliary_loss(spec) else None
 
     def identity(self, spec: SetSpec, surroundings: Surroundings) -> Mapping[str, Any]:
         return {"trainer": self.kind, **_weights(spec)}

@@ -35,7 +35,7 @@ from converge_harness.trainers.base import (
 )
 from converge_harness.trainers.table import TrainerOfFile, environment_of
 from converge_harness.trainers.torchrun import TorchrunTrainer
-from converge_harness.trainers.torchtitan import releases
+from converge_harness.trainers.torchtitan import releases, stages
 from converge_harness.trainers.torchtitan.audit import AUDIT
 from converge_harness.trainers.torchtitan.table import (
     ASYNC_MODE,
@@ -98,6 +98,7 @@ ADVICE = ResumeAdvice(
         "when the trainer saves: checkpoint.enable and checkpoint.interval, and what calls the "
         "checkpointer's save after a step"
     ),
+    generators=f"{ResumeAdvice().generators} (torchtitan saves none of them)",
     tokens=(
         "what train_state holds: torchtitan's Trainer.state_dict saves ntokens_seen, which is "
         "a count of one rank, and every rank loads it as its own"
@@ -214,6 +215,12 @@ class Torchtitan(TorchrunTrainer):
 
     def features(self, toolchain: Toolchain) -> Features:
         return releases.features(toolchain)
+
+    def pipeline_stages(self, job: Job) -> int:
+        return stages.pipeline_stages(job)
+
+    def layers_to_cut(self, job: Job) -> int | None:
+        return stages.layers_to_cut(job)
 
     def limitations(self, spec: SetSpec, toolchain: Toolchain) -> Iterable[Limitation]:
         return releases.limitations(spec, toolchain.dialect)
