@@ -25,12 +25,19 @@ from converge_harness.launch.kubernetes.objects import (
     object_text,
 )
 from converge_harness.launch.kubernetes.pod_script import pod_script
-from converge_harness.launch.scheduler.backend import JobEnd, JobState, Known, Phase, SubmitRequest
+from converge_harness.launch.scheduler.backend import (
+    JobEnd,
+    JobState,
+    Known,
+    Phase,
+    ScriptRequest,
+    SubmitRequest,
+)
 from converge_harness.launch.scheduler.batch_step import TERMINATED
 from converge_harness.launch.scheduler.result import of_segment, unknown_end, where, with_log
 from converge_harness.launch.scheduler.script_end import has_ended, known_end
 from converge_harness.launch.scheduler.submission import read_submission
-from converge_harness.model import Cluster, Job, RankError, Role
+from converge_harness.model import Cluster, RankError, Role
 from converge_harness.run_folder.layout import (
     COMPILED,
     JOB_SCRIPT,
@@ -40,7 +47,7 @@ from converge_harness.run_folder.layout import (
     newest_call_logs,
 )
 from converge_harness.store import Store, atomic_write
-from converge_harness.trainers import RANK_MODULE, trainer_of
+from converge_harness.trainers import trainer_of
 from converge_harness.trainers.failure import has_failed_rank
 
 SEEDS, RUNS = "1-seed-checkpoints", "2-runs"
@@ -103,31 +110,13 @@ class WrittenObjects:
             if folder := folders.get(_key(name)):
                 (folder / JOB_SCRIPT).unlink(missing_ok=True)
 
-    def files(
-        self,
-        job: Job,
-        folder: Path,
-        cluster: Cluster,
-        *,
-        experiment: str,
-        rank_module: str = RANK_MODULE,
-        continues_after: int | None = None,
-        data: Path | None = None,
-    ) -> dict[str, str]:
+    def files(self, request: ScriptRequest) -> dict[str, str]:
         """The script of a job's pods, and its object.
 
         Raises ConfigError when the ranks do not fill nodes, and when Kubernetes would refuse it.
         """
-        script = pod_script(
-            job,
-            folder,
-            cluster,
-            experiment=experiment,
-            rank_module=rank_module,
-            continues_after=continues_after,
-            data=data,
-        )
-        made = job_set(job, folder, cluster, experiment=experiment)
+        script = pod_script(request)
+        made = job_set(request)
         require_valid(made)
         return {JOB_SCRIPT: script, OBJECT: object_text(made)}
 
