@@ -4,7 +4,8 @@
 
     base.py          the interface: ``Trainer``, whose methods have defaults where possible
     registry.py      finds the ``Trainer`` of a kind; ``register`` adds one
-    jobs.py          the same calls for code that has a ``Job`` or a toolchain, and no ``Trainer``
+    jobs.py          functions of a job, for other packages: each finds the job's trainer and calls
+                     it (argv, environment, ``job.json``, stages); also finds its toolchains
     table.py         the keys of ``[trainer]`` that all trainers share
     environment.py   the variables that every job's environment gets
     calls.py         a run as one or several calls (starts): which part each trains, how ranks meet

@@ -454,7 +454,7 @@ class Trainer(ABC):
         data: Path | None,
         seed_checkpoint: Path | None,
         device: str,
-    ) -> dict[str, Any]:
+    ) -> JobDocument:
         """The content of ``job.json`` (``docs/architecture.md``), without its schema version."""
         common = job_document(
             job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from converge_harness.errors import ToolchainError
 from converge_harness.model import Job, Toolchain, TrainerSpec
+from converge_harness.run_folder.job import JobDocument
 from converge_harness.toolchains.find import require_same_converge
 from converge_harness.toolchains.recipes import purpose
 from converge_harness.toolchains.user_python import before
@@ -24,7 +25,7 @@ PATH_VARIABLE = "PYTHONPATH"
 
 def job_payload(
     job: Job, folder: Path, *, data: Path | None, seed_checkpoint: Path | None, device: str
-) -> dict[str, Any]:
+) -> JobDocument:
     """The content of ``job.json`` (``docs/architecture.md``), without its schema version.
 
     ``data`` is the folder of the job's corpus, named after its digest.

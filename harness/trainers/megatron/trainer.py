@@ -24,9 +24,9 @@ from converge_harness.model import (
     TrainConfig,
     TrainerSpec,
 )
+from converge_harness.run_folder.job import JobDocument
 from converge_harness.run_folder.weight_mapping import (
     WeightMapping,
-    WeightMappingDocument,
     weight_mapping_of,
 )
 from converge_harness.toml import Where
@@ -177,7 +177,7 @@ class Megatron(TorchrunTrainer):
         data: Path | None,
         seed_checkpoint: Path | None,
         device: str,
-    ) -> dict[str, Any]:
+    ) -> JobDocument:
         payload = super().job_payload(
             job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device
         )
@@ -195,7 +195,7 @@ class Megatron(TorchrunTrainer):
         return named | {str(ran.param_dtype)}
 
 
-def _weights(spec: SetSpec) -> dict[str, WeightMappingDocument]:
+def _weights(spec: SetSpec) -> JobDocument:
     """The names of another trainer's checkpoint, if a set starts from one."""
     mapping: WeightMapping | None = spec.trainer.settings
     return {"weights": mapping.document()} if mapping else {}

@@ -26,6 +26,7 @@ from converge_harness.model import (
     TrainConfig,
     TrainerSpec,
 )
+from converge_harness.run_folder.job import JobDocument
 from converge_harness.toml import Where
 from converge_harness.trainers.base import (
     Features,
@@ -236,7 +237,7 @@ class Torchtitan(TorchrunTrainer):
         data: Path | None,
         seed_checkpoint: Path | None,
         device: str,
-    ) -> dict[str, Any]:
+    ) -> JobDocument:
         common = job_document(
             job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device
         )
