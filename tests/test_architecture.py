@@ -382,6 +382,61 @@ def test_a_key_of_torchtitan_is_seen(tmp_path, key):
     assert titan_keys(tmp_path / "x.py")
 
 
+FRAMEWORK = re.compile(r"torchtitan|megatron", re.IGNORECASE)
+NAME_FRAMEWORKS = {"rank", "run_folder", "probe", "trainers", "toolchains", "readers", "cli"}
+"""Layers whose texts may name a framework: those that drive one or read its files, and the command
+line, whose help says for what a command is."""
+FRAMEWORKS_NAMED = {
+    "matrix/bisect.py": 1,  # searches among the commits of torchtitan's repository
+    "guide/experiment_file.py": 1,  # the guide is torchtitan's
+    "model/experiment.py": 1,  # a loader of the corpus
+    "model/plan.py": 1,  # a place in a user's shell, of a checkout
+    "surroundings.py": 1,  # environment variables
+}
+"""How many texts of other modules name one."""
+
+
+def named_frameworks(path: Path) -> list[str]:
+    """Texts of a module, docstrings aside, that name a framework."""
+    tree = tree_of(path)
+    described = {
+        id(each.value)
+        for node in ast.walk(tree)
+        for each in (node.body if isinstance(getattr(node, "body", None), list) else [])
+        if isinstance(each, ast.Expr)
+    }
+    texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return [
+        node.value
+        for node in texts
+        if isinstance(node.value, str) and id(node) not in described
+        if FRAMEWORK.search(node.value)
+    ]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in SOURCES if layer_of(path) not in NAME_FRAMEWORKS],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_what_is_said_of_a_trainer_comes_from_the_trainer(path):
+    found = named_frameworks(path)
+    assert len(found) <= FRAMEWORKS_NAMED.get(str(path.relative_to(PACKAGE)), 0), found
+
+
+@pytest.mark.parametrize(
+    ("line", "seen"),
+    [
+        ('hint = f"{name}: see the keys of torchtitan"', True),
+        ('problem("name it where Megatron-Core trains")', True),
+        ('def f():\n    """As torchtitan does."""\nhint = "see the trainer"', False),
+    ],
+)
+def test_a_framework_that_is_named_is_seen(tmp_path, line, seen):
+    (tmp_path / "x.py").write_text(line)
+    assert bool(named_frameworks(tmp_path / "x.py")) is seen
+
+
 CONTRACT = {
     value
     for name, value in vars(layout).items()
