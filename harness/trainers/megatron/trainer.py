@@ -73,6 +73,7 @@ MEGATRON = TrainerSpec(
     ),
     defaults=MappingProxyType({**dict.fromkeys(DATA_TYPE_KEYS, "float32"), WARMUP_STEPS: 0}),
     keys=ConfigKeys(
+        max_norm="optimizer.clip_grad",
         gradients_in_float32="ddp.grad_reduce_in_fp32",
         warmup_steps=WARMUP_STEPS,
     ),
