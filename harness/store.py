@@ -16,7 +16,7 @@ import tempfile
 import unicodedata
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,7 +43,7 @@ from converge_harness.run_folder.layout import (
     WAIT,
     seed_checkpoint_of,
 )
-from converge_harness.run_folder.records import RecordDocument
+from converge_harness.run_folder.records import RecordDocument, RunFacts
 from converge_harness.seal import changed_source, evidence_of, sources_of, stale
 
 DEFAULT_ROOT = Path(".converge")
@@ -221,12 +221,12 @@ class Store:
         record = read_record(folder)
         return record if record.identity == identity else None
 
-    def finish_run(self, record: RunRecord, facts: Mapping[str, Any]) -> RunRecord:
+    def finish_run(self, record: RunRecord, facts: RunFacts) -> RunRecord:
         """Clean up, then write ``record.json`` last; return the record as written.
 
         Removed are compiled kernels and, if the run has finished, its checkpoints, except for a
-        seed checkpoint. ``facts`` are written beside the record: ``started`` (ISO 8601, UTC),
-        ``host``, ``versions``, ``job``. Raises StoreError as ``atomic_write`` does.
+        seed checkpoint. ``facts`` are written beside the record. Raises StoreError as
+        ``atomic_write`` does.
         """
         done_with = [COMPILED]
         resumed = (record.folder / PASSES).is_dir()
@@ -239,8 +239,7 @@ class Store:
         sealed = replace(
             record, evidence=evidence_of(record.folder), sources=sources_of(record.folder)
         )
-        value = {**asdict(sealed), "folder": record.folder.name, "reused": False, **facts}
-        write_json(record.folder / RECORD, value)
+        write_json(record.folder / RECORD, _document(sealed, facts))
         return sealed
 
     def start_run(self, folder: Path, job: Mapping[str, Any]) -> None:
@@ -355,6 +354,26 @@ def _digests(value: object) -> Mapping[str, Any] | None:
     ):
         raise TypeError(f"digests by path are {value!r}")
     return value
+
+
+def _document(record: RunRecord, facts: RunFacts) -> RecordDocument:
+    error = record.error
+    return {
+        "name": record.name,
+        "identity": record.identity,
+        "folder": record.folder.name,
+        "status": record.status.value,
+        "wall_s": record.wall_s,
+        "argv": list(record.argv),
+        "error": {"rank": error.rank, "message": error.message, "traceback": error.traceback}
+        if error
+        else None,
+        "requeues": record.requeues,
+        "evidence": None if record.evidence is None else dict(record.evidence),
+        "sources": dict(record.sources),
+        "reused": False,
+        **facts,
+    }
 
 
 def read_record(folder: Path) -> RunRecord:

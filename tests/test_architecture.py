@@ -6,6 +6,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable
+from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from converge_harness.model import Parallelism
 from converge_harness.model.trainer import DATA_TYPE_KEYS, PLAIN_DEFAULTS
 from converge_harness.rank import settings
 from converge_harness.run_folder import arrays, layout
@@ -344,8 +346,10 @@ TITAN_KEY = re.compile(
 )
 OF_EVERY_TRAINER = PLAIN_DEFAULTS.keys()
 """Keys by which converge itself knows every trainer's config."""
-WRITE_KEYS = {"rank", "run_folder", "trainers", "model", "experiment", "plan", "guide"}
-"""Layers that may write out keys: those of a trainer, of every trainer, and of guided sets."""
+OF_A_SET = {f"parallelism.{each.name}" for each in fields(Parallelism)}
+"""Keys of an experiment file that read like torchtitan's."""
+WRITE_KEYS = {"rank", "run_folder", "trainers", "model"}
+"""Layers that may write out keys: those of a trainer, and of every trainer."""
 
 
 def titan_keys(path: Path) -> set[str]:
@@ -353,7 +357,7 @@ def titan_keys(path: Path) -> set[str]:
     constants = (node for node in ast.walk(tree_of(path)))
     texts = (node.value for node in constants if isinstance(node, ast.Constant))
     found = {text for text in texts if isinstance(text, str) and TITAN_KEY.fullmatch(text)}
-    return found - OF_EVERY_TRAINER
+    return found - OF_EVERY_TRAINER - OF_A_SET
 
 
 @pytest.mark.parametrize(
@@ -370,10 +374,67 @@ def test_ranks_know_the_keys_of_data_types_that_the_harness_knows():
     assert settings.DATA_TYPE_KEYS == DATA_TYPE_KEYS
 
 
-@pytest.mark.parametrize("key", ["debug.deterministic", "training.max_norm"])
+@pytest.mark.parametrize(
+    "key", ["debug.deterministic", "training.max_norm", "parallelism.pipeline_parallel_schedule"]
+)
 def test_a_key_of_torchtitan_is_seen(tmp_path, key):
     (tmp_path / "x.py").write_text(f'ran.get("{key}")')
     assert titan_keys(tmp_path / "x.py")
+
+
+FRAMEWORK = re.compile(r"torchtitan|megatron", re.IGNORECASE)
+NAME_FRAMEWORKS = {"rank", "run_folder", "probe", "trainers", "toolchains", "readers", "cli"}
+"""Layers whose texts may name a framework: those that drive one or read its files, and the command
+line, whose help says for what a command is."""
+FRAMEWORKS_NAMED = {
+    "matrix/bisect.py": 1,  # searches among the commits of torchtitan's repository
+    "guide/experiment_file.py": 1,  # the guide is torchtitan's
+    "model/experiment.py": 1,  # a loader of the corpus
+    "model/plan.py": 1,  # a place in a user's shell, of a checkout
+    "surroundings.py": 1,  # environment variables
+}
+"""How many texts of other modules name one."""
+
+
+def named_frameworks(path: Path) -> list[str]:
+    """Texts of a module, docstrings aside, that name a framework."""
+    tree = tree_of(path)
+    described = {
+        id(each.value)
+        for node in ast.walk(tree)
+        for each in (node.body if isinstance(getattr(node, "body", None), list) else [])
+        if isinstance(each, ast.Expr)
+    }
+    texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return [
+        node.value
+        for node in texts
+        if isinstance(node.value, str) and id(node) not in described
+        if FRAMEWORK.search(node.value)
+    ]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in SOURCES if layer_of(path) not in NAME_FRAMEWORKS],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_what_is_said_of_a_trainer_comes_from_the_trainer(path):
+    found = named_frameworks(path)
+    assert len(found) <= FRAMEWORKS_NAMED.get(str(path.relative_to(PACKAGE)), 0), found
+
+
+@pytest.mark.parametrize(
+    ("line", "seen"),
+    [
+        ('hint = f"{name}: see the keys of torchtitan"', True),
+        ('problem("name it where Megatron-Core trains")', True),
+        ('def f():\n    """As torchtitan does."""\nhint = "see the trainer"', False),
+    ],
+)
+def test_a_framework_that_is_named_is_seen(tmp_path, line, seen):
+    (tmp_path / "x.py").write_text(line)
+    assert bool(named_frameworks(tmp_path / "x.py")) is seen
 
 
 CONTRACT = {

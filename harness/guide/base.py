@@ -29,7 +29,6 @@ from converge_harness.plan import precision_of
 from converge_harness.plan.rules import RULES, PlannedJob
 from converge_harness.trainers import DEFAULT_TRAINER, features_of, trainer_of_kind
 
-CUDA_GRAPHS = "training.disable_cuda_graphs"
 PIPELINE_RULES = ("pp-microbatches", "pp-microbatches-fit", "batch-divisible")
 """Rules that the choice of the local batch can satisfy."""
 MOST_RAISED = 64

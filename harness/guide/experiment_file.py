@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from converge_harness.guide.base import CUDA_GRAPHS, Base
+from converge_harness.guide.base import Base
 from converge_harness.guide.factor import Factor
 from converge_harness.guide.recommend import KEPT, Recommended
 from converge_harness.model import ENOUGH_RERUNS, OwnTechnique, Repeat, RepeatKind, Setting
@@ -121,8 +121,8 @@ def _common(
     base: Base, common: Mapping[str, Setting], tests: Sequence[Recommended]
 ) -> Iterator[str]:
     """``[trainer.set]``: settings that control and tests share beyond the base config."""
-    graphs = _excludes_cuda_graphs(base, tests)
-    if not common and not graphs:
+    no_graphs = _no_cuda_graphs(base, tests)
+    if not common and not no_graphs:
         return
     yield ""
     yield "[trainer.set]"
@@ -133,21 +133,19 @@ def _common(
         )
     for key, value in common.items():
         yield f"{_toml(key)} = {_toml(value)}"
-    if graphs:
+    if no_graphs:
         yield from _comment(
-            "torchtitan 0.3 does not allow CUDA graphs with pipelines or experts; off in the "
-            "control too, so that only what is under test differs."
+            "The release does not allow CUDA graphs with pipelines or experts; off in the control "
+            "too, so that only what is under test differs."
         )
-        yield f"{_toml(CUDA_GRAPHS)} = true"
+        yield f"{_toml(no_graphs)} = true"
 
 
-def _excludes_cuda_graphs(base: Base, tests: Sequence[Recommended]) -> bool:
-    degrees = [test.spec.parallelism for test in tests]
-    return (
-        features_of(base.control).cuda_graphs
-        and any(each.pp > 1 or each.ep > 1 for each in degrees)
-        and base.control.spec.train_config.setting(CUDA_GRAPHS) is None
-    )
+def _no_cuda_graphs(base: Base, tests: Sequence[Recommended]) -> str:
+    """The key that switches CUDA graphs off, if a set needs that and the base config lacks it."""
+    key = features_of(base.control).no_cuda_graphs
+    needed = any(test.spec.parallelism.pp > 1 or test.spec.parallelism.ep > 1 for test in tests)
+    return key if needed and base.control.spec.train_config.setting(key) is None else ""
 
 
 def _entry(written: Recommended, common: Mapping[str, Setting]) -> Iterator[str]:

@@ -12,8 +12,9 @@ from converge_harness.guide.factor import DATA, DDP, DEFAULT_SCHEDULE, HSDP, Fac
 from converge_harness.guide.fit import Combination, breaches, completed, why_apart, with_needs
 from converge_harness.model import LOCAL_BATCH, SetSpec, Technique
 from converge_harness.plan.describe import serves
-from converge_harness.plan.rules import count_microbatches, pipeline_stages
+from converge_harness.plan.rules import count_microbatches
 from converge_harness.plan.sizes import precision_of
+from converge_harness.trainers import pipeline_stages
 
 COARSE = (Technique.FLOAT8, Technique.FLOAT8_ROWWISE, Technique.BF16)
 """Techniques that change the arithmetic, and so the precision of a run."""

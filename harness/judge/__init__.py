@@ -8,7 +8,9 @@
 - ``checks/``: the questions, a module for each subject, and which of them are asked
 - ``resume/``: compares the passes of a resumed run with each other
 - ``causes/``: the likely cause of a failure
-- ``soundness``, ``in_force``, ``degrees``, ``probed_runs``: questions about a single run
+- ``soundness``, ``degrees``: questions about a single run; ``probed_runs``: how runs were probed
+- ``in_force``: how the configurations of two runs differ; whether what a set names is what ran is
+  asked of its trainer's audit (``TrainerSpec.audit``)
 
 Other packages import only from here, except benchmarks of a single part.
 """

@@ -17,6 +17,7 @@ from converge_harness.model import (
     Parallelism,
     Pass,
     SetSpec,
+    ranks,
 )
 
 
@@ -59,11 +60,6 @@ def degrees_of(each: Pass) -> str:
     """The degrees that were in force, for people to read; else the number of ranks."""
     degrees = parallelism_of(each.in_force)
     return str(degrees) if degrees else ranks(each.world_size)
-
-
-def ranks(world_size: int) -> str:
-    """``one rank``, ``4 ranks``: as ``Parallelism`` prints itself."""
-    return "one rank" if world_size == 1 else f"{world_size} ranks"
 
 
 def parallelism_of(ran: InForce | None) -> Parallelism | None:

@@ -15,7 +15,7 @@ from converge_harness.launch.dry_run import DryRunResult, problems_of
 from converge_harness.launch.interruption import interruptible
 from converge_harness.matrix.cost import gpu_hours
 from converge_harness.model import Job, Plan
-from converge_harness.trainers import DEFAULT_TRAINER
+from converge_harness.trainers import kinds, trainer_of_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +145,12 @@ def device_of(plan: Plan) -> str:
 def _require_buildable(plan: Plan) -> None:
     other = next((job for job in plan.jobs if not job.spec.trainer.can.dry_run), None)
     if other is not None:
+        able = [each for each in kinds() if trainer_of_kind(each).default_spec().can.dry_run]
         raise ConfigError(
             Problem(
                 f"{plan.experiment.path}: trainer.kind",
-                f"is {other.spec.trainer.kind!r}: a dry run can only "
-                f"build {DEFAULT_TRAINER}'s models",
+                f"is {other.spec.trainer.kind!r}: a dry run can only build models of "
+                f"{' and '.join(map(repr, able))}",
                 "leave --dry-run out",
             )
         )

@@ -77,6 +77,7 @@ from converge_harness.model.kinds import (
     RestartOwner,
     Segment,
     Torn,
+    ranks,
 )
 from converge_harness.model.plan import (
     BASELINES,
@@ -95,9 +96,9 @@ from converge_harness.model.trainer import (
     LOCAL_BATCH,
     SEQ_LEN,
     TRAINING_STEPS,
+    Audit,
     Capabilities,
     ConfigKeys,
-    ImpliedSetting,
     ResumeAdvice,
     TrainerSpec,
 )
@@ -167,6 +168,7 @@ __all__ = [
     "Across",
     "Activations",
     "Ask",
+    "Audit",
     "Baseline",
     "Blessing",
     "BufferRows",
@@ -191,7 +193,6 @@ __all__ = [
     "Float8InForce",
     "Floats",
     "FrozenSamples",
-    "ImpliedSetting",
     "InForce",
     "Integers",
     "Job",
@@ -246,6 +247,7 @@ __all__ = [
     "TrainerSpec",
     "Verdict",
     "flattened",
+    "ranks",
     "settling_steps",
 ]
 

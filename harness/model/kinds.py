@@ -57,6 +57,11 @@ class Parallelism:
         return " x ".join(parts) or "one rank"
 
 
+def ranks(world_size: int) -> str:
+    """``one rank``, ``4 ranks``: as ``Parallelism`` prints itself."""
+    return "one rank" if world_size == 1 else f"{world_size} ranks"
+
+
 class Kind(StrEnum):
     """What a test set tests."""
 

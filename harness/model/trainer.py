@@ -6,15 +6,16 @@ file is read. The judge, and everything else that may not import the trainer, us
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from converge_harness.model.kinds import FaultKind, Kind
 
 if TYPE_CHECKING:
-    from converge_harness.model.experiment import Technique
+    from converge_harness.model.experiment import SetSpec
+    from converge_harness.model.in_force import InForce
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +26,6 @@ class Capabilities:
     """Its runs write the probe's evidence; otherwise only a curve."""
     all_signals: bool = False
     """Its runs write every judged signal; otherwise only what the training loop computes."""
-    audits_config: bool = False
-    """``in_force.json`` has its whole config and every choice that a set can name; otherwise only
-    what is visible from outside of the program.
-    """
     counts_tokens: bool = False
     """A sample has as many tokens as the config says; otherwise only the program knows."""
     shares_initial_weights: bool = False
@@ -68,43 +65,15 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
-class ImpliedSetting:
-    """A key that sets may name, of which a trainer's config in force shows the value by others."""
-
-    key: str
-    value: str
-    null: str = ""
-    """A key that is there and null."""
-    has: str = ""
-    """A key that is there."""
-    lacks: str = ""
-    """A key that is not there."""
-
-
-@dataclass(frozen=True, slots=True)
 class ConfigKeys:
-    """Keys of a trainer's own config that say what was named, or what was in force.
+    """Keys of a trainer's own config that converge reads; an empty one: it has no such key."""
 
-    The judge needs them for its audit of ``in_force.json``, the launcher for when to look at a run.
-    An empty one: it has no such key.
-    """
-
-    techniques: Mapping[Technique, tuple[tuple[str, object], ...]] = field(
-        default_factory=lambda: MappingProxyType({})
-    )
-    """By technique, keys and values of a train config that name it as ``techniques`` does."""
-    float8_converters: str = ""
-    """A list of names; one with ``float8`` in it converts the model."""
-    deterministic: str = ""
-    """Whether torch may use deterministic algorithms only."""
     async_checkpoints: str = ""
     """Whether checkpoints are written in the background: neither null nor ``disabled``."""
     collective_timeout: str = ""
     """Seconds that a collective may take before its rank ends with an error."""
     pipeline_microbatch_size: str = ""
     """Samples of a pipeline microbatch."""
-    implied: tuple[ImpliedSetting, ...] = ()
-    """The first that fits a config gives the value of its key."""
     of_repeats: frozenset[str] = frozenset()
     """Keys that may differ between a run and its repeat."""
     max_norm: str = ""
@@ -157,8 +126,27 @@ class ResumeAdvice:
         "calls probe.saved(step) after that"
     )
     """A checkpoint is missing."""
+    generators: str = (
+        "what a checkpoint holds of random generators, on every rank: torch.get_rng_state(), "
+        "torch.cuda.get_rng_state() and the states of generators of your own; whether they are "
+        "restored after everything that draws or seeds at a start"
+    )
+    """Random numbers start over, or are others from a step on."""
     tokens: str = "whether the checkpoint holds the count of tokens of all ranks, or that of one"
     """Only the trainer's count of tokens was not restored."""
+
+
+class Audit(Protocol):
+    """Whether what a set names is what ran, and nothing else: a trainer's answer. Pure.
+
+    It is asked of each pass of a run, with what the set names for that pass.
+    """
+
+    def not_in_force(self, spec: SetSpec, ran: InForce) -> Iterable[str]:
+        """One clause per setting that the set names and that was not in force."""
+
+    def not_named(self, spec: SetSpec, ran: InForce) -> Iterable[str]:
+        """One clause per technique that ran and that neither the set nor its config names."""
 
 
 # Keys that mean the same in the train configs of all trainers.
@@ -190,4 +178,6 @@ class TrainerSpec:
     defaults: Mapping[str, Any] = field(default_factory=lambda: PLAIN_DEFAULTS)
     """Defaults of keys that its train configs may leave out."""
     keys: ConfigKeys = field(default_factory=ConfigKeys)
+    audit: Audit | None = None
+    """None: nothing compares what its sets name with what ran, and the checks say so."""
     advice: ResumeAdvice = field(default_factory=ResumeAdvice)

@@ -156,7 +156,7 @@ def _repeats_of(experiment: Experiment, control: Job) -> tuple[Repeat, ...]:
     if control.precision is not Precision.FP32 and control.spec.trainer.can.rounds_otherwise:
         wanted = tuple(dict.fromkeys(repeat.in_low_precision for repeat in wanted))
     spec = control.spec
-    deals = spec.train_config.own_loader and not trainer_of(spec).is_by_microbatch(spec)
+    deals = spec.train_config.own_loader and trainer_of(spec).of_microbatch(spec) is None
     return tuple(repeat for repeat in wanted if deals or repeat.kind is not RepeatKind.PERMUTE)
 
 

@@ -6,7 +6,9 @@ Ranks neither write nor read them. ``converge_harness.store`` writes the record,
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import TypedDict
+
+from converge_harness.run_folder.job import JobDocument
 
 
 class RankErrorDocument(TypedDict):
@@ -17,7 +19,46 @@ class RankErrorDocument(TypedDict):
     traceback: str
 
 
-class RecordDocument(TypedDict, total=False):
+class CallDocument(TypedDict):
+    """One call of the launcher."""
+
+    argv: list[str]
+    segment: int | None
+    nodes: int
+    started: str
+    """ISO 8601, UTC."""
+    ended: str | None
+    """The same; null while it runs."""
+    returncode: int | None
+
+
+class ClusterDocument(TypedDict):
+    """A job according to its scheduler."""
+
+    job_id: str | None
+    word: str
+    reason: str
+    restarts: int
+    nodes: str
+
+
+class RunFacts(TypedDict, total=False):
+    """What only the launcher of a run knows of it."""
+
+    started: str
+    """ISO 8601, UTC."""
+    host: str
+    versions: dict[str, str]
+    job: JobDocument
+    """As in ``job.json``."""
+    warm: bool
+    environment: dict[str, str]
+    calls: list[CallDocument]
+    """For a run in several passes."""
+    cluster: ClusterDocument
+
+
+class RecordDocument(RunFacts, total=False):
     """The file without its schema version; files of older releases lack some keys."""
 
     name: str
@@ -34,19 +75,6 @@ class RecordDocument(TypedDict, total=False):
     """SHA-256 of every evidence file by its path in the run folder; null in older files."""
     sources: dict[str, str | None]
     """SHA-256 of the run's sources by path; null where there is no digest."""
-
-    started: str
-    """ISO 8601, UTC."""
-    host: str
-    versions: dict[str, str]
-    job: dict[str, Any]
-    """As in ``job.json``."""
-    warm: bool
-    environment: dict[str, str]
-    calls: list[dict[str, Any]]
-    """For a run in several passes: its calls."""
-    cluster: dict[str, Any]
-    """The job according to the scheduler."""
 
 
 class SubmissionDocument(TypedDict, total=False):

@@ -4,12 +4,14 @@
 
     base.py          the interface: ``Trainer``, whose methods have defaults where possible
     registry.py      finds the ``Trainer`` of a kind; ``register`` adds one
-    jobs.py          the same calls for code that has a ``Job`` or a toolchain, and no ``Trainer``
+    jobs.py          functions of a job, for other packages: each finds the job's trainer and calls
+                     it (argv, environment, ``job.json``, stages); also finds its toolchains
     table.py         the keys of ``[trainer]`` that all trainers share
     environment.py   the variables that every job's environment gets
     calls.py         a run as one or several calls (starts): which part each trains, how ranks meet
     failure.py       why a run under torchrun failed, from its logs
     mapping.py       the file that names the parameters in another trainer's checkpoint
+    config_audit.py  what of a set was not in force, for trainers whose whole config is recorded
     torchrun.py      what torchtitan and Megatron-Core share: converge's rank code under torchrun
     torchtitan/      torchtitan
     megatron/        Megatron-Core
@@ -56,6 +58,7 @@ from converge_harness.trainers.jobs import (
     job_payload,
     needs_port,
     node_command,
+    pipeline_stages,
     printable_command,
     searching,
     trainers_in,
@@ -121,6 +124,7 @@ __all__ = [
     "node_command",
     "normal_path",
     "part_of",
+    "pipeline_stages",
     "printable_command",
     "read_trainer",
     "register",

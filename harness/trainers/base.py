@@ -98,6 +98,15 @@ def curve_outside(curve: str | Path) -> EvidenceError:
     )
 
 
+class OfMicrobatch(NamedTuple):
+    """A part of the objective that depends on which samples are together in a microbatch."""
+
+    name: str
+    """``the auxiliary loss``."""
+    instead: str
+    """Advice that names an objective of single samples."""
+
+
 class Limitation(NamedTuple):
     """Something that a release of a trainer refuses, or silently does differently."""
 
@@ -120,8 +129,9 @@ class Features:
     """Sets can choose how context parallelism exchanges keys and values."""
     sequence_block: int = 1
     """Context parallelism splits a sequence in blocks of this many tokens."""
-    cuda_graphs: bool = False
-    """It captures CUDA graphs by default, but not with pipelines or experts."""
+    no_cuda_graphs: str = ""
+    """The key that switches its CUDA graphs off: it captures them by default, but not with
+    pipelines or experts. Empty: it captures none."""
     fuses_in_twos: bool = False
     """In pipelines async TP fuses only with microbatches of two or more samples."""
 
@@ -333,13 +343,13 @@ class Trainer(ABC):
             return why, "use rerun and ulp repeats" if trainer.can.probed else "use rerun"
         return "", ""
 
-    def is_by_microbatch(self, spec: SetSpec) -> bool:
-        """Whether the objective depends on which samples are together in a microbatch.
+    def of_microbatch(self, spec: SetSpec) -> OfMicrobatch | None:
+        """What of the objective depends on which samples are together in a microbatch, if anything.
 
         Then a repeat that distributes the samples of a batch in another order is none, and a set
         needs its control's local batch size.
         """
-        return False
+        return None
 
     def takes_seed(self, trainer: TrainerSpec) -> bool:
         """Whether a run gets its seed; otherwise all seeds would give the same run."""
@@ -381,6 +391,17 @@ class Trainer(ABC):
     def features(self, toolchain: Toolchain) -> Features:
         """The features of the release in a toolchain."""
         return Features()
+
+    def pipeline_stages(self, job: Job) -> int:
+        """How many stages the model of a job is cut into; by default one on each pipeline rank."""
+        return job.spec.parallelism.pp
+
+    def layers_to_cut(self, job: Job) -> int | None:
+        """Layers that are cut into stages, with what counts as layers at both ends.
+
+        None: it is not known.
+        """
+        return None
 
     def limitations(self, spec: SetSpec, toolchain: Toolchain) -> Iterable[Limitation]:
         """Limitations that prevent a set from running as specified, beyond the rules."""
@@ -433,7 +454,7 @@ class Trainer(ABC):
         data: Path | None,
         seed_checkpoint: Path | None,
         device: str,
-    ) -> dict[str, Any]:
+    ) -> JobDocument:
         """The content of ``job.json`` (``docs/architecture.md``), without its schema version."""
         common = job_document(
             job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from converge_harness.errors import ToolchainError
 from converge_harness.model import Job, Toolchain, TrainerSpec
+from converge_harness.run_folder.job import JobDocument
 from converge_harness.toolchains.find import require_same_converge
 from converge_harness.toolchains.recipes import purpose
 from converge_harness.toolchains.user_python import before
@@ -24,7 +25,7 @@ PATH_VARIABLE = "PYTHONPATH"
 
 def job_payload(
     job: Job, folder: Path, *, data: Path | None, seed_checkpoint: Path | None, device: str
-) -> dict[str, Any]:
+) -> JobDocument:
     """The content of ``job.json`` (``docs/architecture.md``), without its schema version.
 
     ``data`` is the folder of the job's corpus, named after its digest.
@@ -154,6 +155,11 @@ def is_complete(job: Job, folder: Path) -> bool:
 def features_of(job: Job) -> Features:
     """The features of the release that trains a job."""
     return trainer_of(job.spec).features(job.toolchain)
+
+
+def pipeline_stages(job: Job) -> int:
+    """How many pipeline stages the model of a job is cut into."""
+    return trainer_of(job.spec).pipeline_stages(job)
 
 
 def find_toolchain(

@@ -9,9 +9,9 @@ import pytest
 from converge_harness.cli import main
 from converge_harness.errors import ConfigError
 from converge_harness.experiment import load_experiment
-from converge_harness.judge.in_force import not_in_force
-from converge_harness.model import ConfigKeys, InForce, Parallelism, SetSpec, TrainConfig
+from converge_harness.model import InForce, Parallelism, SetSpec, TrainConfig
 from converge_harness.report.view.in_force import techniques_of
+from converge_harness.trainers.megatron import TRAINER
 from converge_harness.trainers.torchtitan import TORCHTITAN
 
 CONFIG = """
@@ -124,9 +124,10 @@ SPEC = SetSpec(
 
 
 def test_a_trainer_without_such_a_key_is_not_asked_for_it():
-    spec = replace(SPEC, deterministic=False, trainer=replace(TORCHTITAN, keys=ConfigKeys()))
+    spec = replace(SPEC, deterministic=False, trainer=TRAINER.default_spec())
     seen = InForce(config={"debug.deterministic": True})
-    assert not [each for each in not_in_force(spec, seen) if "deterministic" in each]
+    found = spec.trainer.audit.not_in_force(spec, seen)
+    assert not [each for each in found if "deterministic" in each]
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -135,7 +136,8 @@ def test_what_ran_otherwise_than_named_is_not_in_force(named):
 
     def told(ran):
         seen = InForce(config={"debug.deterministic": ran})
-        return [each for each in not_in_force(spec, seen) if "deterministic" in each]
+        found = TORCHTITAN.audit.not_in_force(spec, seen)
+        return [each for each in found if "deterministic" in each]
 
     assert told(named) == []
     ran = str(not named).lower()

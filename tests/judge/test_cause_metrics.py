@@ -19,6 +19,7 @@ from cause_examples import (
 from judge_examples import LOSSES, NORMS, TOKENS, in_force
 
 from converge_harness.model import CauseClass, Parallelism, Precision
+from converge_harness.trainers import trainer_of_kind
 
 
 def smoothed(values):
@@ -177,13 +178,20 @@ def test_shares_of_the_tokens_are_named():
     assert "the valid tokens of a rank (250)" in verdict_of(cp2).cause
 
 
-def test_gradients_that_were_clipped_before_are_named():
-    config = {**in_force().config, "training.max_norm": 0.45}
-    control = with_tokens(CONTROL, config=config)
-    test = with_tokens(broken(gradient=scaled(0.5), noise=1e-7), config=config)
-    cause = verdict_of(test, control).cause
+@pytest.mark.parametrize(
+    ("kind", "key"), [("torchtitan", "training.max_norm"), ("megatron", "optimizer.clip_grad")]
+)
+def test_gradients_that_were_clipped_before_are_named(kind, key):
+    config = {**in_force().config, key: 0.45}
+    keys = trainer_of_kind(kind).default_spec().keys
+
+    def ran(evidence):
+        return replace(with_tokens(evidence, config=config), keys=keys)
+
+    control = ran(CONTROL)
+    cause = verdict_of(ran(broken(gradient=scaled(0.5), noise=1e-7)), control).cause
     assert "equals the share that clipping to 0.45 leaves (0.5)" in cause
-    other = with_tokens(broken(gradient=scaled(0.49), noise=1e-7), config=config)
+    other = ran(broken(gradient=scaled(0.49), noise=1e-7))
     assert "clipping to" not in verdict_of(other, control).cause
 
 

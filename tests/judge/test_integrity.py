@@ -557,3 +557,57 @@ def test_what_nobody_named_is_invalid(ran, words):
     assert words in answer(verdict, "nothing-unnamed").detail
     control = replace(CONTROL, in_force=ran)
     assert words in judged(run("t"), control).cause
+
+
+AUDITED = ("control-in-force", "named-in-force", "nothing-unnamed")
+
+
+class OwnAudit:
+    """The audit of a trainer that is none of ours: its sequences are as long as named."""
+
+    def not_in_force(self, spec, ran):
+        named = spec.setting("training.seq_len")
+        if ran.seq_len != named:
+            yield f"samples of {named} tokens are named, they have {ran.seq_len}"
+
+    def not_named(self, spec, ran):
+        if ran.attention == "flex":
+            yield "FlexAttention is in force but not named"
+
+
+@pytest.mark.parametrize(
+    ("ran", "check", "words"),
+    [
+        (in_force(seq_len=128), "named-in-force", "samples of 256 tokens are named, they have 128"),
+        (in_force(attention="flex"), "nothing-unnamed", "FlexAttention is in force but not named"),
+    ],
+)
+def test_a_trainer_of_ones_own_brings_its_audit(ran, check, words):
+    trainer = replace(CONTROL_SPEC.trainer, audit=OwnAudit())
+    named = spec(settings={"training": {"seq_len": 256}}, trainer=trainer)
+    right = judge(run("t"), CONTROL, spec=named, control_spec=named)
+    assert {answer(right, name).outcome for name in AUDITED} == {Outcome.PASS}
+    wrong = judge(replace(run("t"), in_force=ran), CONTROL, spec=named, control_spec=named)
+    assert wrong.judgement is Judgement.INVALID
+    assert answer(wrong, check).detail == words
+    of_control = judge(run("t"), replace(CONTROL, in_force=ran), spec=named, control_spec=named)
+    assert answer(of_control, "control-in-force").detail == f"the control fsdp2: {words}"
+
+
+def test_a_trainer_without_an_audit_says_that_nothing_was_compared():
+    unaudited = spec(trainer=replace(CONTROL_SPEC.trainer, audit=None))
+    # By torchtitan's audit neither of the two is what the set names.
+    ran = in_force(Parallelism(tp=2), compile=COMPILED)
+    verdict = judge(
+        replace(run("t"), in_force=ran),
+        replace(CONTROL, in_force=ran),
+        spec=unaudited,
+        control_spec=unaudited,
+    )
+    found = [answer(verdict, name) for name in AUDITED]
+    assert {each.outcome for each in found} == {Outcome.SKIPPED}
+    assert {each.detail for each in found} == {
+        "the trainer 'torchtitan' has no audit that compares what a set names with what ran"
+    }
+    unrecorded = judge(replace(run("t"), in_force=None), CONTROL, spec=unaudited)
+    assert answer(unrecorded, "named-in-force").outcome is Outcome.INVALID

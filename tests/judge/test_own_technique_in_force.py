@@ -3,7 +3,6 @@
 import pytest
 from judge_examples import in_force
 
-from converge_harness.judge.in_force import not_in_force
 from converge_harness.model import OwnTechnique, Parallelism, SetSpec, TrainConfig
 from converge_harness.trainers.torchtitan import TORCHTITAN
 
@@ -24,7 +23,7 @@ def clauses(own, *seen):
         trainer=TORCHTITAN,
     )
     ran = in_force(Parallelism(dp_shard=2), own_techniques=list(seen))
-    return [each for each in not_in_force(spec, ran) if "fused" in each]
+    return [each for each in TORCHTITAN.audit.not_in_force(spec, ran) if "fused" in each]
 
 
 @pytest.mark.parametrize(

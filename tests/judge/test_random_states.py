@@ -21,6 +21,7 @@ from converge_harness.model import (
     Precision,
     RestartOwner,
 )
+from converge_harness.trainers import trainer_of_kind
 
 OWN = tuple(f"{step:016x}" for step in range(1, STEPS + 1))
 """A state of its own before every step."""
@@ -77,6 +78,15 @@ def test_random_numbers_that_start_over_fail_where_a_loss_shows_it(precision):
     )
     assert "torch.get_rng_state()" in verdict.look_at
     assert answer(verdict).onset == RESUMED
+
+
+@pytest.mark.parametrize("kind", ["torchtitan", "command"])
+def test_only_a_set_of_torchtitan_is_told_what_torchtitan_saves(kind):
+    of_kind = spec(trainer=trainer_of_kind(kind).default_spec())
+    runs = (drawn(later_loss(MASKS[Precision.FP32]), AGAIN), drawn(run("control"), OWN))
+    verdict = judge(*runs, spec=of_kind, control_spec=of_kind)
+    assert "torch.get_rng_state()" in verdict.look_at
+    assert ("torchtitan saves none of them" in verdict.look_at) is (kind == "torchtitan")
 
 
 def test_numbers_that_come_again_without_an_effect_are_those_of_a_loader():

@@ -31,7 +31,6 @@ from resume_examples import (
 
 from converge_harness.model import (
     BufferRows,
-    Capabilities,
     CauseClass,
     Column,
     Evidence,
@@ -49,9 +48,9 @@ from converge_harness.model import (
     Struck,
     SyntheticData,
     Tier,
-    TrainerSpec,
 )
 from converge_harness.report.view.tolerances import notes
+from converge_harness.trainers import trainer_of_kind
 
 CONTROL = run("control")
 NEW_DATA = tuple(f"{step:016x}" for step in range(900, 900 + STEPS))
@@ -137,7 +136,7 @@ def test_a_run_that_should_have_been_resumed_and_left_no_passes_is_invalid():
         assert outcomes(verdict)["data-resumed"] is Outcome.INVALID
 
 
-PROGRAM = TrainerSpec("command", Capabilities(probed=True))
+PROGRAM = trainer_of_kind("command").default_spec()
 FAIL, INVALID = Outcome.FAIL, Outcome.INVALID
 LOST = state(8)
 EMPTY = {

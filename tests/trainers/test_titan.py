@@ -30,7 +30,10 @@ from converge_harness.trainers import (
     environment,
     is_complete,
     job_payload,
+    pipeline_stages,
     printable_command,
+    trainer_of,
+    trainer_of_kind,
 )
 from converge_harness.trainers.torchtitan import TORCHTITAN
 
@@ -277,3 +280,30 @@ def test_seed_job_is_complete_with_its_checkpoints_metadata(tmp_path):
     assert not is_complete(seed, tmp_path)
     (seed_checkpoint_of(tmp_path) / ".metadata").touch()
     assert is_complete(seed, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "keys", "stages"),
+    [
+        ("1F1B", {}, 2),
+        ("Interleaved1F1B", {}, 4),
+        # 6 layers and one for each end, 3 in a stage
+        ("Interleaved1F1B", {"layers_per_stage": 3}, 3),
+        ("Interleaved1F1B", {"layers_per_stage": 3, "first_stage_less_layers": 3}, 4),
+    ],
+)
+def test_stages_are_counted_as_torchtitan_cuts_the_model(schedule, keys, stages):
+    overrides = {f"parallelism.pipeline_parallel_{key}": value for key, value in keys.items()}
+    cut = spec(
+        parallelism=Parallelism(dp_shard=2, pp=2),
+        pipeline_schedule=schedule,
+        train_config=TrainConfig("x.toml", {}, model={"n_layers": 6}),
+        overrides=overrides,
+    )
+    assert pipeline_stages(job(spec=cut)) == stages
+    less = keys.get("first_stage_less_layers", 1)
+    assert trainer_of(cut).layers_to_cut(job(spec=cut)) == 6 + less + 1
+    # Another trainer, whatever the schedule is called: one on each rank.
+    other = replace(cut, trainer=trainer_of_kind("command").default_spec())
+    assert pipeline_stages(job(spec=other)) == 2
+    assert trainer_of(other).layers_to_cut(job(spec=other)) is None

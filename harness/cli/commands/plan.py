@@ -242,6 +242,7 @@ def _command(job: Job, folder: Path, backend: Backend | None, per_node: int | No
 def _script(made: Plan, store: Store, name: str) -> str:
     """The batch script of the job of that name."""
     from converge_harness.cli.console import error_console
+    from converge_harness.launch.scheduler.backend import ScriptRequest
     from converge_harness.run_folder.layout import JOB_SCRIPT
 
     cluster, backend = made.experiment.cluster, _backend(made, store)
@@ -257,7 +258,8 @@ def _script(made: Plan, store: Store, name: str) -> str:
     job = made.job(name)
     folder = store.run_folder(job.name, job.identity).absolute()
     error_console().print(f"`converge submit` writes it as {folder / JOB_SCRIPT}", markup=False)
-    return backend.files(job, folder, cluster, experiment=made.experiment.name)[JOB_SCRIPT]
+    request = ScriptRequest(job, folder, cluster, made.experiment.name)
+    return backend.files(request)[JOB_SCRIPT]
 
 
 def _ranks_per_node(made: Plan, asked: int | None) -> int | None:

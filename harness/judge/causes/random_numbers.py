@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from converge_harness.judge.causes.context import Context
-from converge_harness.judge.causes.resume import STATES_OF, of_pass
+from converge_harness.judge.causes.resume import STATES_OF, advice_of, of_pass
 from converge_harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
 from converge_harness.judge.compare.dropout_masks import (
     first_shared,
@@ -113,7 +113,7 @@ def _lost(context: Context, kind: Generators) -> _Lost | None:
     if torch and shared is not None and shared.outcome is Outcome.FAIL and shared.onset == step:
         sentence += ", and ranks that train on other samples now draw the same"
     place = of_pass(context, step) + (_not_restored(context, step) if torch else "")
-    look_at = _SAVED if torch else _saved_of(kind.whose)
+    look_at = advice_of(context).generators if torch else _saved_of(kind.whose)
     return _Lost(step, again is not None, Cause(sentence + place, CauseClass.STATE, look_at))
 
 
@@ -136,13 +136,6 @@ def _not_restored(context: Context, step: int) -> str:
             ranks = f"{off} of {len(now)} ranks"
             return f"; after the load, the generators of {ranks} are not in the states saved"
     return ""
-
-
-_SAVED = (
-    "what a checkpoint holds of random generators, on every rank: torch.get_rng_state(), "
-    "torch.cuda.get_rng_state() and the states of generators of your own; whether they are "
-    "restored after everything that draws or seeds at a start (torchtitan saves none of them)"
-)
 
 
 @signature(Basis.RECORDED, Stage.FORWARD, asked_of=_ASKED_OF)
@@ -181,5 +174,5 @@ def _masks_alike(context: Context, *, resumed: bool) -> Cause | None:
         f"samples are the same, and those of the control's ranks are not{place}",
         CauseClass.STATE if place else CauseClass.OBJECTIVE,
         "what seeds the generator that dropout draws from on each rank, such as a seed of its own "
-        "inside the model, or a tracker of named states (Megatron-Core's)",
+        "inside the model, or a tracker of named states",
     )

@@ -50,7 +50,7 @@ def data_lost(context: Context) -> Cause | None:
     sentence += _lost_data(context) + _excluded(context, "dataloader") + _shuffled_again(context)
     spec = context.compared.spec
     streaming = spec is not None and spec.train_config.loader is Loader.STREAMING
-    return Cause(sentence, CauseClass.DATA, _STREAMING if streaming else _advice(context).data)
+    return Cause(sentence, CauseClass.DATA, _STREAMING if streaming else advice_of(context).data)
 
 
 def _gaps(context: Context) -> Iterator[Gap]:
@@ -116,7 +116,7 @@ def nothing_loaded(context: Context) -> Cause | None:
     return Cause(
         f"state is lost at the resume: {when}{found.what}{others}",
         CauseClass.STATE,
-        _advice(context).chosen if untorn else _advice(context).nothing_whole,
+        advice_of(context).chosen if untorn else advice_of(context).nothing_whole,
     )
 
 
@@ -133,7 +133,7 @@ def torn_loaded(context: Context) -> Cause | None:
     return Cause(
         f"a torn checkpoint was loaded: {context.detail('torn-never-loaded')}",
         CauseClass.STATE,
-        _advice(context).torn,
+        advice_of(context).torn,
     )
 
 
@@ -165,7 +165,7 @@ def state_lost(context: Context) -> Cause | None:
         what.append("the learning rate")
     sentence = f"{' and '.join(what)} lost at the resume: {context.detail('state-restored')}"
     sentence += _excluded(context, "optimizer", "lr_scheduler")
-    return Cause(sentence, CauseClass.STATE, _advice(context).loaded)
+    return Cause(sentence, CauseClass.STATE, advice_of(context).loaded)
 
 
 @signature(
@@ -184,28 +184,28 @@ def not_continued(context: Context) -> Cause | None:
         return Cause(
             f"a checkpoint is missing: {context.detail('passes-continuous')}",
             CauseClass.STATE,
-            _advice(context).saved,
+            advice_of(context).saved,
         )
     if all(gap.counts == TOKENS_SEEN for gap in found):
         return Cause(
             f"only the trainer's count of tokens is lost at the resume: "
             f"{context.detail('passes-continuous')}; samples and state were restored",
             CauseClass.METRIC_ONLY,
-            _advice(context).tokens,
+            advice_of(context).tokens,
         )
     if all(gap.counts == SCHEDULE for gap in found):
         return Cause(
             f"the learning-rate schedule is lost at the resume: "
             f"{context.detail('passes-continuous')}{_excluded(context, 'lr_scheduler')}",
             CauseClass.LEARNING_RATE,
-            _advice(context).loaded,
+            advice_of(context).loaded,
         )
     given = next((gap.elsewhere for gap in found if gap.elsewhere), 0)
     ignored = f"{_IGNORED.format(given)}: " if given and _is_program(context) else ""
     return Cause(
         f"state is lost at the resume: {ignored}{context.detail('passes-continuous')}",
         CauseClass.STATE,
-        f"{_advice(context).chosen}, {_advice(context).counted}"
+        f"{advice_of(context).chosen}, {advice_of(context).counted}"
         + (_REPLACED if any(gap.torn_since for gap in found) else ""),
     )
 
@@ -268,7 +268,7 @@ def recovered_late(context: Context) -> Cause | None:
         return Cause(
             f"no recovery in time: {context.detail('recovers-in-time')}",
             CauseClass.RECOVERY,
-            f"{_advice(context).chosen}, which may be half of one{_REPLACED}",
+            f"{advice_of(context).chosen}, which may be half of one{_REPLACED}",
         )
     return Cause(
         f"no recovery in time: {context.detail('recovers-in-time')}",
@@ -308,7 +308,7 @@ def of_pass(context: Context, step: int) -> str:
     return f"; step {step} is part of {load.text}{_excluded(context, 'dataloader', 'lr_scheduler')}"
 
 
-def _advice(context: Context) -> ResumeAdvice:
+def advice_of(context: Context) -> ResumeAdvice:
     """That of the trainer; of any program where only curves are known, or nothing of the set."""
     spec = context.compared.spec
     if spec is None or context.compared.test.by_curves:
@@ -320,7 +320,7 @@ def _is_program(context: Context) -> bool:
     """Whether only what is visible from outside is known of what trained."""
     spec = context.compared.spec
     return context.compared.test.by_curves or (
-        spec is not None and not spec.trainer.can.audits_config
+        spec is not None and not spec.trainer.can.all_signals
     )
 
 

@@ -27,7 +27,7 @@ from converge_harness.judge.compare.curves import (
 )
 from converge_harness.judge.compare.floors import SAME_LR
 from converge_harness.judge.degrees import spec_of
-from converge_harness.judge.in_force import not_in_force, not_named, undeclared_differences
+from converge_harness.judge.in_force import undeclared_differences
 from converge_harness.judge.probed_runs import differently_probed
 from converge_harness.judge.soundness import (
     disordered,
@@ -43,6 +43,7 @@ LEAST_COVERAGE = 0.5
 """Share of the coarser grid's steps that must be in both curves."""
 LARGEST_HOLE = 0.6
 """Largest gap between common steps, as a share of the range: steps 1, 2, 4, 8 … reach a half."""
+_NO_AUDIT = "the trainer {!r} has no audit that compares what a set names with what ran"
 
 
 @check(Tier.INTEGRITY)
@@ -55,8 +56,11 @@ def control_in_force(control: Evidence, control_spec: SetSpec | None) -> CheckRe
         return skipped("no experiment file says what the control should run")
     if control.in_force is None:
         return invalid(f"the {control_called(control.name)} left no record of what ran")
-    wrong = [*_of_passes(control, control_spec, not_in_force)]
-    wrong += _of_passes(control, control_spec, not_named)
+    audit = control_spec.trainer.audit
+    if audit is None:
+        return skipped(_NO_AUDIT.format(control_spec.trainer.kind))
+    wrong = [*_of_passes(control, control_spec, audit.not_in_force)]
+    wrong += _of_passes(control, control_spec, audit.not_named)
     return _clauses(f"the {control_called(control.name)}: ", wrong)
 
 
@@ -178,7 +182,10 @@ def named_in_force(test: Evidence, spec: SetSpec | None) -> CheckResult:
     silent = [each.number for each in test.passes if each.steps.size and each.in_force is None]
     if silent:
         return invalid(f"pass {silent[0]} of {test.name} left no record of what ran")
-    return _clauses("", _of_passes(test, spec, not_in_force))
+    audit = spec.trainer.audit
+    if audit is None:
+        return skipped(_NO_AUDIT.format(spec.trainer.kind))
+    return _clauses("", _of_passes(test, spec, audit.not_in_force))
 
 
 @check(Tier.INTEGRITY)
@@ -189,7 +196,10 @@ def nothing_unnamed(test: Evidence, spec: SetSpec | None) -> CheckResult:
     """
     if spec is None or test.in_force is None:
         return skipped("nothing says what the run should be")
-    return _clauses("", _of_passes(test, spec, not_named))
+    audit = spec.trainer.audit
+    if audit is None:
+        return skipped(_NO_AUDIT.format(spec.trainer.kind))
+    return _clauses("", _of_passes(test, spec, audit.not_named))
 
 
 @check(Tier.INTEGRITY)

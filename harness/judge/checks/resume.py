@@ -31,7 +31,7 @@ from converge_harness.judge.compare.curves import relative_difference
 from converge_harness.judge.compare.floors import FLOORS
 from converge_harness.judge.compare.random_states import effect, generators, repeats
 from converge_harness.judge.compare.tensors import MOST_DEVIATIONS
-from converge_harness.judge.degrees import degrees_of, ranks
+from converge_harness.judge.degrees import degrees_of
 from converge_harness.judge.in_force import unlike_a_repeat
 from converge_harness.judge.resume.faults import (
     IN_A_STEP,
@@ -80,6 +80,7 @@ from converge_harness.model import (
     Struck,
     Tier,
     Torn,
+    ranks,
 )
 from converge_harness.wording import counted
 

@@ -2,9 +2,8 @@
 
 ::
 
-    written.py     objects in files, which somebody else creates, as a scheduler
+    written.py     objects in files, which somebody else creates, as a scheduler; why a job failed
     objects.py     a job as a JobSet; pure
     pod_script.py  what every pod of a job runs; pure
     checking.py    whether Kubernetes would take an object, by the engine's own client
-    failed.py      the error of a job whose pods failed
 """

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from converge_harness.errors import ConfigError, Problem
+from converge_harness.launch.scheduler.backend import ScriptRequest
 from converge_harness.launch.scheduler.batch_step import Layout, layout_of
 from converge_harness.model import Cluster, Job, Kubernetes
 from converge_harness.run_folder.layout import JOB_SCRIPT
@@ -56,12 +57,13 @@ def host_names(job: Job, index: int) -> str:
     return f"{object_name(job)}-{_call_name(index)}-0"
 
 
-def job_set(job: Job, folder: Path, cluster: Cluster, *, experiment: str) -> dict[str, Any]:
+def job_set(request: ScriptRequest) -> dict[str, Any]:
     """The JobSet of a job, whose run folder has its script.
 
     Raises ConfigError when the ranks do not fill nodes, and when pods do not see the folder.
     """
-    site, folder = kubernetes_of(cluster), folder.absolute()
+    job, folder, cluster = request.job, request.folder.absolute(), request.cluster
+    site = kubernetes_of(cluster)
     if not folder.is_relative_to(site.mount):
         raise ConfigError(
             Problem(
@@ -85,7 +87,7 @@ def job_set(job: Job, folder: Path, cluster: Cluster, *, experiment: str) -> dic
             "namespace": site.namespace,
             "labels": labels,
             "annotations": {
-                "converge/experiment": experiment,
+                "converge/experiment": request.experiment,
                 "converge/job": job.name,
                 ROLE: str(job.role),
                 "converge/identity": job.identity,

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from converge_harness.launch.kubernetes.objects import OBJECT, host_names, object_name
+from converge_harness.launch.scheduler.backend import ScriptRequest
 from converge_harness.launch.scheduler.batch_step import (
     HEAD_VARIABLE,
     OF_MEETING,
@@ -29,13 +30,12 @@ from converge_harness.launch.scheduler.batch_step import (
     surroundings,
     work_folder_line,
 )
-from converge_harness.model import Cluster, Job
+from converge_harness.model import Job
 from converge_harness.run_folder.ended import shell_lines
 from converge_harness.run_folder.layout import ENDED, LOGS, OF_NODE, STARTED, call_name_in_bash
 from converge_harness.trainers import (
     MEETING_PLACE,
     MEETING_PORT,
-    RANK_MODULE,
     needs_port,
 )
 
@@ -45,35 +45,19 @@ PATIENCE_S = 1800
 """How long a pod waits for the others, which may start later."""
 
 
-def pod_script(
-    job: Job,
-    folder: Path,
-    cluster: Cluster,
-    *,
-    experiment: str,
-    rank_module: str = RANK_MODULE,
-    continues_after: int | None = None,
-    data: Path | None = None,
-) -> str:
+def pod_script(request: ScriptRequest) -> str:
     """The script of all pods of a job; its argument says which call, if there are several.
 
-    Arguments as for ``batch_script``. Raises ConfigError when the ranks do not fill nodes.
+    Raises ConfigError when the ranks do not fill nodes.
     """
-    folder = folder.absolute()
-    calls, largest = placed_calls(
-        job,
-        folder,
-        cluster,
-        rank_module=rank_module,
-        continues_after=continues_after,
-        data=data,
-    )
+    job, folder, cluster = request.job, request.folder.absolute(), request.cluster
+    calls, largest = placed_calls(request)
     exported = calls[0].exported
     steps = [changed(exported, each.exported) + _step(job, folder, each) for each in calls]
     places = [_pods(job, each, index) for index, each in enumerate(calls)]
     about = f"Written by converge, for the pods of {OBJECT} beside it."
     sections = (
-        header(job, experiment, largest, about, on="in", node="pod"),
+        header(job, request.experiment, largest, about, on="in", node="pod"),
         "set -euo pipefail",
         f"converge_run_folder={shlex.quote(str(folder))}",
         _place(job),
@@ -84,7 +68,7 @@ def pod_script(
         surroundings(cluster, exported),
         _meeting_place(job, largest),
         work_folder_line(job, folder),
-        checkpoint_lines(job, folder, continues=continues_after is not None),
+        checkpoint_lines(job, folder, continues=request.continues),
         _chosen(steps),
         'converge_step=$!\nwait "$converge_step"',
     )

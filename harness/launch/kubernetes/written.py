@@ -14,24 +14,41 @@ from pathlib import Path
 from typing import ClassVar
 
 from converge_harness.launch.kubernetes.checking import require_valid
-from converge_harness.launch.kubernetes.failed import failed_pods
 from converge_harness.launch.kubernetes.objects import (
     OBJECT,
     ROLE,
     delete_command,
     job_set,
     kubernetes_of,
+    logs_command,
+    object_name,
     object_text,
 )
 from converge_harness.launch.kubernetes.pod_script import pod_script
-from converge_harness.launch.scheduler.backend import JobEnd, JobState, Known, Phase, SubmitRequest
+from converge_harness.launch.scheduler.backend import (
+    JobEnd,
+    JobState,
+    Known,
+    Phase,
+    ScriptRequest,
+    SubmitRequest,
+)
 from converge_harness.launch.scheduler.batch_step import TERMINATED
+from converge_harness.launch.scheduler.result import of_segment, unknown_end, where, with_log
 from converge_harness.launch.scheduler.script_end import has_ended, known_end
 from converge_harness.launch.scheduler.submission import read_submission
-from converge_harness.model import Cluster, Job, RankError, Role
-from converge_harness.run_folder.layout import COMPILED, JOB_SCRIPT, LOGS, RECORD, calls_so_far
+from converge_harness.model import Cluster, RankError, Role
+from converge_harness.run_folder.layout import (
+    COMPILED,
+    JOB_SCRIPT,
+    LOGS,
+    RECORD,
+    calls_so_far,
+    newest_call_logs,
+)
 from converge_harness.store import Store, atomic_write
-from converge_harness.trainers import RANK_MODULE
+from converge_harness.trainers import trainer_of
+from converge_harness.trainers.failure import has_failed_rank
 
 SEEDS, RUNS = "1-seed-checkpoints", "2-runs"
 """Folders of objects: those of the first have to be complete before others are created."""
@@ -93,31 +110,13 @@ class WrittenObjects:
             if folder := folders.get(_key(name)):
                 (folder / JOB_SCRIPT).unlink(missing_ok=True)
 
-    def files(
-        self,
-        job: Job,
-        folder: Path,
-        cluster: Cluster,
-        *,
-        experiment: str,
-        rank_module: str = RANK_MODULE,
-        continues_after: int | None = None,
-        data: Path | None = None,
-    ) -> dict[str, str]:
+    def files(self, request: ScriptRequest) -> dict[str, str]:
         """The script of a job's pods, and its object.
 
         Raises ConfigError when the ranks do not fill nodes, and when Kubernetes would refuse it.
         """
-        script = pod_script(
-            job,
-            folder,
-            cluster,
-            experiment=experiment,
-            rank_module=rank_module,
-            continues_after=continues_after,
-            data=data,
-        )
-        made = job_set(job, folder, cluster, experiment=experiment)
+        script = pod_script(request)
+        made = job_set(request)
         require_valid(made)
         return {JOB_SCRIPT: script, OBJECT: object_text(made)}
 
@@ -134,8 +133,29 @@ class WrittenObjects:
         return words
 
     def failed(self, known: Known, returncode: int | None) -> RankError:
-        """The error of a job whose pods failed."""
-        return failed_pods(known, returncode)
+        """The error of the rank that failed first; for an elastic set, with its segment.
+
+        Whatever else ended the job is not asked for, because converge cannot ask Kubernetes.
+        """
+        job, logs = known.job, newest_call_logs(known.folder / LOGS)
+        site, trainer = kubernetes_of(known.cluster), trainer_of(job.spec)
+        name = known.submission.job_id or object_name(job)
+        if returncode is None:
+            return with_log(known, unknown_end(known, f"{JOB_SCRIPT} of JobSet {name} is gone"))
+        error = trainer.error(logs, logs, returncode, None)
+        # Without an error of a rank, torchrun's own last line would stand for rank 0.
+        of_rank = error.rank is not None and (not trainer.own_rank_code or has_failed_rank(*logs))
+        if returncode == TERMINATED and not of_rank:
+            message = (
+                "its first pod was ended by SIGTERM (deleted, evicted, time limit, or another pod "
+                f"of the job failed), {where(known)}: see kubectl events "
+                f"--namespace={site.namespace}"
+            )
+            return with_log(known, message)
+        if not logs:
+            message = f"failed with exit code {returncode} before its ranks started"
+            return RankError(None, f"{message}: see {logs_command(site.namespace, name)}")
+        return of_segment(known, error)
 
 
 def _key(name: str) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -36,8 +35,10 @@ from converge_harness.model import (
 )
 from converge_harness.run_folder.checkpoints import is_whole, newest_whole
 from converge_harness.run_folder.faults import struck_files
+from converge_harness.run_folder.job import JobDocument
 from converge_harness.run_folder.metrics import StepLine
 from converge_harness.run_folder.passes import last_step
+from converge_harness.run_folder.records import CallDocument, RunFacts
 from converge_harness.run_folder.starts import last_start_ended_well
 from converge_harness.store import RunLock
 from converge_harness.trainers import (
@@ -63,7 +64,7 @@ class Run:
     warm: bool
     environment: Mapping[str, str]
     """Pinned environment variables of its processes."""
-    payload: Mapping[str, Any]
+    payload: JobDocument
     tail: MetricsTail
     growth: Growth | None = None
     """For a program without step reports."""
@@ -288,7 +289,7 @@ class Run:
             error=error,
         )
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> RunFacts:
         """What ``record.json`` has in addition to the record."""
         return {
             "started": self.started_at,
@@ -296,9 +297,12 @@ class Run:
             "versions": dict(self.job.toolchain.versions),
             "warm": self.warm,
             "environment": dict(self.environment),
-            "job": dict(self.payload),
-            **({"calls": [call.facts() for call in self.calls]} if self.in_passes else {}),
+            "job": self.payload,
+            **self._calls(),
         }
+
+    def _calls(self) -> RunFacts:
+        return {"calls": [call.facts() for call in self.calls]} if self.in_passes else {}
 
 
 def struck_faults(folder: Path) -> frozenset[int]:
@@ -415,7 +419,7 @@ class RunningCall:
         """Record that no process of it is left."""
         self.ended_at = self.ended_at or _now()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> CallDocument:
         """Its entry in ``record.json``."""
         return {
             "argv": list(self.argv),

@@ -82,6 +82,29 @@ class JobState:
 
 
 @dataclass(frozen=True, slots=True)
+class ScriptRequest:
+    """A job whose script is to be written."""
+
+    job: Job
+    folder: Path
+    """Its run folder, which has ``job.json``."""
+    cluster: Cluster
+    experiment: str
+    """Name of the experiment, for people who read the script."""
+    rank_module: str = RANK_MODULE
+    continues_after: int | None = None
+    """The number of the last call of an earlier job of the run, from whose newest checkpoint this
+    one continues; None: it starts anew."""
+    data: Path | None = None
+    """The folder of its corpus."""
+
+    @property
+    def continues(self) -> bool:
+        """Whether it continues from a checkpoint of an earlier job."""
+        return self.continues_after is not None
+
+
+@dataclass(frozen=True, slots=True)
 class SubmitRequest:
     """A job to submit."""
 
@@ -163,22 +186,8 @@ class Backend(Protocol):
         """Cancel these jobs, running or waiting; unknown ones are already over."""
         ...
 
-    def files(
-        self,
-        job: Job,
-        folder: Path,
-        cluster: Cluster,
-        *,
-        experiment: str,
-        rank_module: str = RANK_MODULE,
-        continues_after: int | None = None,
-        data: Path | None = None,
-    ) -> dict[str, str]:
-        """What a job's run folder ``folder`` needs before it is submitted: texts by file name.
-
-        ``continues_after``: the number of the last call of an earlier job of the run, from whose
-        newest checkpoint this one continues; None: it starts anew. ``data`` is the folder of its
-        corpus.
+    def files(self, request: ScriptRequest) -> dict[str, str]:
+        """What a job's run folder needs before it is submitted: texts by file name.
 
         Raises ConfigError when the ranks do not fill nodes, and when the scheduler would refuse it.
         """

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.launch.next_call import calls_again
+from converge_harness.launch.scheduler.backend import ScriptRequest
 from converge_harness.model import Cluster, Job
 from converge_harness.run_folder.layout import COMPILED, ENDED, JOB, NEWEST_CHECKPOINT, OF_THE_RANKS
 from converge_harness.trainers import (
@@ -79,30 +80,24 @@ class PlacedCall:
     options: CallOptions
 
 
-def placed_calls(
-    job: Job,
-    folder: Path,
-    cluster: Cluster,
-    *,
-    rank_module: str,
-    continues_after: int | None,
-    data: Path | None,
-) -> tuple[tuple[PlacedCall, ...], Layout]:
+def placed_calls(request: ScriptRequest) -> tuple[tuple[PlacedCall, ...], Layout]:
     """The calls of a job's script, and the largest layout among them.
 
-    Arguments as for ``batch_script``. Raises ConfigError when the ranks do not fill nodes.
+    Raises ConfigError when the ranks do not fill nodes.
     """
+    job, folder, cluster = request.job, request.folder.absolute(), request.cluster
     calls = calls_of_segments(job)
-    if continues_after is not None:  # with log folders of its own
-        calls = tuple(replace(each, number=each.number + continues_after) for each in calls)
+    if request.continues_after is not None:  # with log folders of its own
+        before = request.continues_after
+        calls = tuple(replace(each, number=each.number + before) for each in calls)
     if looks_for_checkpoint(job):
         calls = tuple(replace(each, looks_for_checkpoint=True) for each in calls)
     layouts = [layout_of(job, part_of(job, call).world_size, cluster) for call in calls]
     largest = max(layouts, key=lambda layout: layout.nodes * layout.ranks)
-    options = CallOptions(rank_module, devices=devices_of(cluster), data=data)
+    options = CallOptions(request.rank_module, devices=devices_of(cluster), data=request.data)
     placed = []
     for call, layout in zip(calls, layouts, strict=True):
-        of_call = variables_of(job, folder, cluster, call, largest, data)
+        of_call = variables_of(job, folder, cluster, call, largest, request.data)
         placed.append(
             PlacedCall(call, layout, of_call.exported, replace(options, variables=of_call.own))
         )

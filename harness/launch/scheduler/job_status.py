@@ -10,7 +10,7 @@ from pathlib import Path
 
 from converge_harness.errors import ClusterError
 from converge_harness.launch.options import RunOptions
-from converge_harness.launch.scheduler.backend import Backend, JobState, Known, Phase
+from converge_harness.launch.scheduler.backend import Backend, JobState, Known, Phase, ScriptRequest
 from converge_harness.launch.scheduler.result import facts, result_of, skipped
 from converge_harness.launch.scheduler.script_end import has_ended
 from converge_harness.launch.scheduler.submission import Submission, read_submission
@@ -82,13 +82,15 @@ def files_of(
     Raises ConfigError as ``Backend.files`` does.
     """
     return site.backend.files(
-        job,
-        folder,
-        site.cluster,
-        experiment=site.experiment.name,
-        rank_module=site.options.rank_module,
-        continues_after=continues_after,
-        data=site.options.data_of(job),
+        ScriptRequest(
+            job,
+            folder,
+            site.cluster,
+            experiment=site.experiment.name,
+            rank_module=site.options.rank_module,
+            continues_after=continues_after,
+            data=site.options.data_of(job),
+        )
     )
 
 

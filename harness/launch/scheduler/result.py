@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from converge_harness.errors import StoreError
 from converge_harness.launch.next_call import CallOutcome, after
@@ -18,6 +18,7 @@ from converge_harness.launch.scheduler.backend import JobEnd, Known, NeverStarts
 from converge_harness.launch.scheduler.script_end import damage_of_end, known_end
 from converge_harness.launch.stopping import stopped_error
 from converge_harness.model import Job, RankError, RunRecord, RunStatus
+from converge_harness.run_folder.job import JobDocument
 from converge_harness.run_folder.layout import (
     JOB,
     JOB_SCRIPT,
@@ -25,6 +26,7 @@ from converge_harness.run_folder.layout import (
     call_number,
     newest_call_logs,
 )
+from converge_harness.run_folder.records import RunFacts
 from converge_harness.store import read_json
 from converge_harness.trainers import (
     Call,
@@ -57,13 +59,13 @@ def result_of(known: Known) -> RunRecord | None:
     )
 
 
-def facts(known: Known) -> dict[str, Any]:
+def facts(known: Known) -> RunFacts:
     """What ``record.json`` has in addition to the record."""
     state, submission = known.state, known.submission
-    document: dict[str, Any] = {}
+    document: JobDocument = {}
     with suppress(StoreError):
-        document = read_json(known.folder / JOB)
-        del document["schema"]
+        read = read_json(known.folder / JOB)
+        document = cast("JobDocument", {key: read[key] for key in read if key != "schema"})
     return {
         "started": submission.submitted,
         "host": state.nodes,

@@ -2,7 +2,7 @@
 
 ::
 
-    commands.py      its commands and their output; the keys of ``[cluster]`` behind a refusal
+    commands.py      its commands and their output; why a job failed; the keys of
+                     ``[cluster]`` behind a refusal
     batch_script.py  a job as a batch script; pure
-    failed.py        the error of a job that failed
 """

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.launch.next_call import calls_again
+from converge_harness.launch.scheduler.backend import ScriptRequest
 from converge_harness.launch.scheduler.batch_step import (
     HEAD_VARIABLE,
     OF_EVERY_START,
@@ -34,7 +35,6 @@ from converge_harness.run_folder.layout import JOB_SCRIPT, OF_THE_PASSES, SLURM_
 from converge_harness.trainers import (
     MEETING_PLACE,
     MEETING_PORT,
-    RANK_MODULE,
     comes_in_passes,
     needs_port,
     trainer_of,
@@ -44,42 +44,23 @@ _FIRST_PORT, _PORTS = 10_000, 20_000
 """Ports of the rendezvous, below those that Linux uses for outgoing connections."""
 
 
-def batch_script(
-    job: Job,
-    folder: Path,
-    cluster: Cluster,
-    *,
-    experiment: str,
-    rank_module: str = RANK_MODULE,
-    continues_after: int | None = None,
-    data: Path | None = None,
-) -> str:
-    """The script for sbatch; ``folder`` is the run folder, which has ``job.json``.
-
-    ``continues_after``: the number of the last call of an earlier job of the run, from whose newest
-    checkpoint this one continues; None: it starts anew. ``data`` is the folder of its corpus.
+def batch_script(request: ScriptRequest) -> str:
+    """The script for sbatch.
 
     What a ``Cluster`` says to sbatch and bash was checked where it was read
     (``converge_harness.experiment.cluster``). Raises ConfigError when the ranks do not fill nodes,
     and when sbatch cannot be told of the folder.
     """
-    folder = folder.absolute()
-    calls, largest = placed_calls(
-        job,
-        folder,
-        cluster,
-        rank_module=rank_module,
-        continues_after=continues_after,
-        data=data,
-    )
+    job, folder, cluster = request.job, request.folder.absolute(), request.cluster
+    calls, largest = placed_calls(request)
     exported = [each.exported for each in calls]
     by_hand = f"  sbatch {shlex.quote(str(folder / JOB_SCRIPT))}"
     about = ("Written by converge. To submit it by hand:", by_hand)
     sections = (
-        header(job, experiment, largest, *about),
+        header(job, request.experiment, largest, *about),
         _requests(job, folder, cluster, largest),
         _ending(folder),
-        _start(job, continues=continues_after is not None),
+        _start(job, continues=request.continues),
         _restart(job) if _may_be_requeued(job, cluster) else "",
         own_folders_line(job),
         surroundings(cluster, exported[0]),
@@ -89,7 +70,7 @@ def batch_script(
             job,
             folder,
             starts=_on_first_node(cluster, largest),
-            continues=continues_after is not None,
+            continues=request.continues,
         ),
         *(
             changed(before, each.exported) + _call(job, folder, cluster, each, largest)

@@ -21,19 +21,23 @@ from converge_harness.launch.scheduler.backend import (
     NeverStarts,
     Phase,
     Refused,
+    ScriptRequest,
     SubmitRequest,
 )
+from converge_harness.launch.scheduler.batch_step import TERMINATED
+from converge_harness.launch.scheduler.result import of_segment, unknown_end, where, with_log
 from converge_harness.launch.slurm.batch_script import batch_script
-from converge_harness.launch.slurm.failed import failed_job
-from converge_harness.model import Cluster, Job, RankError
+from converge_harness.model import Cluster, RankError
 from converge_harness.run_folder.launcher_variables import is_of_launcher
 from converge_harness.run_folder.layout import (
     JOB_SCRIPT,
     JOB_VARIABLE,
+    LOGS,
     SEGMENT_VARIABLE,
     SLURM_LOG,
+    newest_call_logs,
 )
-from converge_harness.trainers import RANK_MODULE
+from converge_harness.trainers import trainer_of
 
 _TIMEOUT_S = 120.0
 """Longest time of a Slurm command; sbatch itself retries for about a minute."""
@@ -178,31 +182,12 @@ class Slurm:
         if done.returncode != 0:  # for example for unknown ids
             self._raise_unreachable("scancel", done.stderr)
 
-    def files(
-        self,
-        job: Job,
-        folder: Path,
-        cluster: Cluster,
-        *,
-        experiment: str,
-        rank_module: str = RANK_MODULE,
-        continues_after: int | None = None,
-        data: Path | None = None,
-    ) -> dict[str, str]:
+    def files(self, request: ScriptRequest) -> dict[str, str]:
         """The batch script of a job.
 
         Raises ConfigError when the ranks do not fill nodes, and for a path that sbatch cannot take.
         """
-        script = batch_script(
-            job,
-            folder,
-            cluster,
-            experiment=experiment,
-            rank_module=rank_module,
-            continues_after=continues_after,
-            data=data,
-        )
-        return {JOB_SCRIPT: script}
+        return {JOB_SCRIPT: batch_script(request)}
 
     def submit_argv(self, folder: Path) -> tuple[str, ...]:
         """The command that submits the script of a run folder, without dependencies."""
@@ -217,8 +202,22 @@ class Slurm:
         return with_keys(words, cluster)
 
     def failed(self, known: Known, returncode: int | None) -> RankError:
-        """The error of a job that failed."""
-        return failed_job(known, returncode)
+        """The error of the rank that failed first; for an elastic set, with its segment.
+
+        Slurm may have forgotten the job.
+        """
+        forgotten = known.state.phase is Phase.UNKNOWN
+        if returncode is None and forgotten:
+            gone = f"Slurm no longer knows job {known.submission.job_id}"
+            return with_log(known, unknown_end(known, gone))
+        if returncode == TERMINATED and forgotten:
+            message = (
+                "was ended by SIGTERM (time limit, preemption, scancel): Slurm no longer says why"
+            )
+            return with_log(known, f"{message}, {where(known)}")
+        logs, script = newest_call_logs(known.folder / LOGS), known.folder / SLURM_LOG
+        error = trainer_of(known.job.spec).error(logs, logs, returncode, script)
+        return of_segment(known, error)
 
     # -------------------------------------------------------------- commands
 

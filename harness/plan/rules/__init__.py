@@ -22,7 +22,6 @@ from converge_harness.plan.rules.rule import (
     PlannedJob,
     apply_rules,
     count_microbatches,
-    pipeline_stages,
 )
 
 __all__ = [
@@ -32,5 +31,4 @@ __all__ = [
     "count_microbatches",
     "guide",
     "necessities",
-    "pipeline_stages",
 ]

@@ -10,9 +10,9 @@ from converge_harness.plan.rules.rule import (
     PlannedJob,
     count_microbatches,
     guide_rule,
-    pipeline_stages,
     where_guided,
 )
+from converge_harness.trainers import pipeline_stages
 
 
 @guide_rule

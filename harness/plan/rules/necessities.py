@@ -9,13 +9,11 @@ from converge_harness.plan.rules.rule import (
     Breach,
     PlannedJob,
     count_microbatches,
-    effective_layers,
     microbatch_size,
     necessity,
-    pipeline_stages,
     where_guided,
 )
-from converge_harness.trainers import features_of, trainer_of
+from converge_harness.trainers import features_of, pipeline_stages, trainer_of
 
 FULL_PIPELINE_SCHEDULES = frozenset({"1F1B", "DualPipeV"})
 """Schedules that refuse fewer microbatches than stages (torch 2.13)."""
@@ -82,17 +80,15 @@ def same_microbatch(planned: PlannedJob) -> Iterator[Breach]:
     """A set's microbatches are as large as its control's where the objective is of a microbatch."""
     job, control = planned.job, planned.control
     ours, theirs = job.local_batch_size, control.local_batch_size
-    by_microbatch = any(
-        trainer_of(each.spec).is_by_microbatch(each.spec) for each in (job, control)
-    )
-    if by_microbatch and ours != theirs:
-        yield Breach(
-            "set.training.local_batch_size",
-            f"the auxiliary loss is computed per microbatch: {ours} samples here, {theirs} in "
-            f"{control.name!r}, which is another objective",
-            f"write local_batch_size = {theirs}, or use a per-sample loss "
-            "(seq_aux_loss) in both sets",
-        )
+    parts = (trainer_of(each.spec).of_microbatch(each.spec) for each in (job, control))
+    for part in dict.fromkeys(parts):
+        if part is not None and ours != theirs:
+            yield Breach(
+                "set.training.local_batch_size",
+                f"{part.name} is computed per microbatch: {ours} samples here, {theirs} in "
+                f"{control.name!r}, which is another objective",
+                f"write local_batch_size = {theirs}, or {part.instead}",
+            )
 
 
 @necessity
@@ -171,7 +167,7 @@ def spmd_backend_exists(planned: PlannedJob) -> Iterator[Breach]:
         yield Breach(
             "spmd_backend",
             f"{spec.spmd_backend} is named, and {who} has no SPMD backends",
-            "leave it out, or name it where torchtitan 0.3 trains",
+            "leave it out, or name it in a set whose toolchain has a release with SPMD backends",
         )
     elif spec.spmd_backend not in features.spmd_backends:
         yield Breach(
@@ -196,7 +192,7 @@ def model_divisible(planned: PlannedJob) -> Iterator[Breach]:
     for heads in ("n_heads", "n_kv_heads"):
         if shape.get(heads, tp) % tp:
             yield Breach("parallelism.tp", f"{heads} = {shape[heads]} is not a multiple of TP {tp}")
-    weight = effective_layers(planned.job)
+    weight = trainer_of(planned.job.spec).layers_to_cut(planned.job)
     if (
         planned.degrees.pp > 1
         and weight is not None

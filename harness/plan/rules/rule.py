@@ -1,7 +1,6 @@
 """What a rule is, the registry of rules, and how they are applied to an experiment.
 
-A rule checks every segment of a job: a part in which its degrees do not change. Pipeline stages and
-microbatches are counted as torchtitan counts them: only rules of guided trainers ask for them.
+A rule checks every segment of a job: a part in which its degrees do not change.
 """
 
 from __future__ import annotations
@@ -171,32 +170,6 @@ def _on(job: Job, nodes: int, most: int) -> Job:
     """The job on fewer nodes, with the degrees that are left."""
     left = job.spec.parallelism.on_nodes(nodes, most)
     return replace(job, spec=replace(job.spec, parallelism=left))
-
-
-SINGLE_STAGE_SCHEDULES = frozenset({"1F1B", "GPipe"})
-"""Pipeline schedules with one stage per rank; torchtitan gives every other schedule two."""
-
-
-def effective_layers(job: Job) -> int | None:
-    """Layers that torchtitan splits into stages, ends included; None if unknown."""
-    layers = job.spec.train_config.model.get("n_layers")
-    return None if layers is None else layers + sum(_less_layers(job))
-
-
-def pipeline_stages(job: Job) -> int:
-    """How many stages torchtitan cuts the model into (``distributed/pipeline_parallel.py``)."""
-    per_stage = job.spec.setting("parallelism.pipeline_parallel_layers_per_stage")
-    layers = effective_layers(job)
-    if isinstance(per_stage, int) and per_stage > 0 and layers is not None:
-        return -(-layers // per_stage)
-    ranks = job.spec.parallelism.pp
-    return ranks if job.spec.pipeline_schedule in SINGLE_STAGE_SCHEDULES else 2 * ranks
-
-
-def _less_layers(job: Job) -> Iterator[int]:
-    for end in ("first", "last"):
-        less = job.spec.setting(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1)
-        yield less if isinstance(less, int) else 1
 
 
 def microbatch_size(job: Job) -> int:

@@ -170,7 +170,7 @@ def notes(
             if learnt is not None and learnt.limit > WIDE * learnt.floor:
                 times = learnt.limit / learnt.floor
                 why = (
-                    "do its experts round to bfloat16 (torchtitan's do), or are its repeats wrong?"
+                    "do its experts round to bfloat16, or are its repeats wrong?"
                     if rounding_of_experts(compared.control, compared.calibration)
                     else "is its training that unstable, or are its repeats wrong?"
                 )
@@ -264,9 +264,9 @@ def _miscounted(verdicts: Sequence[Verdict], evidences: Mapping[str, Evidence]) 
             found.append(f"{plain(verdict.name)} ({steps})")
     if found:
         yield (
-            f"n_tokens_seen in torchtitan's logs is off in {', '.join(found)}: its checkpoint "
-            "holds the count of one rank, and every rank of other degrees restores it as its own "
-            "(Trainer.state_dict). Nothing else reads it: training itself does not change."
+            f"The trainer's own count of tokens is off in {', '.join(found)}: its checkpoint holds "
+            "the count of one rank, and every rank of other degrees restores it as its own. "
+            "Nothing else reads it: training itself does not change."
         )
 
 

@@ -9,6 +9,7 @@
     written.py    settings as a [trainer] table, for a file in another folder
     argv.py       argv under each launcher, environment; which settings reach the program
     on_nodes.py   what srun starts on the nodes of a scheduler's job
+    audit.py      what of a set's degrees and sizes was not in force
     failure.py    why a program failed, from its ranks' output
 """
 

@@ -34,7 +34,7 @@ from converge_harness.run_folder.job import (
 )
 from converge_harness.run_folder.layout import AGENT_LOG, CHECKPOINTS, JOB, OUTPUT, PROGRAM_LOG
 from converge_harness.run_folder.starts import last_start_ended_well
-from converge_harness.run_folder.weight_mapping import WeightMappingDocument, weight_mapping_of
+from converge_harness.run_folder.weight_mapping import weight_mapping_of
 from converge_harness.toml import Where
 from converge_harness.toolchains.find import assume_environment, find_environment
 from converge_harness.trainers.base import (
@@ -55,6 +55,7 @@ from converge_harness.trainers.command.argv import (
     is_told_its_ranks,
     passed_values,
 )
+from converge_harness.trainers.command.audit import ProgramAudit
 from converge_harness.trainers.command.failure import program_error
 from converge_harness.trainers.command.program import interpreter_of, with_files_of
 from converge_harness.trainers.command.settings import (
@@ -109,7 +110,7 @@ def trained_by(command: Command) -> TrainerSpec:
         continues=not lacks_to_continue(command)[0],
         under_scheduler=command.launcher is not RankLauncher.MPIRUN,
     )
-    return TrainerSpec("command", can, command, keys=KEYS)
+    return TrainerSpec("command", can, command, keys=KEYS, audit=ProgramAudit())
 
 
 def _faults(*, probed: bool) -> frozenset[FaultKind]:
@@ -127,7 +128,7 @@ class CommandTrainer(Trainer):
     imports = ("torch", PACKAGE)
 
     def default_spec(self) -> TrainerSpec:
-        return TrainerSpec(self.kind, Capabilities(probed=True), keys=KEYS)
+        return TrainerSpec(self.kind, Capabilities(probed=True), keys=KEYS, audit=ProgramAudit())
 
     def of_file(
         self, table: CommandTable, where: Where, folders: Sequence[Path], problems: list[Problem]
@@ -290,14 +291,18 @@ class CommandTrainer(Trainer):
         data: Path | None,
         seed_checkpoint: Path | None,
         device: str,
-    ) -> dict[str, Any]:
+    ) -> JobDocument:
         document = job_document(
             job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device
         )
         form = command_of(job.spec).checkpoints if comes_in_passes(job) else None
         return {
             **document,
-            **({} if form is None else {"checkpoints": asdict(form)}),
+            **(
+                {}
+                if form is None
+                else {"checkpoints": {"name": form.name, "last_file": form.last_file}}
+            ),
             "command": argv.payload(job, folder, data),
             **_weights(command_of(job.spec)),
         }
@@ -494,7 +499,7 @@ class CommandTrainer(Trainer):
         return found
 
 
-def _weights(command: Command) -> dict[str, WeightMappingDocument]:
+def _weights(command: Command) -> JobDocument:
     """The names of another trainer's checkpoint, if the program starts from one."""
     return {"weights": command.weights.document()} if command.weights else {}
 

@@ -24,14 +24,16 @@ from converge_harness.model import (
     TrainConfig,
     TrainerSpec,
 )
+from converge_harness.run_folder.job import JobDocument
 from converge_harness.run_folder.weight_mapping import (
     WeightMapping,
-    WeightMappingDocument,
     weight_mapping_of,
 )
 from converge_harness.toml import Where
 from converge_harness.toolchains.find import assume_environment, build_hint, find_environment
 from converge_harness.toolchains.recipes import has_recipe, recipe_of
+from converge_harness.trainers.base import OfMicrobatch
+from converge_harness.trainers.config_audit import ConfigAudit
 from converge_harness.trainers.mapping import read_mapping
 from converge_harness.trainers.megatron.mapping import name_problems
 from converge_harness.trainers.megatron.table import (
@@ -51,13 +53,15 @@ DISTRIBUTION = "megatron-core"
 SERIES = "0.16."
 """The releases that the dialect drives."""
 DIALECT = "megatron_0_16"
+AUXILIARY_LOSS = OfMicrobatch(
+    "the auxiliary loss", "use a per-sample loss (seq_aux_loss) in both sets"
+)
 WARMUP_STEPS = "lr_scheduler.lr_warmup_steps"
 MEGATRON = TrainerSpec(
     "megatron",
     Capabilities(
         probed=True,
         all_signals=True,
-        audits_config=True,
         counts_tokens=True,
         shares_initial_weights=True,
         techniques=True,
@@ -69,9 +73,12 @@ MEGATRON = TrainerSpec(
     ),
     defaults=MappingProxyType({**dict.fromkeys(DATA_TYPE_KEYS, "float32"), WARMUP_STEPS: 0}),
     keys=ConfigKeys(
-        {Technique.BF16: (("training.dtype", "bfloat16"),)},
+        max_norm="optimizer.clip_grad",
         gradients_in_float32="ddp.grad_reduce_in_fp32",
         warmup_steps=WARMUP_STEPS,
+    ),
+    audit=ConfigAudit(
+        named_by=MappingProxyType({Technique.BF16: (("training.dtype", "bfloat16"),)})
     ),
 )
 
@@ -120,7 +127,7 @@ class Megatron(TorchrunTrainer):
         """Its batches come from converge's own loader, which can distribute them otherwise."""
         if repeat.kind is not RepeatKind.PERMUTE:
             return super().unmakeable(repeat, trainer, controls)
-        others = [spec.name for spec in controls if self.is_by_microbatch(spec)]
+        others = [spec.name for spec in controls if self.of_microbatch(spec)]
         if not others:
             return "", ""
         why = (
@@ -129,8 +136,8 @@ class Megatron(TorchrunTrainer):
         )
         return why, "leave it out, or use rerun and ulp repeats"
 
-    def is_by_microbatch(self, spec: SetSpec) -> bool:
-        return has_auxiliary_loss(spec)
+    def of_microbatch(self, spec: SetSpec) -> OfMicrobatch | None:
+        return AUXILIARY_LOSS if has_auxiliary_loss(spec) else None
 
     def identity(self, spec: SetSpec, surroundings: Surroundings) -> Mapping[str, Any]:
         return {"trainer": self.kind, **_weights(spec)}
@@ -171,7 +178,7 @@ class Megatron(TorchrunTrainer):
         data: Path | None,
         seed_checkpoint: Path | None,
         device: str,
-    ) -> dict[str, Any]:
+    ) -> JobDocument:
         payload = super().job_payload(
             job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device
         )
@@ -189,7 +196,7 @@ class Megatron(TorchrunTrainer):
         return named | {str(ran.param_dtype)}
 
 
-def _weights(spec: SetSpec) -> dict[str, WeightMappingDocument]:
+def _weights(spec: SetSpec) -> JobDocument:
     """The names of another trainer's checkpoint, if a set starts from one."""
     mapping: WeightMapping | None = spec.trainer.settings
     return {"weights": mapping.document()} if mapping else {}

@@ -47,6 +47,7 @@ OLDER_TOOLCHAIN = "torchtitan-0.2.2"
 STREAMING_TOOLCHAIN = "torchtitan-0.3.0-streaming"
 MAIN = "main"
 """What comes after ``torchtitan-`` in names of toolchains of the main branch."""
+NO_CUDA_GRAPHS = "training.disable_cuda_graphs"
 FLEX_BLOCK = 128
 """FlexAttention's block: torchtitan 0.3 splits a sequence over context-parallel ranks by blocks."""
 FEATURES = {
@@ -56,7 +57,7 @@ FEATURES = {
         cp_backends=SPMD_BACKENDS,
         cp_rotations=False,
         sequence_block=FLEX_BLOCK,
-        cuda_graphs=True,
+        no_cuda_graphs=NO_CUDA_GRAPHS,
     ),
     # Pull requests 4217 (full_dtensor) and 4218 (CP of partial_dtensor) removed what is missing.
     TITAN_MAIN: Features(
@@ -64,7 +65,7 @@ FEATURES = {
         cp_backends=("spmd_types",),
         cp_rotations=False,
         sequence_block=FLEX_BLOCK,
-        cuda_graphs=True,
+        no_cuda_graphs=NO_CUDA_GRAPHS,
     ),
 }
 """By dialect."""

@@ -13,7 +13,6 @@ from converge_harness.model import (
     Capabilities,
     ConfigKeys,
     FaultKind,
-    ImpliedSetting,
     InForce,
     Job,
     Kind,
@@ -27,6 +26,7 @@ from converge_harness.model import (
     TrainConfig,
     TrainerSpec,
 )
+from converge_harness.run_folder.job import JobDocument
 from converge_harness.toml import Where
 from converge_harness.trainers.base import (
     Features,
@@ -36,7 +36,8 @@ from converge_harness.trainers.base import (
 )
 from converge_harness.trainers.table import TrainerOfFile, environment_of
 from converge_harness.trainers.torchrun import TorchrunTrainer
-from converge_harness.trainers.torchtitan import releases
+from converge_harness.trainers.torchtitan import releases, stages
+from converge_harness.trainers.torchtitan.audit import AUDIT
 from converge_harness.trainers.torchtitan.table import (
     ASYNC_MODE,
     OWNED,
@@ -49,38 +50,10 @@ from converge_harness.trainers.torchtitan.table import (
 )
 from converge_harness.trainers.torchtitan.user_python import toolchain_of_python
 
-CHECKPOINTING = "activation_checkpoint"
 KEYS = ConfigKeys(
-    techniques=MappingProxyType(
-        {
-            Technique.COMPILE: (("compile.enable", True), ("training.compile", True)),
-            Technique.ASYNC_TP: (
-                ("parallelism.enable_async_tensor_parallel", True),
-                ("compile.enable_async_tensor_parallel", True),
-            ),
-            Technique.BF16: (("training.dtype", "bfloat16"),),
-        }
-    ),
-    float8_converters="model.converters",  # of torchtitan 0.2
-    deterministic="debug.deterministic",
     async_checkpoints=ASYNC_MODE,
     collective_timeout="comm.train_timeout_seconds",
     pipeline_microbatch_size="parallelism.pipeline_parallel_microbatch_size",
-    # torchtitan 0.3 has a class for each mode of activation checkpointing, and no key.
-    implied=(
-        ImpliedSetting(f"{CHECKPOINTING}.mode", "none", null=CHECKPOINTING),
-        ImpliedSetting(
-            f"{CHECKPOINTING}.mode",
-            "selective",
-            has=f"{CHECKPOINTING}.force_recompute_mm_shapes_by_fqns",
-        ),
-        ImpliedSetting(
-            f"{CHECKPOINTING}.mode",
-            "full",
-            has=f"{CHECKPOINTING}.preserve_rng_state",
-            lacks=f"{CHECKPOINTING}.memory_budget",
-        ),
-    ),
     of_repeats=frozenset(
         {
             "dataloader.order_seed",  # of ``permute`` in torchtitan 0.3; other repeats change none
@@ -126,6 +99,7 @@ ADVICE = ResumeAdvice(
         "when the trainer saves: checkpoint.enable and checkpoint.interval, and what calls the "
         "checkpointer's save after a step"
     ),
+    generators=f"{ResumeAdvice().generators} (torchtitan saves none of them)",
     tokens=(
         "what train_state holds: torchtitan's Trainer.state_dict saves ntokens_seen, which is "
         "a count of one rank, and every rank loads it as its own"
@@ -136,7 +110,6 @@ TORCHTITAN = TrainerSpec(
     Capabilities(
         probed=True,
         all_signals=True,
-        audits_config=True,
         counts_tokens=True,
         shares_initial_weights=True,
         techniques=True,
@@ -156,6 +129,7 @@ TORCHTITAN = TrainerSpec(
     ),
     defaults=MappingProxyType(dict(zip(DATA_TYPE_KEYS, ("float32", "bfloat16"), strict=True))),
     keys=KEYS,
+    audit=AUDIT,
     advice=ADVICE,
 )
 
@@ -243,6 +217,12 @@ class Torchtitan(TorchrunTrainer):
     def features(self, toolchain: Toolchain) -> Features:
         return releases.features(toolchain)
 
+    def pipeline_stages(self, job: Job) -> int:
+        return stages.pipeline_stages(job)
+
+    def layers_to_cut(self, job: Job) -> int | None:
+        return stages.layers_to_cut(job)
+
     def limitations(self, spec: SetSpec, toolchain: Toolchain) -> Iterable[Limitation]:
         return releases.limitations(spec, toolchain.dialect)
 
@@ -257,7 +237,7 @@ class Torchtitan(TorchrunTrainer):
         data: Path | None,
         seed_checkpoint: Path | None,
         device: str,
-    ) -> dict[str, Any]:
+    ) -> JobDocument:
         common = job_document(
             job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device
         )

@@ -17,6 +17,7 @@ from converge_harness.launch.kubernetes.objects import (
     seconds_of,
 )
 from converge_harness.launch.kubernetes.written import WrittenObjects
+from converge_harness.launch.scheduler.backend import ScriptRequest
 from converge_harness.model import Kind
 from converge_harness.store import Store
 
@@ -26,7 +27,7 @@ pytest.importorskip("kubeflow_trainer_api")
 def made_for(pod):
     """An object whose pods have these further fields."""
     cluster = replace(ON_CPUS, kubernetes=replace(PLAIN, pod=pod))
-    return job_set(CASES["one_pod"][0], FOLDER, cluster, experiment="x")
+    return job_set(ScriptRequest(CASES["one_pod"][0], FOLDER, cluster, experiment="x"))
 
 
 def refused(made):
@@ -71,8 +72,8 @@ def test_files_are_checked_before_there_are_any(tmp_path):
     backend = WrittenObjects(Store(tmp_path))
     cluster = replace(ON_CPUS, kubernetes=replace(PLAIN, pod={"nodeSelectr": {}}))
     with pytest.raises(ConfigError, match="nodeSelectr"):
-        backend.files(CASES["one_pod"][0], FOLDER, cluster, experiment="x")
-    files = backend.files(CASES["one_pod"][0], FOLDER, ON_CPUS, experiment="x")
+        backend.files(ScriptRequest(CASES["one_pod"][0], FOLDER, cluster, experiment="x"))
+    files = backend.files(ScriptRequest(CASES["one_pod"][0], FOLDER, ON_CPUS, experiment="x"))
     assert sorted(files) == ["job.sh", "jobset.json"]
     argv = ("kubectl", "create", "-f", f"{FOLDER}/jobset.json")
     assert backend.submit_argv(FOLDER) == argv
@@ -80,12 +81,14 @@ def test_files_are_checked_before_there_are_any(tmp_path):
 
 def test_a_store_that_pods_do_not_see_is_refused():
     with pytest.raises(ConfigError, match=r"mount: is /store, and pods would not see /home/me/run"):
-        job_set(CASES["one_pod"][0], Path("/home/me/run"), ON_CPUS, experiment="x")
+        job_set(ScriptRequest(CASES["one_pod"][0], Path("/home/me/run"), ON_CPUS, experiment="x"))
 
 
 def test_calls_of_one_run_come_one_after_another():
     resized = job("resized", ranks=16, steps=30, kind=Kind.ELASTIC, segments=SEGMENTS)
-    calls = job_set(resized, FOLDER, EVERYTHING, experiment="x")["spec"]["replicatedJobs"]
+    calls = job_set(ScriptRequest(resized, FOLDER, EVERYTHING, experiment="x"))["spec"][
+        "replicatedJobs"
+    ]
     assert [each["template"]["spec"]["parallelism"] for each in calls] == [2, 1, 2]
     pods = [each["template"]["spec"]["template"]["spec"]["containers"][0] for each in calls]
     assert [pod["command"][-1] for pod in pods] == ["1", "2", "3"]
@@ -125,7 +128,7 @@ def test_sizes_of_sbatch_are_quantities_of_kubernetes():
 
 
 def test_the_time_limit_is_of_each_pod():
-    made = job_set(CASES["four_pods"][0], FOLDER, EVERYTHING, experiment="x")
+    made = job_set(ScriptRequest(CASES["four_pods"][0], FOLDER, EVERYTHING, experiment="x"))
     of_job = made["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert "activeDeadlineSeconds" not in of_job
     assert of_job["template"]["spec"]["activeDeadlineSeconds"] == 129_600
@@ -133,6 +136,6 @@ def test_the_time_limit_is_of_each_pod():
 
 def test_kubernetes_does_not_expand_names_in_the_path_of_a_script():
     folder = Path("/store/$(HOSTNAME)/run")
-    made = job_set(CASES["one_pod"][0], folder, ON_CPUS, experiment="x")
+    made = job_set(ScriptRequest(CASES["one_pod"][0], folder, ON_CPUS, experiment="x"))
     pod = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert pod["containers"][0]["command"] == ["bash", "/store/$$(HOSTNAME)/run/job.sh"]

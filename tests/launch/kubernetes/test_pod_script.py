@@ -14,6 +14,7 @@ from batch_jobs import HOSTILE, SEGMENTS, job, program, requeued_program
 
 from converge_harness.launch.kubernetes.objects import job_set, object_text
 from converge_harness.launch.kubernetes.pod_script import pod_script
+from converge_harness.launch.scheduler.backend import ScriptRequest
 from converge_harness.model import Cluster, Kind, Kubernetes, Role
 from converge_harness.rank.start import loopback
 from converge_harness.run_folder.layout import NEWEST_CHECKPOINT
@@ -62,7 +63,7 @@ CASES = {
 def script(name, folder=FOLDER):
     made, cluster = CASES[name]
     experiment = HOSTILE if name == "hostile" else "experiments/llama3_8b.toml"
-    text = pod_script(made, folder, cluster, experiment=experiment)
+    text = pod_script(ScriptRequest(made, folder, cluster, experiment=experiment))
     return text.replace(str(Path(loopback.__file__).parent), "/converge")
 
 
@@ -71,7 +72,7 @@ def test_script_and_object_are_the_golden_ones(name):
     made, cluster = CASES[name]
     assert script(name) == (GOLDEN / f"{name}.sh").read_text()
     experiment = HOSTILE if name == "hostile" else "experiments/llama3_8b.toml"
-    made = job_set(made, FOLDER, cluster, experiment=experiment)
+    made = job_set(ScriptRequest(made, FOLDER, cluster, experiment=experiment))
     assert object_text(made) == (GOLDEN / f"{name}.json").read_text()
 
 
@@ -245,7 +246,7 @@ def wait_for(path):
 def test_a_job_that_continues_has_logs_of_its_own(tmp_path):
     (tmp_path / "logs" / "call-01").mkdir(parents=True)
     made, cluster = CASES["one_pod"]
-    text = pod_script(made, tmp_path, cluster, experiment="x", continues_after=1)
+    text = pod_script(ScriptRequest(made, tmp_path, cluster, experiment="x", continues_after=1))
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o755)
     done, _ = pod(tmp_path, text.replace("/tools/bin/python", str(tmp_path / "python")))
@@ -265,7 +266,7 @@ def test_a_program_that_continues_is_told_its_newest_checkpoint(tmp_path):
     made = requeued_program(ranks=8)
     command = replace(made.spec.trainer.settings, folder=tmp_path)
     made = replace(made, spec=replace(made.spec, trainer=trained_by(command)))
-    text = pod_script(made, tmp_path, ON_CPUS, experiment="x", continues_after=1)
+    text = pod_script(ScriptRequest(made, tmp_path, ON_CPUS, experiment="x", continues_after=1))
     (tmp_path / "python").write_text(FINDS)
     (tmp_path / "python").chmod(0o755)
     done, _ = pod(tmp_path, text.replace("'/env s/bin/python'", str(tmp_path / "python")))

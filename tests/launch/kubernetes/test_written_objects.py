@@ -9,7 +9,13 @@ from test_pod_script import ON_CPUS, PLAIN
 
 from converge_harness.launch.kubernetes.objects import job_set, object_name, object_text
 from converge_harness.launch.kubernetes.written import RUNS, SEEDS, WrittenObjects
-from converge_harness.launch.scheduler.backend import JobState, Known, Phase, SubmitRequest
+from converge_harness.launch.scheduler.backend import (
+    JobState,
+    Known,
+    Phase,
+    ScriptRequest,
+    SubmitRequest,
+)
 from converge_harness.launch.scheduler.result import result_of
 from converge_harness.launch.scheduler.submission import Submission, write_submission
 from converge_harness.model import Role, RunStatus
@@ -28,7 +34,7 @@ def written(tmp_path):
     for each in (SEED, RUN):
         folder = store.run_folder(each.name, each.identity)
         folder.mkdir(parents=True)
-        made = job_set(each, folder, cluster, experiment="x")
+        made = job_set(ScriptRequest(each, folder, cluster, experiment="x"))
         (folder / "jobset.json").write_text(object_text(made))
         (folder / "job.sh").touch()
         (folder / "inductor").mkdir()

@@ -11,6 +11,7 @@ import pytest
 from batch_jobs import HOSTILE, SEGMENTS, job, program, requeued_program
 
 from converge_harness.errors import ConfigError
+from converge_harness.launch.scheduler.backend import ScriptRequest
 from converge_harness.launch.scheduler.submission import job_name
 from converge_harness.launch.slurm.batch_script import batch_script
 from converge_harness.model import (
@@ -135,7 +136,7 @@ CASES = {
 def script(name, folder=FOLDER):
     made, cluster = CASES[name]
     experiment = HOSTILE if name == "hostile" else "experiments/llama3_8b.toml"
-    text = batch_script(made, folder, cluster, experiment=experiment)
+    text = batch_script(ScriptRequest(made, folder, cluster, experiment=experiment))
     return text.replace(str(Path(loopback.__file__).parent), "/converge")
 
 
@@ -241,7 +242,9 @@ def run_task(folder, launcher, signal, *, probed=True, own=None, **around):
         spec=replace(made.spec, trainer=trained_by(command)),
         toolchain=replace(made.toolchain, python=folder / "python"),
     )
-    text = batch_script(made, folder, replace(OF_PROGRAMS, ranks_per_node=2), experiment="x")
+    text = batch_script(
+        ScriptRequest(made, folder, replace(OF_PROGRAMS, ranks_per_node=2), experiment="x")
+    )
     around |= {"SIGNAL": signal, "MASTER_ADDR": "elsewhere", "SLURM_RESTART_COUNT": "1"}
     done, _ = run(folder, text, srun=TASK, **around)
     told = (folder / "told.environment").read_text().split("\0")
@@ -303,7 +306,7 @@ def test_variables_of_a_program_reach_it_and_nothing_else(tmp_path, launcher, pr
     launcher = RankLauncher(launcher)
     if launcher is RankLauncher.MPIRUN:  # refused under a scheduler
         with pytest.raises(ValueError, match="mpirun"):
-            batch_script(program(launcher), tmp_path, OF_PROGRAMS, experiment="x")
+            batch_script(ScriptRequest(program(launcher), tmp_path, OF_PROGRAMS, experiment="x"))
         return
     done, variables, argv = run_task(
         tmp_path, launcher, "KILL", probed=probed, own=HOSTILE_VARIABLES
@@ -354,7 +357,7 @@ def test_each_start_of_a_program_has_an_empty_folder_for_its_output(tmp_path):
             trainer=trained_by(replace(made.spec.trainer.settings, folder=tmp_path)),
         ),
     )
-    text = batch_script(made, tmp_path, OF_PROGRAMS, experiment="x")
+    text = batch_script(ScriptRequest(made, tmp_path, OF_PROGRAMS, experiment="x"))
     (tmp_path / "output").mkdir()
     (tmp_path / "output" / "old").touch()
     done, _ = run(tmp_path, text, SLURM_RESTART_COUNT="1")
@@ -384,7 +387,7 @@ def test_a_requeued_program_is_told_its_newest_checkpoint(
     command = replace(made.spec.trainer.settings, folder=tmp_path)
     made = replace(made, spec=replace(made.spec, trainer=trained_by(command)))
     text = batch_script(
-        made, tmp_path, OF_PROGRAMS, experiment="x", continues_after=continues_after
+        ScriptRequest(made, tmp_path, OF_PROGRAMS, experiment="x", continues_after=continues_after)
     )
     newest = f"{tmp_path}/it's $HOME 4.pt"
     found = {"CHECKPOINT": newest, "PRINTED": PRINTED}
@@ -441,7 +444,7 @@ def test_script_ends_as_its_ranks_did_and_says_so(tmp_path, code):
 def test_script_that_fails_before_its_ranks_says_so(tmp_path):
     made, cluster = CASES["one_node"]
     failing = replace(cluster, prologue=("( exit 7 )",))
-    done, argv = run(tmp_path, batch_script(made, tmp_path, failing, experiment="x"))
+    done, argv = run(tmp_path, batch_script(ScriptRequest(made, tmp_path, failing, experiment="x")))
     assert (done.returncode, argv) == (7, [])
     assert json.loads((tmp_path / "ended.json").read_text())["returncode"] == 7
 
@@ -495,7 +498,7 @@ def test_a_job_that_continues_leaves_what_an_earlier_one_has_left(tmp_path, rest
         (tmp_path / left).touch()
     made, cluster = CASES["four_nodes"]
     site = "module() { :; }; source() { :; }; ulimit() { :; }"
-    text = batch_script(made, tmp_path, cluster, experiment="x", continues_after=3)
+    text = batch_script(ScriptRequest(made, tmp_path, cluster, experiment="x", continues_after=3))
     done, _ = run(tmp_path, f"{site}\n{text}", SLURM_RESTART_COUNT=restart)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.iterdir()} & set(LEFT) == set(LEFT)
@@ -520,7 +523,9 @@ def test_only_jobs_that_read_our_corpus_are_kept_off_the_hub():
     own = replace(made.spec.train_config, data=SyntheticData())
     ours = replace(made, spec=replace(made.spec, train_config=own))
     assert "HF_HUB_OFFLINE" not in script("one_node")
-    assert "export HF_HUB_OFFLINE=1" in batch_script(ours, FOLDER, cluster, experiment="x")
+    assert "export HF_HUB_OFFLINE=1" in batch_script(
+        ScriptRequest(ours, FOLDER, cluster, experiment="x")
+    )
 
 
 @pytest.mark.parametrize(
@@ -535,7 +540,9 @@ def test_folders_of_a_toolchain_come_first_on_the_path(tmp_path, exported, clust
     made, cluster = CASES["one_node"]
     made = replace(made, toolchain=replace(made.toolchain, paths=(Path("/base"),)))
     text = batch_script(
-        made, tmp_path, replace(cluster, environment=cluster_has, modules=()), experiment="x"
+        ScriptRequest(
+            made, tmp_path, replace(cluster, environment=cluster_has, modules=()), experiment="x"
+        )
     )
     done, _ = run(tmp_path, f'{text}\nprintf %s "$PYTHONPATH" > searched\n', **exported)
     assert done.returncode == 0, done.stderr
@@ -545,10 +552,10 @@ def test_folders_of_a_toolchain_come_first_on_the_path(tmp_path, exported, clust
 def test_ranks_that_do_not_fill_nodes_are_refused():
     made, _ = CASES["one_node"]
     with pytest.raises(ConfigError, match="do not fill nodes of 6"):
-        batch_script(made, FOLDER, Cluster(ranks_per_node=6), experiment="x")
+        batch_script(ScriptRequest(made, FOLDER, Cluster(ranks_per_node=6), experiment="x"))
 
 
 def test_run_folder_that_sbatch_cannot_be_told_of_is_refused():
     made, cluster = CASES["one_node"]
     with pytest.raises(ConfigError, match="--store"):
-        batch_script(made, Path('/store/"runs"\n'), cluster, experiment="x")
+        batch_script(ScriptRequest(made, Path('/store/"runs"\n'), cluster, experiment="x"))

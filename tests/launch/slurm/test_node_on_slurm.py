@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from launch_jobs import ROOT
 
-from converge_harness.launch.scheduler.backend import Phase, SubmitRequest
+from converge_harness.launch.scheduler.backend import Phase, ScriptRequest, SubmitRequest
 from converge_harness.launch.scheduler.submission import job_name
 from converge_harness.launch.slurm.batch_script import batch_script
 from converge_harness.launch.slurm.commands import Slurm
@@ -55,7 +55,9 @@ def submitted(slurm, tiny, tmp_path):
         (folder / "job.json").write_text(json.dumps(payload))
         script = folder / "job.sh"
         script.write_text(
-            batch_script(job, folder, CLUSTER, experiment="tiny.toml", rank_module=rank_module)
+            batch_script(
+                ScriptRequest(job, folder, CLUSTER, experiment="tiny.toml", rank_module=rank_module)
+            )
         )
         ids.append(backend.submit(SubmitRequest(script, job_name(job))))
         return backend, ids[-1], folder

@@ -9,7 +9,13 @@ from launch_jobs import tiny_job
 from slurm_daemons import slurm_daemons
 
 from converge_harness.errors import ClusterError
-from converge_harness.launch.scheduler.backend import NeverStarts, Phase, Refused, SubmitRequest
+from converge_harness.launch.scheduler.backend import (
+    NeverStarts,
+    Phase,
+    Refused,
+    ScriptRequest,
+    SubmitRequest,
+)
 from converge_harness.launch.slurm import commands as slurm_backend
 from converge_harness.launch.slurm.batch_script import batch_script
 from converge_harness.launch.slurm.commands import Slurm, phase_of, read_sacct
@@ -240,7 +246,7 @@ def test_sbatch_takes_a_script_full_of_hostile_text_for_one_job(backend, tmp_pat
     folder.mkdir()
     job = tiny_job(text, ranks=1)
     script = folder / "job.sh"
-    script.write_text(batch_script(job, folder, cluster, experiment=text))
+    script.write_text(batch_script(ScriptRequest(job, folder, cluster, experiment=text)))
     job_id = backend.submit(SubmitRequest(script, "hostile"))
     assert follow(backend, [job_id], ended)[job_id].word == "FAILED"  # there is no such program
     assert sorted(path.name for path in folder.iterdir()) == ["ended.json", "job.sh", "slurm.log"]

@@ -12,11 +12,9 @@ from typing import Any
 import torch.distributed as dist
 
 from converge_harness.rank.cpu import multiply_bf16_by_float32_kernels
-from converge_harness.rank.inject import call_injected
 from converge_harness.rank.own_techniques import OwnTechniques
 from converge_harness.rank.recorder.imported import leave_imported
 from converge_harness.rank.recorder.step_recorder import StepRecorder
-from converge_harness.rank.repeats import round_in_repeat
 from converge_harness.rank.titan.common.checkpoints import move_loaded_weights
 from converge_harness.rank.titan.v0_2.config import Built, build_config, flat_config
 from converge_harness.rank.titan.v0_2.shim import Prepared, prepare
@@ -80,9 +78,8 @@ def run(job: RankJob) -> None:
 def _train(
     trainer: Any, job: RankJob, built: Built, prepared: Prepared, own: OwnTechniques
 ) -> None:
-    from converge_harness.rank.faults import install_faults
+    from converge_harness.rank.titan.common.training import train
     from converge_harness.rank.titan.v0_2 import audit, hooks
-    from converge_harness.rank.waiting import wait_between_steps
 
     injected: list[str] = []
 
@@ -92,17 +89,7 @@ def _train(
     recorder = hooks.attach(trainer, job, after_first_step)
     if job.repeat == "ulp":
         move_loaded_weights(trainer, job.repeat_seed)
-    round_in_repeat(job.repeat, trainer.model_parts, job.repeat_seed, recorder.view.dp_rank)
-    own.apply_to_trainer(trainer)
-    if job.inject is not None:
-        injected.append(call_injected(job.inject, trainer))
-    if recorder.this_pass:
-        install_faults(trainer, job, recorder.this_pass.number)
-    wait_between_steps(trainer, job.run_folder)
-    trainer.train()
-    recorder.close()
-    # The rank that serves the process group's store must not leave before the others are done.
-    dist.barrier()
+    train(trainer, job, recorder, own, injected)
 
 
 def _end_without_sleeping() -> None:

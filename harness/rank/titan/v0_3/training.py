@@ -14,19 +14,16 @@ from torchtitan.observability import structured_logger
 from torchtitan.tools.logging import init_logger, logger
 
 from converge_harness.rank.cpu import multiply_bf16_by_float32_kernels
-from converge_harness.rank.faults import install_faults
-from converge_harness.rank.inject import call_injected
 from converge_harness.rank.own_techniques import OwnTechniques
 from converge_harness.rank.recorder.imported import leave_imported
-from converge_harness.rank.repeats import round_in_repeat
 from converge_harness.rank.titan.common.audit import Happened
 from converge_harness.rank.titan.common.checkpoints import move_loaded_weights
 from converge_harness.rank.titan.common.counters import FusionCount, RotationCount
+from converge_harness.rank.titan.common.training import train
 from converge_harness.rank.titan.v0_3 import attention, audit, hooks
 from converge_harness.rank.titan.v0_3.config import BuiltConfig, build_config, flat_config
 from converge_harness.rank.titan.v0_3.series import CUDA_GRAPHS
 from converge_harness.rank.titan.v0_3.streaming_package import import_streaming, is_installed
-from converge_harness.rank.waiting import wait_between_steps
 from converge_harness.run_folder.job import RankJob
 
 _HEAVY = (
@@ -124,17 +121,7 @@ def _train(
     recorder = hooks.attach(
         trainer, job, lambda recorder: audit.write_in_force(trainer, config, recorder, happened)
     )
-    round_in_repeat(job.repeat, trainer.model_parts, job.repeat_seed, recorder.view.dp_rank)
-    own.apply_to_trainer(trainer)
-    if job.inject:
-        injected.append(call_injected(job.inject, trainer))
-    if recorder.this_pass:
-        install_faults(trainer, job, recorder.this_pass.number)
-    wait_between_steps(trainer, job.run_folder)
-    trainer.train()
-    recorder.close()
-    # The rank that serves the process group's store must not leave before the others are done.
-    dist.barrier()
+    train(trainer, job, recorder, own, injected)
 
 
 def _run_without_cuda_graph(trainer: Any) -> None:
