@@ -179,5 +179,5 @@ class TrainerSpec:
     """Defaults of keys that its train configs may leave out."""
     keys: ConfigKeys = field(default_factory=ConfigKeys)
     audit: Audit | None = None
-    """None: nothing compares what its sets name with what ran, and the checks say so."""
+    """None: runs that record what was in force are INVALID, because nothing compares it."""
     advice: ResumeAdvice = field(default_factory=ResumeAdvice)

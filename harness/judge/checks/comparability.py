@@ -43,7 +43,10 @@ LEAST_COVERAGE = 0.5
 """Share of the coarser grid's steps that must be in both curves."""
 LARGEST_HOLE = 0.6
 """Largest gap between common steps, as a share of the range: steps 1, 2, 4, 8 … reach a half."""
-_NO_AUDIT = "the trainer {!r} has no audit that compares what a set names with what ran"
+_NO_AUDIT = (
+    "the trainer {!r} has no audit that compares what a set names with what ran: give its "
+    "TrainerSpec one (docs/extension.md)"
+)
 
 
 @check(Tier.INTEGRITY)
@@ -58,7 +61,7 @@ def control_in_force(control: Evidence, control_spec: SetSpec | None) -> CheckRe
         return invalid(f"the {control_called(control.name)} left no record of what ran")
     audit = control_spec.trainer.audit
     if audit is None:
-        return skipped(_NO_AUDIT.format(control_spec.trainer.kind))
+        return invalid(_NO_AUDIT.format(control_spec.trainer.kind))
     wrong = [*_of_passes(control, control_spec, audit.not_in_force)]
     wrong += _of_passes(control, control_spec, audit.not_named)
     return _clauses(f"the {control_called(control.name)}: ", wrong)
@@ -184,7 +187,7 @@ def named_in_force(test: Evidence, spec: SetSpec | None) -> CheckResult:
         return invalid(f"pass {silent[0]} of {test.name} left no record of what ran")
     audit = spec.trainer.audit
     if audit is None:
-        return skipped(_NO_AUDIT.format(spec.trainer.kind))
+        return invalid(_NO_AUDIT.format(spec.trainer.kind))
     return _clauses("", _of_passes(test, spec, audit.not_in_force))
 
 
@@ -198,7 +201,7 @@ def nothing_unnamed(test: Evidence, spec: SetSpec | None) -> CheckResult:
         return skipped("nothing says what the run should be")
     audit = spec.trainer.audit
     if audit is None:
-        return skipped(_NO_AUDIT.format(spec.trainer.kind))
+        return invalid(_NO_AUDIT.format(spec.trainer.kind))
     return _clauses("", _of_passes(test, spec, audit.not_named))
 
 
