@@ -59,6 +59,7 @@ UNHURRIED = (
     "tests/e2e/test_pods.py",
     "tests/e2e/test_recoverable.py",
     "tests/e2e/test_recoverable_sharded.py",
+    "tests/e2e/test_recoverable_spawned.py",
     "tests/e2e/test_slurm_programs.py",
 )
 """Tests of real runs in the default toolchain that no gate waits for either: ``nox -s e2e``."""

@@ -65,7 +65,7 @@ segments = [{ until = 4, dp_replicate = 2 }, { until = 12, dp_replicate = 1 }]
     (repository.path / "mine.toml").write_text(EXPERIMENT + resized)
     result = run(repository, "mine.toml")
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["resized is left out: 'elastic' needs launcher = 'torchrun'*"])
+    result.stdout.fnmatch_lines(["resized is left out: 'elastic' needs checkpoints, and nothing*"])
 
 
 def test_a_mistake_in_the_file_is_an_error_that_names_it(repository):

@@ -145,6 +145,17 @@ class WrittenInPlace(Training):
         torch.save(states, path)
 
 
+class WrittenByAllAtOnce(Training):
+    """No rank asks whether it is the one that writes: all write the same file, in place."""
+
+    def save(self) -> None:
+        random: list[Any] = [None] * self.ranks
+        dist.all_gather_object(random, torch.get_rng_state())
+        states = {name: part.state_dict() for name, part in self.parts().items()}
+        torch.save({"step": self.step, "random": random, **states}, self.path())
+        self.probe.saved(self.step)
+
+
 class OlderRemovedFirst(Training):
     """To save space, the older checkpoint is removed before the new one is written."""
 
@@ -217,6 +228,7 @@ MISTAKES: dict[str, type[Training]] = {
     "divided_by_ranks": DividedByRanks,
     "batch_of_every_rank": BatchOfEveryRank,
     "written_in_place": WrittenInPlace,
+    "written_by_all_at_once": WrittenByAllAtOnce,
     "older_removed_first": OlderRemovedFirst,
     "nan_trained_on": NanTrainedOn,
     "none_seeded_masks": SeededMasks,

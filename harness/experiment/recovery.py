@@ -38,6 +38,7 @@ KEYS = {
     "torn": frozenset({FaultKind.CKPT_TORN}),
 }
 """By key of a fault, the kinds of faults that it belongs to."""
+_BY_TORCHRUN = 'trainer.launcher = "torchrun"'
 HANG_FLOOR_S = 10.0
 """A hanging rank is detected by its silence, which takes half of the time to recover."""
 
@@ -97,20 +98,28 @@ def recovery_of(
 def unmakeable_fault(table: FaultSetTable, spec: SetSpec, where: Where) -> Problem | None:
     """The first fault of a set that converge cannot make in its runs, and why; None if all can be.
 
-    ``spec`` is the set without its recovery.
+    The same of restarts by torchrun where something else starts the ranks. ``spec`` is the set
+    without its recovery.
     """
-    can = spec.trainer.can.faults
+    can = spec.trainer.can
     for index, fault in enumerate(table.faults):
-        if FaultKind(fault.kind) not in can:
-            makes = ", ".join(kind.value for kind in FaultKind if kind in can)
-            other = (
-                "" if spec.trainer.can.probed else "; the probe makes the others (docs/probe.md)"
-            )
+        if FaultKind(fault.kind) not in can.faults:
+            makes = ", ".join(kind.value for kind in FaultKind if kind in can.faults)
+            others = "" if can.probed else "; the probe makes the others (docs/probe.md)"
+            if FaultKind(fault.kind) in OF_A_NODE and not can.under_torchrun:
+                others = f"; nodes that come and go are torchrun's agents: {_BY_TORCHRUN}"
             return Problem(
                 where(f"faults[{index}].kind"),
                 f"converge cannot make {fault.kind} in runs of {_who(spec)}",
-                f"{'one of' if len(can) > 1 else 'only'} {makes}{other}",
+                f"{'one of' if len(can.faults) > 1 else 'only'} {makes}{others}",
             )
+    if table.restarts == RestartOwner.TORCHRUN and not can.under_torchrun:
+        return Problem(
+            where("restarts"),
+            "torchrun starts again only what it has started, and another launcher starts the "
+            f"ranks of {_who(spec)}",
+            f"restarts = {RestartOwner.HARNESS.value!r}, or {_BY_TORCHRUN}",
+        )
     return None
 
 
@@ -205,7 +214,10 @@ def _fault_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wro
 
 def _who(spec: SetSpec) -> str:
     """Whose runs cannot have a fault."""
-    return f"a {spec.trainer.kind} trainer{'' if spec.trainer.can.probed else ' without the probe'}"
+    can = spec.trainer.can
+    there = {"the probe": can.probed, "torchrun": can.under_torchrun}
+    without = " and ".join(name for name, is_there in there.items() if not is_there)
+    return f"a {spec.trainer.kind} trainer{f' without {without}' if without else ''}"
 
 
 def _step_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wrong]:

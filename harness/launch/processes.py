@@ -18,6 +18,9 @@ import psutil
 
 from converge_harness.run_folder.layout import FAILURES, FAILURES_VARIABLE, PARENT_VARIABLE
 
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+"""By which launchers tell a rank its number: torchrun, Composer's and DeepSpeed's; Open MPI's and
+MPICH's mpirun."""
 _REAP_TIMEOUT_S = 10.0
 _STACKS_S = 0.5
 
@@ -63,12 +66,12 @@ def ask_for_stacks(
 
 
 def ranks_of(call: Path, agent: int, wanted: Collection[int]) -> dict[int, psutil.Process]:
-    """The processes that torchrun has started as ranks of a call, by rank; all ``wanted`` or none.
+    """The processes that a launcher started as ranks of a call, by rank; all ``wanted`` or none.
 
     ``call`` is its log folder and ``agent`` the process id that its launcher started, which adopts
-    what its descendants leave behind. A rank has torchrun's ``RANK``, and the variable by which
-    every process of the call inherits the path of its failures. What a rank has started has both,
-    too: of such a process the parent has them, or, once the rank has ended, is the agent.
+    what its descendants leave behind. A rank has one of ``RANK_VARIABLES``, and the variable by
+    which every process of the call inherits the path of its failures. What a rank has started has
+    both, too: of such a process the parent has them, or, once the rank has ended, is the agent.
 
     If they are not below the agent, because a server has forked its launcher, all processes are
     looked at. Another container may have a run at the same path and share our process ids, so what
@@ -94,7 +97,7 @@ def _ranks_among(
             above[process.pid] = process.ppid()
         except (psutil.Error, OSError):  # it has ended, or is another user's
             continue
-        rank = variables.get("RANK", "")
+        rank = next(filter(None, map(variables.get, RANK_VARIABLES)), "")
         if rank.isdecimal() and variables.get(FAILURES_VARIABLE) == str(call / FAILURES):
             found[process.pid] = process, rank
     left = {agent, *found}

@@ -46,6 +46,9 @@ class Capabilities:
     """Kinds of sets that it can run."""
     faults: frozenset[FaultKind] = frozenset()
     """Faults that can be made in its runs."""
+    under_torchrun: bool = True
+    """torchrun starts its ranks: it can start them again in place, tells them of SIGTERM, and its
+    agents stand for nodes."""
     replicas_leave: bool = False
     """When a node leaves, dp_replicate shrinks where nothing is sharded; False: only dp_shard."""
     continues: bool = False

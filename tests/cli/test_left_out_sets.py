@@ -78,7 +78,7 @@ def test_a_set_that_the_file_asks_for_is_not_passed_over(
         resized = found["resized"]
         assert (resized["verdict"], resized["kind"]) == ("INVALID", "elastic")
         assert resized["cause"].startswith(
-            "left out: 'elastic' needs launcher = 'torchrun': converge resumes no program with"
+            "left out: 'elastic' needs checkpoints, and nothing says where the program writes them"
         )
         assert "1 INVALID" in report["headline"]
         junit = (tmp_path / "report" / "junit.xml").read_text()

@@ -15,6 +15,7 @@ WRONG = {
     "rank_zero_alone_loads": "optimizer state (exp_avg, exp_avg_sq) lost at the resume: ",
     "random_not_saved": "the random numbers (RNG) start over at step 5: ",
     "written_in_place": "no recovery in time: no step ended after the fault ckpt_torn at step 8",
+    "written_by_all_at_once": "no recovery in time: no step ended after the fault ckpt_torn at ste",
     "older_removed_first": "pass 2 starts from the initial weights although step 4 was saved",
     "nan_trained_on": "training blew up: loss is nan at step 6, where the control is finite",
     "batch_of_every_rank": "trained on other samples than the control's; note that global_batch",

@@ -156,6 +156,14 @@ REQUEUED_BY_SRUN = REQUEUED.replace(
 """One task per rank, and no launcher."""
 
 
+def on_two_nodes(text: str) -> str:
+    """The same with four ranks in the test sets."""
+    before, tests = text.split("[[test]]", 1)
+    local = "training.local_batch_size = 2, hold ="
+    of_four = tests.replace("dp_replicate = 2", "dp_replicate = 4").replace("hold =", local)
+    return f"{before}[[test]]{of_four}"
+
+
 SHORT = """
 [control]
 waive = ["control-is-repeated"]
@@ -365,6 +373,65 @@ def test_a_requeued_program_goes_on_from_its_own_checkpoint(site, text):
     )
     log = (matrix.run_folder("right") / "slurm.log").read_text()
     assert f"goes on from {matrix.run_folder('right')}/checkpoint/step-4.pt" in log
+
+
+def held(matrix: Site, name: str) -> tuple[subprocess.Popen[str], str]:
+    """The running command and the job of a set that stands still; its control has ended."""
+    process = matrix.start("run", "--only", name)
+    wait(lambda: (run := matrix.run_folder(name)) and (run / "holding").exists(), name)
+    wait((matrix.run_folder("ddp2") / "record.json").exists, "ddp2")
+    submission = json.loads((matrix.run_folder(name) / "submission.json").read_text())
+    return process, submission["job_id"]
+
+
+def judged(matrix: Site, name: str) -> dict:
+    """What report.json says of a set that was interrupted once, in step 6."""
+    report = json.loads((matrix.folder / "out" / "report.json").read_text())
+    (test,) = report["tests"]
+    assert test["name"] == name
+    passes = [(each["steps"], each["loaded_step"], each["ended"]) for each in test["passes"]]
+    assert passes == [([1, 5], 0, "interrupted"), ([5, 8], 4, "ended")], test["cause"]
+    return test
+
+
+@pytest.mark.parametrize("text", [REQUEUED, REQUEUED_BY_SRUN], ids=["torchrun", "srun"])
+def test_a_program_on_two_nodes_goes_on_once_one_of_them_died(site, text):
+    matrix = site(on_two_nodes(text))
+    slurm = matrix.cluster
+    process, job = held(matrix, "right")
+    nodes = slurm.ask("squeue", "--noheader", f"--jobs={job}", "-o", "%N").strip()
+    assert nodes == "node[1-2]"
+    slurm.kill("node2")
+    slurm.down("node2")
+    slurm.start("node2")
+    code, printed = ended(process)
+    assert code == 0, printed
+    test = judged(matrix, "right")
+    found = {check["name"]: check["outcome"] for check in test["checks"]}
+    asked = ("passes-continuous", "state-restored", "data-resumed", "replays-agree")
+    assert {name: found[name] for name in asked} == dict.fromkeys(asked, "PASS")
+    process, job = held(matrix, "forgetful")
+    slurm.ask("scontrol", "requeue", job)
+    code, printed = ended(process)
+    assert code == 1, printed
+    cause = judged(matrix, "forgetful")["cause"]
+    assert "optimizer state (exp_avg, exp_avg_sq) and the learning rate lost" in cause
+    for name in ("right", "forgetful"):
+        assert matrix.record(name)["cluster"]["restarts"] == 1, name
+
+
+def test_a_program_that_reached_its_time_limit_goes_on_when_submitted_again(site):
+    matrix = site(REQUEUED)
+    process, job = held(matrix, "right")
+    # The shortest limit there is, and it is over, or soon will be.
+    matrix.cluster.ask("scontrol", "update", f"JobId={job}", "TimeLimit=1")
+    code, printed = ended(process)
+    assert code == 3, printed
+    assert matrix.record("right")["status"] == "timed out"
+    code, printed = matrix.converge("run", "--only", "right")
+    assert code == 0, printed
+    assert judged(matrix, "right")["verdict"] == "PASS"
+    assert matrix.record("right")["cluster"]["restarts"] == 0  # another job
 
 
 @pytest.mark.parametrize(

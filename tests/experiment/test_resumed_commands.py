@@ -3,6 +3,7 @@
 import pytest
 
 from converge_harness.errors import ConfigError
+from converge_harness.experiment import load_experiment
 from converge_harness.model import FaultKind, Kind, Parallelism, RestartOwner, Segment
 from converge_harness.plan.select import select
 from converge_harness.run_folder.checkpoints import CheckpointForm
@@ -155,7 +156,7 @@ def test_a_program_that_leaves_a_curve_of_each_start_can_be_resized(load):
 def test_a_run_of_any_kind_continues_from_the_checkpoints_of_its_program(load, launcher):
     set_ = '[[test]]\nname = "alone"\nparallelism = {}\n'
     trainer = f'launcher = "{launcher}"'
-    found = load(text(set_ + ELASTIC * (launcher == "torchrun"), trainer=trainer, top=EVERY_4))
+    found = load(text(set_ + ELASTIC, trainer=trainer, top=EVERY_4))
     alone, *resized = found.tests
     for each in (*found.controls, alone):
         assert (each.kind, each.recovery.checkpoint_every) == (Kind.PARALLEL, 4)
@@ -180,6 +181,38 @@ def test_such_a_program_can_be_killed_made_to_hang_or_asked_to_stop(load):
         {FaultKind.KILL, FaultKind.HANG, FaultKind.PREEMPT},
     )
     assert (test.recovery.faults[0].step, test.recovery.faults[0].rank) == (12, 0)
+
+
+def by(launcher, sets, *, trainer="", top=""):
+    """An experiment whose ranks are started in another way, if need be by the whole command."""
+    made = text(sets, trainer=f'launcher = "{launcher}"\n{trainer}', top=top)
+    starts_python = launcher in ("composer", "deepspeed")
+    return made if starts_python else made.replace('["train.py"', '["{python}", "train.py"')
+
+
+@pytest.mark.parametrize("launcher", ["composer", "deepspeed", "mpirun", "none"])
+def test_a_program_is_resized_and_broken_under_any_launcher(load, launcher):
+    in_place = IN_PLACE.replace("broken", "in_place")
+    experiment = load(by(launcher, ELASTIC + FAULT + in_place))
+    resized, broken = experiment.tests
+    assert (resized.kind, broken.kind) == (Kind.ELASTIC, Kind.FAULT)
+    assert broken.trainer.can.faults == {*FaultKind} - {FaultKind.AGENT_LOSS, FaultKind.JOIN}
+    # What needs torchrun leaves out its own set.
+    assert "torchrun starts again only what it has started" in experiment.left_out["in_place"].why
+    by_curve = load(by(launcher, ELASTIC + KILLED, trainer=BY_CURVE))
+    assert [test.kind for test in by_curve.tests] == [Kind.ELASTIC, Kind.FAULT]
+
+
+def test_ranks_that_start_on_a_cluster_alone_are_resized_and_not_broken(folder):
+    path = folder / "x.toml"
+    cluster = "[cluster]\nranks_per_node = 2\n"
+    path.write_text(by("srun", ELASTIC + FAULT, top='launcher = "slurm"') + cluster)
+    experiment = load_experiment(path)
+    assert [test.name for test in experiment.tests] == ["resized"]
+    assert experiment.left_out["broken"].why == (
+        "'fault' needs ranks that converge or torchrun can start again: launcher = 'srun' starts "
+        "them on a cluster only, where converge does not run (trainer.launcher = 'torchrun')"
+    )
 
 
 NODES = """
@@ -239,9 +272,22 @@ def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place)
             ),
         ),
         (
-            ELASTIC,
+            NODES.replace("torchrun", "harness"),
             {"trainer": 'launcher = "composer"'},
-            "'elastic' needs launcher = 'torchrun': converge resumes no program with launcher =",
+            (
+                "converge cannot make agent_loss in runs of a command trainer without torchrun "
+                "(one of kill, hang, nan_batch, ckpt_torn, disk_full, preempt; nodes that come and "
+                'go are torchrun\'s agents: trainer.launcher = "torchrun")'
+            ),
+        ),
+        (
+            IN_PLACE,
+            {"trainer": 'launcher = "deepspeed"'},
+            (
+                "torchrun starts again only what it has started, and another launcher starts the "
+                "ranks of a command trainer without torchrun (restarts = 'harness', or "
+                'trainer.launcher = "torchrun")'
+            ),
         ),
         *(
             (
@@ -299,9 +345,9 @@ def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place)
             "'fault' needs the loss of every step, and mean_over says that a row is a mean over",
         ),
         (
-            KILLED,
+            NODES,
             {"trainer": f'{BY_CURVE}launcher = "composer"'},
-            "'fault' needs launcher = 'torchrun': converge resumes no program with launcher =",
+            "in runs of a command trainer without the probe and torchrun (one of kill, hang, ",
         ),
         (
             ELASTIC,
@@ -312,11 +358,6 @@ def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place)
             ELASTIC,
             {"trainer": BY_CURVE.replace("loss.csv", "trainer_state.json")},
             "'elastic' needs a curve of each start alone: trainer_state.json has the rows of all",
-        ),
-        (
-            ELASTIC,
-            {"trainer": f'{BY_CURVE}launcher = "composer"'},
-            "'elastic' needs launcher = 'torchrun': converge resumes no program with launcher =",
         ),
         (
             "",

@@ -99,6 +99,17 @@ def test_what_a_program_is_not_told_leaves_out_exactly_the_sets_that_need_it(
     assert not set(names) & set(experiment.left_out)
 
 
+def test_a_program_without_a_launcher_has_to_be_told_its_ranks(load):
+    def by_itself(options):
+        made = text(options).replace('["train.py"', '["{python}", "train.py"')
+        return load(made.replace("[trainer]\n", '[trainer]\nlauncher = "none"\n'))
+
+    assert [test.name for test in by_itself(f'{SIZES}, "{{ranks}}"').tests] == DDP
+    untold = by_itself(SIZES)
+    assert [test.name for test in untold.tests] == ["st_ddp2_acc2"]  # as many as its control
+    assert untold.left_out["st_ddp1_acc4"].why == "nothing passes {ranks} to the program"
+
+
 @pytest.mark.parametrize(
     ("options", "local", "names"),
     [

@@ -17,7 +17,7 @@ from launch_jobs import broken, elastic, plan_of, tiny_job
 from converge_harness.launch import Retrying, run_plan
 from converge_harness.launch.local import run as local_run
 from converge_harness.launch.local.agents import PROCESS_GUARD
-from converge_harness.launch.processes import ranks_of, signal_tree
+from converge_harness.launch.processes import RANK_VARIABLES, ranks_of, signal_tree
 from converge_harness.model import (
     Fault,
     FaultKind,
@@ -491,16 +491,17 @@ def test_a_rank_without_the_probe_is_made_to_hang_and_started_again(store, cold)
     assert [start["returncode"] for start in starts_of(record)] == [None, 0]
 
 
-def test_only_a_rank_of_this_call_is_struck(tmp_path):
+@pytest.mark.parametrize("variable", RANK_VARIABLES)
+def test_only_a_rank_of_this_call_is_struck(tmp_path, variable):
     """Nor what a rank has started, or another process with the same variables."""
     variables = {**os.environ, "CONVERGE_FAILURES": str(tmp_path / "failures.json")}
-    launcher = "RANK=1 sh -c 'sleep 60 & wait' & wait"
+    launcher = f"{variable}=1 sh -c 'sleep 60 & wait' & wait"
     agent = subprocess.Popen(["sh", "-c", 'sh -c "$0" & wait', launcher], env=variables)
     other = None
     try:
         while not ranks_of(tmp_path, agent.pid, [1]):
             assert agent.poll() is None
-        other = subprocess.Popen(["sleep", "60"], env={**variables, "RANK": "1"})
+        other = subprocess.Popen(["sleep", "60"], env={**variables, variable: "1"})
         found = ranks_of(tmp_path, agent.pid, [1])
         (launched,) = psutil.Process(agent.pid).children()
         assert {rank: each.ppid() for rank, each in found.items()} == {1: launched.pid}
@@ -541,6 +542,30 @@ def test_a_program_is_restarted_from_its_newest_whole_checkpoint(store, cold):
     (record,) = run(plan_of(broken(recoverable_job("broken"), *faults)), store, cold)
     assert record.status is RunStatus.FINISHED, record.error
     assert passes_of(record) == [(0, []), (0, [1, 2, 3]), (2, [3, 4, 5]), (4, [5, 6])]
+
+
+AS_RANK = ("sh", "-c", 'RANK=0 "$0" "$@" & wait $!')
+"""A launcher that passes no SIGTERM on, as Composer's."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "launcher", "loaded"),
+    [("stops", AS_RANK, 5), ("stops", (), 5), ("well", AS_RANK, 4), ("deaf", (), 4)],
+)
+def test_ranks_are_asked_to_stop_whatever_has_started_them(
+    store, cold, monkeypatch, mode, launcher, loaded
+):
+    """Those that are found; else the program. One that stops with 0 has done as it was asked."""
+    monkeypatch.setattr(local_run, "_GRACE_S", 1.0)
+    job = broken(recoverable_job("asked", mode=mode), Fault(FaultKind.PREEMPT, 5))
+    command = job.spec.trainer.settings
+    command = replace(command, argv=(*launcher, *command.argv))
+    job = replace(job, spec=replace(job.spec, trainer=trained_by(command)))
+    (record,) = run(plan_of(job), store, replace(cold, grace_s=1.0))
+    assert record.status is RunStatus.FINISHED, record.error
+    assert passes_of(record) == [(0, [1, 2, 3, 4, 5]), (loaded, list(range(loaded + 1, 7)))]
+    first, second = json.loads((record.folder / "record.json").read_text())["calls"]
+    assert (first["returncode"] == 0, second["returncode"]) == (mode == "stops", 0)
 
 
 def test_an_interrupted_program_continues_from_its_newest_whole_checkpoint(store, cold):

@@ -23,25 +23,47 @@ def main(checkpoints, resume_from, stop_at, every, mode):
     header = {"world_size": 1, "steps": job.steps, "pass": number, "segment": job.segment}
     writer = MetricsWriter(folder, header)
     writer.loaded(first)
+    told = listening(mode)
     for step in range(first + 1, stop_at + 1):
         for index, fault in enumerate(job.faults):
             if fault.kind == "kill" and fault.step == step:
                 die_once(job, index, fault, number, mode)
         writer.step({"step": step, "loss": 1.0 / step, "at": time.time()}, {})
         if (step % every == 0 or step == stop_at) and not mode.startswith("forget"):
-            checkpoint = job.checkpoints.path(job.run_folder, step)
-            assert checkpoint.parent == Path(checkpoints)
-            checkpoint.write_text(str(step))
-            (folder / STATE).mkdir(exist_ok=True)
-            (folder / STATE / arrays_name("saved-step", step)).touch()
-            if not (mode.startswith("torn") and step == 4):
-                write_manifest(checkpoint, step, folder, job.checkpoints)
+            save(job, step, folder, checkpoints, whole=not (mode.startswith("torn") and step == 4))
         for index, fault in enumerate(job.faults):
             if fault.kind == "preempt" and fault.step == step:
-                hold_until(over_file(job.run_folder, index))
+                wait_for(over_file(job.run_folder, index), told)
+        if "stops" in told:
+            save(job, step, folder, checkpoints)
+            return
         if mode.endswith("then dies") and (number, step) == (1, 5):
             os.kill(os.getpid(), signal.SIGKILL)
     writer.finish(stop_at)
+
+
+def wait_for(over, told):
+    hold_until(over, lambda: bool(told))
+    while "deaf" in told:
+        time.sleep(0.1)
+
+
+def listening(mode):
+    """Filled by SIGTERM, if the program has a handler."""
+    told = []
+    if mode in ("stops", "deaf"):
+        signal.signal(signal.SIGTERM, lambda *_: told.append(mode))
+    return told
+
+
+def save(job, step, folder, checkpoints, *, whole=True):
+    checkpoint = job.checkpoints.path(job.run_folder, step)
+    assert checkpoint.parent == Path(checkpoints)
+    checkpoint.write_text(str(step))
+    (folder / STATE).mkdir(exist_ok=True)
+    (folder / STATE / arrays_name("saved-step", step)).touch()
+    if whole:
+        write_manifest(checkpoint, step, folder, job.checkpoints)
 
 
 def die_once(job, index, fault, number, mode):

@@ -219,6 +219,22 @@ def test_a_program_without_a_launcher_is_told_how_many_ranks_it_has(planned, ref
     assert "calls t exactly like ddp2" in found
 
 
+def test_a_program_without_a_launcher_is_told_the_ranks_of_every_segment(planned, refused):
+    tests = (
+        "[[test]]\nkind = 'elastic'\nname = 't'\nset = { zero.stage = 2 }\n"
+        "segments = [{ until = 4, dp_replicate = 2 }, { until = 20, dp_replicate = 1 }]\n"
+    )
+    none = 'launcher = "none"\n[trainer.checkpoints]\nname = "step-{step}.pt"\n'
+    command = (
+        '["{python}", "train.py", "{checkpoint_dir}", "{resume_from}", "{stop_at}", '
+        '"{gradient_accumulation_steps}", "{config.zero.stage}"]'
+    )
+    (found,) = refused(tests, trainer=none, command=command)
+    assert "nothing tells the program of t to use 1 ranks, because there is no launcher" in found
+    planned(tests, trainer=none, command=command.replace("]", ', "{ranks}"]'))
+    planned(tests, trainer=none.replace("none", "mpirun"), command=command)
+
+
 @pytest.mark.parametrize("launcher", ["composer", "deepspeed", "none", "torchrun", "srun"])
 def test_several_nodes_need_a_launcher_that_starts_ranks_on_them(planned, refused, launcher):
     wide = ZERO.replace("dp_shard = 2", "dp_shard = 4") + "[cluster]\nranks_per_node = "

@@ -303,6 +303,25 @@ def test_a_segment_is_called_with_its_own_ranks_sizes_and_end():
     assert [last[each] for each in asked] == ["1", "20", f"{folder}/step-8.pt", "20", "4", "2", "4"]
 
 
+def test_other_launchers_are_told_the_ranks_of_a_segment_too():
+    elastic = resumed(segments=SEGMENTS)
+    last = Call(2, segment=1, resumes_from=8)
+    for launcher, word in (
+        (RankLauncher.COMPOSER, "--nproc=1"),
+        (RankLauncher.DEEPSPEED, "--include=localhost:2"),  # of the GPUs 2 and 3 of the job
+        (RankLauncher.MPIRUN, "1"),
+    ):
+        by = replace(elastic.spec.trainer.settings, launcher=launcher)
+        made = replace(elastic, spec=replace(elastic.spec, trainer=trained_by(by)))
+        words = argv(made, FOLDER, call=last, devices=(2, 3))
+        assert word in words, words
+        assert options_of(words)["from"] == f"{FOLDER}/checkpoint/step-8.pt"
+        if launcher is RankLauncher.DEEPSPEED:
+            for call, ranks in ((None, "2"), (last, "1")):
+                variables = environment({}, Resources(), FOLDER, made, call=call)
+                assert variables["LOCAL_SIZE"] == ranks
+
+
 def test_the_environment_says_which_segment_a_call_trains():
     elastic = resumed(segments=SEGMENTS)
     for call, index, until in ((None, "0", "8"), (Call(2, segment=1), "1", "20")):

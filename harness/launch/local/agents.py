@@ -14,9 +14,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from converge_harness.errors import StoreError
 from converge_harness.launch import processes
@@ -485,14 +488,34 @@ def strike(place: Machine, run: Run, index: int, fault: Fault) -> None:
     where: StruckDocument = {"node": fault.node} if fault.kind is FaultKind.AGENT_LOSS else {}
     _write_struck(run, index, fault, where)
     if fault.kind is FaultKind.PREEMPT:
-        for agent in run.call.left:
-            processes.ask_to_end(agent.process)
+        _ask_to_stop(run)
     elif lost := _lost_by(run, fault):
         processes.end_all([(lost.process, lost.folder)], grace_s=None)
         lost.lost = True
         _mark_over(run, index)
     else:
         start_node(place, run)
+
+
+def _ask_to_stop(run: Run) -> None:
+    """Send the SIGTERM of ``preempt``.
+
+    To torchrun's agents, which pass it on. Other launchers end at once, so there every rank gets
+    it, as from a scheduler; a program whose ranks converge does not find gets it itself.
+    """
+    if run.job.spec.trainer.can.under_torchrun:
+        for agent in run.call.left:
+            processes.ask_to_end(agent.process)
+        return
+    run.call.asked_at = time.monotonic()
+    (agent,) = run.call.agents  # nodes that come and go are torchrun's
+    ranks = range(part_of(run.job, run.call.call).world_size)
+    found = processes.ranks_of(agent.logs, agent.process.pid, ranks)
+    for rank in found.values():
+        with suppress(psutil.NoSuchProcess):
+            rank.terminate()
+    if not found:
+        processes.ask_to_end(agent.process)
 
 
 def _write_struck(run: Run, index: int, fault: Fault, more: StruckDocument) -> None:

@@ -182,12 +182,14 @@ class Run:
 
     @property
     def stopped_when_asked(self) -> bool:
-        """Whether a program without the probe stopped with 0 after ``preempt``, before its end.
+        """Whether a program stopped with 0 after ``preempt``, before its end.
 
-        Ask after ``last_look``.
+        Never under torchrun, which then ends with an error. Ask after ``last_look``.
         """
-        if self.curve is None or self.call.asked_at is None or self.call.returncode != 0:
+        if self.call.asked_at is None or self.call.returncode != 0:
             return False
+        if self.curve is None:
+            return last_step(self.folder) != self.job.steps
         return not self.curve.steps or self.curve.steps[-1] < self.job.steps
 
     def is_over(self) -> bool:
@@ -359,7 +361,7 @@ class RunningCall:
     hangs_since: float | None = None
     """When a hang of the script was first detected."""
     asked_at: float | None = None
-    """When the ranks of a program without the probe got SIGTERM (``preempt``)."""
+    """When the ranks got SIGTERM from converge (``preempt``), and not by torchrun."""
     out_of_grace: bool = False
     """Whether they had not stopped in time, so that converge had to end them."""
     _lingers_since: float | None = None

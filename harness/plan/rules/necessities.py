@@ -266,10 +266,11 @@ def faults_on_a_cluster(planned: PlannedJob) -> Iterator[Breach]:
     if not planned.job.spec.trainer.can.probed:
         return  # refused with all sets that are resumed without the probe
     if recovery.restarts is RestartOwner.HARNESS:
+        by = "" if planned.job.spec.trainer.can.under_torchrun else "trainer.launcher and "
         yield Breach(
             "restarts",
             "converge does not run next to the ranks of a cluster, so it cannot restart them",
-            f'restarts = "torchrun", or {HERE}',
+            f'{by}restarts = "torchrun", or {HERE}',
         )
     for index, fault in enumerate(recovery.faults):
         if fault.kind in OF_THE_HARNESS:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from converge_harness.model import LOCAL_BATCH, Job, Parallelism, SetSpec, Setting
+from converge_harness.model import LOCAL_BATCH, Job, Kind, Parallelism, SetSpec, Setting
 from converge_harness.run_folder.job import CommandDocument
 from converge_harness.run_folder.layout import (
     CHECKPOINTS,
@@ -241,7 +241,9 @@ def command_argv(
         case RankLauncher.SRUN:
             raise ValueError("srun starts ranks under Slurm only")
         case _:
-            return (*launcher_call(job, ranks, str(port_of(meeting)), devices), *program)
+            # A segment may have fewer ranks than the job.
+            chosen = None if devices is None else devices[:ranks]
+            return (*launcher_call(job, ranks, str(port_of(meeting)), chosen), *program)
 
 
 def launcher_call(
@@ -321,7 +323,7 @@ def own_variables(
         variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port_of(meeting))}
     if command.launcher is RankLauncher.DEEPSPEED:
         # Without this variable DeepSpeed 0.19 counts NUMA nodes as CPU devices.
-        variables["LOCAL_SIZE"] = str(job.world_size)
+        variables["LOCAL_SIZE"] = str(part_of(job, call).world_size)
         if device == "cpu":
             variables["DS_ACCELERATOR"] = "cpu"
     return variables | variables_of_file(job, folder, data, call)
@@ -397,14 +399,17 @@ def is_told_its_ranks(job: Job, control: Job) -> bool:
     """Whether the call of a job says that its number of ranks differs from the control's.
 
     It does by a launcher, a number of ranks, a degree, or a config value that differs from the
-    control's. Raises TypeError for jobs of other trainers.
+    control's; in a segment not by such a value, which all segments have. Raises TypeError for jobs
+    of other trainers.
     """
     command = command_of(job.spec)
     if command.launcher is not RankLauncher.NONE:
         return True
     names = {name for text in _handed_over(command) for name in placeholders(text)}
+    if names & {"ranks", "dp", *asdict(Parallelism())}:
+        return True
     keys = {name.removeprefix(CONFIG) for name in names if name.startswith(CONFIG)}
-    return bool(names & {"ranks", "dp", *asdict(Parallelism())}) or any(
+    return job.spec.kind is not Kind.ELASTIC and any(
         job.spec.setting(key) != control.spec.setting(key) for key in keys
     )
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path, PurePath
 from typing import Annotated, Literal
@@ -353,9 +354,12 @@ def lacks(kind: Kind, command: Command) -> tuple[str, str]:
         Kind.ELASTIC: (STOP_AT, "a program that stops where a segment ends"),
         Kind.FAULT: (CHECKPOINT_EVERY, WRITES_CHECKPOINTS),
     }[kind]
-    if command.launcher is not RankLauncher.TORCHRUN:
-        other = f"launcher = {command.launcher.value!r}"
-        return f"needs launcher = 'torchrun': converge resumes no program with {other} yet", ""
+    if kind is Kind.FAULT and command.launcher is RankLauncher.SRUN:
+        why = (
+            "needs ranks that converge or torchrun can start again: launcher = 'srun' starts them "
+            "on a cluster only, where converge does not run"
+        )
+        return why, f"trainer.launcher = {RankLauncher.TORCHRUN.value!r}"
     why, hint = _checkpoints_lack(command, needed, purpose)
     return (why, hint) if why else _curve_lacks(kind, command)
 
@@ -423,7 +427,9 @@ def not_passed(spec: SetSpec, control: SetSpec, accumulated: int) -> str:
         needed = (*needed, *SIZES)
     elif spec.setting(LOCAL_BATCH) != control.setting(LOCAL_BATCH):
         needed = needed if "global_batch_size" in given else (*needed, "local_batch_size")
-    missing = [f"{{{name}}}" for name in needed if name not in given]
+    if spec.trainer.settings.launcher is RankLauncher.NONE:
+        needed = (*needed, *_of_ranks(spec.parallelism, control.parallelism, given))
+    missing = [f"{{{name}}}" for name in dict.fromkeys(needed) if name not in given]
     return f"nothing passes {' and '.join(missing)} to the program" if missing else ""
 
 
@@ -450,6 +456,15 @@ def _of_degrees(
     one_way = (control.dp_shard > 1) != (control.dp_replicate > 1)
     as_control = "dp_replicate" not in given and one_way and shards is (control.dp_shard > 1)
     return pipeline if as_control else (*pipeline, "dp_shard")
+
+
+def _of_ranks(
+    degrees: Parallelism, control: Parallelism, given: Collection[str]
+) -> tuple[str, ...]:
+    """The placeholder by which a program without a launcher learns how many ranks it has."""
+    said = {"ranks", "dp", *asdict(degrees)}
+    told = degrees.world_size == control.world_size or said & set(given)
+    return () if told else ("ranks",)
 
 
 def restart_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:

@@ -92,6 +92,8 @@ RESUMED = (Kind.ELASTIC, Kind.FAULT)
 KEYS = ConfigKeys(warmup_steps="lr_scheduler.warmup_steps")
 FAULTS = frozenset(FaultKind)
 """All: the probe can make them, or wait for them."""
+OF_AGENTS = frozenset({FaultKind.AGENT_LOSS, FaultKind.JOIN})
+"""Nodes that leave and join are torchrun's agents."""
 FAULTS_BY_CURVE = frozenset({FaultKind.KILL, FaultKind.HANG, FaultKind.PREEMPT})
 """Without the probe: converge sends a rank, or all, a signal once the curve has the step."""
 
@@ -105,7 +107,8 @@ def trained_by(command: Command) -> TrainerSpec:
         shares_initial_weights=command.weights is not None,
         rounds_otherwise=probed,
         kinds=frozenset({Kind.PARALLEL, Kind.SPACE_TIME, *resumed}),
-        faults=_faults(probed=probed) if Kind.FAULT in resumed else frozenset(),
+        faults=_faults(command) if Kind.FAULT in resumed else frozenset(),
+        under_torchrun=command.launcher is RankLauncher.TORCHRUN,
         replicas_leave=True,
         continues=not lacks_to_continue(command)[0],
         under_scheduler=command.launcher is not RankLauncher.MPIRUN,
@@ -113,8 +116,10 @@ def trained_by(command: Command) -> TrainerSpec:
     return TrainerSpec("command", can, command, keys=KEYS, audit=ProgramAudit())
 
 
-def _faults(*, probed: bool) -> frozenset[FaultKind]:
-    return FAULTS if probed else FAULTS_BY_CURVE
+def _faults(command: Command) -> frozenset[FaultKind]:
+    if not command.probed:
+        return FAULTS_BY_CURVE
+    return FAULTS if command.launcher is RankLauncher.TORCHRUN else FAULTS - OF_AGENTS
 
 
 class CommandTrainer(Trainer):

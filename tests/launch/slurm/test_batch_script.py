@@ -464,6 +464,23 @@ def test_segments_come_one_after_another_on_the_first_nodes(tmp_path):
     assert argv.count("--relative=0") == 1
 
 
+@pytest.mark.parametrize(
+    ("launcher", "tasks"),
+    [
+        (RankLauncher.SRUN, ["--ntasks=16", "--ntasks=4"]),
+        (RankLauncher.TORCHRUN, ["--ntasks=2", "--ntasks=1"]),
+    ],
+)
+def test_segments_of_a_program_have_their_own_tasks(tmp_path, launcher, tasks):
+    made = resized_program()
+    command = replace(made.spec.trainer.settings, launcher=launcher)
+    made = replace(made, spec=replace(made.spec, trainer=trained_by(command)))
+    text = batch_script(made, tmp_path, OF_PROGRAMS, experiment="e.toml")
+    calls = [line for line in text.splitlines() if line.startswith("srun ")]
+    assert [next(word for word in line.split() if "--ntasks=" in word) for line in calls] == tasks
+    assert text.count("step-10.pt") == 1  # what the second segment is given
+
+
 LEFT = (
     *("metrics.jsonl.part", "in_force.json", "tensors", "checkpoint", "passes", "ended.json"),
     *("faults", "torn", "logs"),
