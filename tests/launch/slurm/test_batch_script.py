@@ -475,7 +475,7 @@ def test_segments_of_a_program_have_their_own_tasks(tmp_path, launcher, tasks):
     made = resized_program()
     command = replace(made.spec.trainer.settings, launcher=launcher)
     made = replace(made, spec=replace(made.spec, trainer=trained_by(command)))
-    text = batch_script(made, tmp_path, OF_PROGRAMS, experiment="e.toml")
+    text = batch_script(ScriptRequest(made, tmp_path, OF_PROGRAMS, experiment="e.toml"))
     calls = [line for line in text.splitlines() if line.startswith("srun ")]
     assert [next(word for word in line.split() if "--ntasks=" in word) for line in calls] == tasks
     assert text.count("step-10.pt") == 1  # what the second segment is given
