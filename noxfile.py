@@ -354,7 +354,7 @@ def e2e(session: nox.Session) -> None:
     Real runs of other frameworks, each in its toolchain, and of programs of one's own; all tests of
     rank code on the older torch.
     """
-    install_light(session, "test")
+    install_light(session, "test", "kubernetes")
     older = (str(build_toolchain(session, OLDER_TOOLCHAIN)), "-m", "pytest", "tests/rank")
     missing = build_what_can_be(session, FRAMEWORKS)
     if missing and "CONVERGE_NO_SKIPS" in os.environ:
