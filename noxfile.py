@@ -57,6 +57,7 @@ UNHURRIED = (
     "tests/e2e/test_pods.py",
     "tests/e2e/test_recoverable.py",
     "tests/e2e/test_recoverable_sharded.py",
+    "tests/e2e/test_rl_sets.py",
     "tests/e2e/test_slurm_programs.py",
 )
 """Tests of real runs in the default toolchain that no gate waits for either: ``nox -s e2e``."""
