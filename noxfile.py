@@ -60,6 +60,7 @@ UNHURRIED = (
     "tests/e2e/test_recoverable.py",
     "tests/e2e/test_recoverable_sharded.py",
     "tests/e2e/test_recoverable_spawned.py",
+    "tests/e2e/test_rl_sets.py",
     "tests/e2e/test_slurm_programs.py",
 )
 """Tests of real runs in the default toolchain that no gate waits for either: ``nox -s e2e``."""
@@ -357,7 +358,7 @@ def e2e(session: nox.Session) -> None:
     Real runs of other frameworks, each in its toolchain, and of programs of one's own; all tests of
     rank code on the older torch.
     """
-    install_light(session, "test")
+    install_light(session, "test", "kubernetes")
     older = (str(build_toolchain(session, OLDER_TOOLCHAIN)), "-m", "pytest", "tests/rank")
     missing = build_what_can_be(session, FRAMEWORKS)
     if missing and "CONVERGE_NO_SKIPS" in os.environ:

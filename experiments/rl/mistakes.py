@@ -129,8 +129,8 @@ class TurnedClip(Grpo):
 class TwiceNegated(Grpo):
     """The loss is negated twice, so rewards are minimised. flash-linear-attention pull 1076."""
 
-    def loss(self, found: torch.Tensor, batch: Batch) -> torch.Tensor:
-        return -super().loss(found, batch)
+    def loss(self, terms: dict[str, torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
+        return -super().loss(terms, weights)
 
 
 class KlWithoutGradient(Grpo):

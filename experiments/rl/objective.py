@@ -103,8 +103,20 @@ class Grpo:
             return counted / self.tokens * self.ranks
         return counted / counted.sum(1, keepdim=True) / self.sequences * self.ranks
 
-    def loss(self, found: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """A microbatch's part of the loss; ``found`` are its log-probabilities."""
-        ratio = (found - self.old(batch)).exp()
-        gain = self.surrogate(ratio, self.advantages(batch)[:, None])
-        return ((KL * self.penalty(found, batch) - gain) * self.weights(batch)).sum()
+    def terms(self, found: torch.Tensor, batch: Batch) -> dict[str, torch.Tensor]:
+        """What the loss is made of, in the order in which it is computed.
+
+        ``found`` are the log-probabilities of the microbatch.
+        """
+        old, advantages = self.old(batch), self.advantages(batch)
+        gain = self.surrogate((found - old).exp(), advantages[:, None])
+        return {
+            "old": old,
+            "advantages": advantages,
+            "gain": gain,
+            "kl": self.penalty(found, batch),
+        }
+
+    def loss(self, terms: dict[str, torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
+        """A microbatch's part of the loss."""
+        return ((KL * terms["kl"] - terms["gain"]) * weights).sum()

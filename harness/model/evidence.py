@@ -241,6 +241,39 @@ class DropoutMasks:
     data-parallel coordinates have masks."""
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectiveTerm:
+    """One term of an objective: sums over the tokens that weigh something."""
+
+    total: float
+    squares: float
+    mixed: float
+    """Of its values, each times a factor of its token: differs if other tokens have them."""
+    trains: bool
+    """Whether it depends on parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveTerms:
+    """What the objective of a step is made of, as the program shows it."""
+
+    step: int
+    tokens: int
+    """Those that weigh something in the loss."""
+    targets: int
+    """Those that have a label."""
+    samples: int
+    microbatches: int
+    """Of the rank that has most."""
+    weight: float
+    """Sum of all weights, over the data-parallel degree: 1 for a mean."""
+    uneven: Mapping[str, float]
+    """By part of the step (``step``, ``rank``, ``microbatch``, ``sample``, the largest first), how
+    far apart weights are in the worst one, as a share of the largest."""
+    terms: Mapping[str, ObjectiveTerm]
+    """By the program's names, in its order."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StateSample:
     """Content of a checkpoint, as it was saved or right after it was loaded."""
@@ -398,6 +431,8 @@ class Evidence:
     data-parallel coordinates drew, or where it is not recorded."""
     masks: tuple[DropoutMasks, ...] = ()
     """Of the sampled steps in which dropout was seen, in order."""
+    terms: tuple[ObjectiveTerms, ...] = ()
+    """Of the sampled steps in which the program showed them, in order."""
     in_force: InForce | None = None
     """None if the source does not tell (an integrity check says so)."""
     complete: bool = True
@@ -515,6 +550,7 @@ class Evidence:
             },
             random_shared=self.random_shared[:count],
             masks=tuple(each for each in self.masks if each.step <= step),
+            terms=tuple(each for each in self.terms if each.step <= step),
             samples=tuple(each for each in self.samples if each.step <= step),
             replicas=tuple(each for each in self.replicas if each.step <= step),
             replayed=tuple(each for each in self.replayed if each <= step),

@@ -170,6 +170,25 @@ class Probe:
         if self._loop is not None:
             self._loop.logits(logits, labels)
 
+    def terms(self, weights: torch.Tensor, labels: torch.Tensor, **terms: torch.Tensor) -> None:
+        """Show what the objective of a microbatch is made of, token by token. No collective.
+
+        Optional: a FAIL then names the first term that differs, or how tokens are weighed
+        otherwise. It is used where ``logits`` is called, too, because a term may be wrong for wrong
+        scores alone.
+
+        Args:
+            weights: shape (batch, length), the share of every token in the loss that this rank
+            does backward through; zero for tokens that do not count.
+            labels: of the same shape, as in ``batch``.
+            terms: what is weighed and what that is made of, in the order in which it is computed;
+            each of the shape of ``weights``, or of its leading dimensions.
+
+        Raises ProbeError for other shapes, and for DTensors.
+        """
+        if self._loop is not None:
+            self._loop.terms(weights, labels, terms)
+
     def gradients(self) -> None:
         """Record the current gradients: complete, reduced, not yet clipped.
 

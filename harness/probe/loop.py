@@ -177,6 +177,15 @@ class ProbedLoop:
         self._saw_logits = True
         self._recorder.on_logits(logits, labels)
 
+    def terms(
+        self, weights: torch.Tensor, labels: torch.Tensor, terms: Mapping[str, torch.Tensor]
+    ) -> None:
+        if self._closed:
+            return
+        require_terms(weights, labels, terms)
+        self._begin()
+        self._recorder.on_terms(weights, labels, terms)
+
     def gradients(self) -> None:
         if self._closed:
             return
@@ -559,6 +568,24 @@ def require_batch(
             f"probe.batch: mask of shape {tuple(mask.shape)} does not fit inputs of shape "
             f"{tuple(inputs.shape)}: it must have their leading dimensions, and is zero at padding"
         )
+
+
+def require_terms(
+    weights: torch.Tensor, labels: torch.Tensor, terms: Mapping[str, torch.Tensor]
+) -> None:
+    """Raises ProbeError for anything but numbers of the tokens of a microbatch."""
+    for name, tensor in (("weights", weights), ("labels", labels), *terms.items()):
+        if not isinstance(tensor, torch.Tensor) or isinstance(tensor, DTensor):
+            raise ProbeError(
+                f"probe.terms: {name} is a {type(tensor).__name__}; weights, labels and terms must "
+                "be plain tensors"
+            )
+        alike = tensor.shape == weights.shape[: max(tensor.ndim, 1)]
+        if not alike or (name == "labels" and tensor.ndim != weights.ndim):
+            raise ProbeError(
+                f"probe.terms: {name} has the shape {tuple(tensor.shape)}; labels must have that "
+                f"of weights, {tuple(weights.shape)}, and each term that or its leading dimensions"
+            )
 
 
 def require_same_parameters(wrapped: Wrapped, step: int) -> None:

@@ -30,6 +30,7 @@ from converge_harness.run_folder.shapes import (
     COUNTS,
     COUNTS_LISTED,
     FLAG,
+    OBJECT,
     TEXTS,
     Shape,
     is_count,
@@ -75,6 +76,7 @@ GLOBAL_STATES = {"python": "python_random_state", "numpy": "numpy_random_state"}
 """By library, the key of its global generator's digest."""
 RANDOM_SHARED = "random_shared"
 MASKS = "dropout_masks"
+TERMS = "terms"
 MISSING_NAMES = "grads_missing_names"
 PROBLEMS = "problems"
 UNCOUNTED = "uncounted"
@@ -141,6 +143,8 @@ class MeasuredDocument(TypedDict):
     drew."""
     dropout_masks: NotRequired[MasksDocument]
     """Of a sampled step in which masks of dropout were drawn and seen on every rank."""
+    terms: NotRequired[TermsDocument]
+    """Of a sampled step of which the program showed what its objective is made of."""
     memory_bytes: int
     """The most that any rank has held so far."""
     problems: NotRequired[list[str]]
@@ -185,6 +189,81 @@ class MasksDocument(TypedDict):
     """16 hex digits of which units are kept, in the order of the calls; empty without any."""
     shared: bool | None
     """As ``random_shared``."""
+
+
+class TermDocument(TypedDict):
+    """Sums of a term of the objective, over the tokens that weigh something in it."""
+
+    total: float
+    squares: float
+    mixed: float
+    """Of its values, each times a factor of its token."""
+    trains: bool
+    """Whether it depends on parameters."""
+
+
+class TermsDocument(TypedDict):
+    """What the objective of a step is made of."""
+
+    tokens: int
+    """Those that weigh something."""
+    targets: int
+    """Those that have a label."""
+    samples: int
+    microbatches: int
+    """Of the rank that has most."""
+    weight: float
+    """Sum of all weights, over the data-parallel degree."""
+    uneven: dict[str, float]
+    """How far apart weights are in the step, and in the worst rank, microbatch and sample, as a
+    share of the largest."""
+    sums: dict[str, TermDocument]
+    """By the program's names, in its order."""
+
+
+PARTS = ("step", "rank", "microbatch", "sample")
+"""Parts of a step in which tokens may weigh the same, the largest first."""
+TERMS_SHAPES: Mapping[str, Shape] = {
+    "tokens": COUNT,
+    "targets": COUNT,
+    "samples": COUNT,
+    "microbatches": COUNT,
+    "uneven": OBJECT,
+    "sums": OBJECT,
+}
+
+
+def read_terms(value: Mapping[str, Any]) -> TermsDocument:
+    """What an objective is made of, in a step's line; raises ValueError with a clause."""
+    if found := misfit(value, TERMS_SHAPES):
+        raise ValueError(found)
+    missing = [key for key in (*TERMS_SHAPES, "weight") if value.get(key) is None]
+    if missing:
+        raise ValueError(f"{missing[0]} is missing")
+    return {
+        "tokens": value["tokens"],
+        "targets": value["targets"],
+        "samples": value["samples"],
+        "microbatches": value["microbatches"],
+        "weight": _given(value, "weight"),
+        "uneven": {part: _given(value["uneven"], part) for part in PARTS},
+        "sums": {name: _read_term(name, term) for name, term in value["sums"].items()},
+    }
+
+
+def _read_term(name: str, value: object) -> TermDocument:
+    if not isinstance(value, dict) or not isinstance(value.get("trains"), bool):
+        raise ValueError(f"the term {name} is {value!r}, which is not a table with trains")  # noqa: TRY004 (a damaged file)
+    total, squares, mixed = (_given(value, key) for key in ("total", "squares", "mixed"))
+    return {"total": total, "squares": squares, "mixed": mixed, "trains": value["trains"]}
+
+
+def _given(values: Mapping[str, Any], key: str) -> float:
+    """A number that is not null; raises ValueError with a clause."""
+    found = number(values.get(key))
+    if found is None:
+        raise ValueError(f"{key} is missing")
+    return found
 
 
 MASKS_SHAPES: Mapping[str, Shape] = {

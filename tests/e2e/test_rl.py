@@ -3,65 +3,25 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
-from warm_converge import warm_python
-from warm_toolchains import TOOLCHAINS, warm_torch
-
-ROOT = Path(__file__).parents[2]
-EXPERIMENTS = ROOT / "experiments"
-RIGHT = ("one_rank", "padded_to_the_longest")
-WRONG = {
-    "microbatch_mean": "the objective differs: the trainer's loss is ",
-    "not_times_ranks": "which equals 1 / the replicate degree (2)",
-    "kl_without_gradient": "the backward pass differs: 24 of 24 gradients are wrong in direction",
-}
+from rl_runs import EXPERIMENTS, ROOT, judged, require_told
+from warm_toolchains import TOOLCHAINS
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_right_updates_pass_and_mistakes_fail_by_their_cause(tmp_path):
-    """The sets of both files together, with fewer repeats: they share their control."""
-    shutil.copytree(EXPERIMENTS / "rl", tmp_path / "rl")
-    right, wrong = ((EXPERIMENTS / f"{name}.toml").read_text() for name in ("rl", "rl_mistakes"))
-    sets = wrong.split("[[test]]\n", 1)[1]
-    file = tmp_path / "both.toml"
-    repeats = 'name = "rl"\nrepeats = ["rerun", "ulp", "ulp.2"]'
-    file.write_text(right.replace('name = "rl"', repeats, 1) + "\n[[test]]\n" + sets)
-    command = [warm_python(), "-m", "converge_harness", "run", str(file), "--only"]
-    where = ["--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")]
-    done = subprocess.run(
-        [*command, *RIGHT, *WRONG, *where],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "CONVERGE_TOOLCHAINS": str(warm_torch()),
-            "CONVERGE_HISTORY": str(tmp_path / "history.sqlite"),
-        },
-        capture_output=True,
-        text=True,
-        timeout=850,
-        check=False,
-    )
-    report = tmp_path / "out" / "report.json"
-    assert report.is_file(), done.stdout + done.stderr
-    tests = {test["name"]: test for test in json.loads(report.read_text())["tests"]}
-    verdicts = {name: test["verdict"] for name, test in tests.items()}
-    assert verdicts == {**dict.fromkeys(RIGHT, "PASS"), **dict.fromkeys(WRONG, "FAIL")}, {
-        name: test["cause"] for name, test in tests.items()
-    }
-    for name in RIGHT:
-        outcomes = {check["name"]: check["outcome"] for check in tests[name]["checks"]}
-        for check in ("same-data", "gradients-first-steps", "updates-first-steps"):
-            assert outcomes[check] == "PASS"
-    for name, words in WRONG.items():
-        assert words in tests[name]["cause"]
-        assert tests[name]["onset_step"] == 1
+    """Some of the sets; ``test_rl_sets.py`` has all, for which no gate waits."""
+    names = ("one_rank", "padded_to_the_longest")
+    mistakes = ("microbatch_mean", "not_times_ranks", "kl_without_gradient")
+    tests = judged(tmp_path, *names, *mistakes, timeout_s=850)
+    assert set(tests) == {*names, *mistakes}
+    require_told(tests)
 
 
 @pytest.mark.slow

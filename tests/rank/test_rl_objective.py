@@ -49,7 +49,7 @@ def step(rl, frozen, kind, size, *, normalize="token", pad="right", to="longest"
     for batch in batches:
         logits = model(batch.tokens, objective.positions(batch), batch.allowed)
         found = rl.policy.log_probs(objective.scores(logits), objective.labels(batch))
-        loss = objective.loss(found, batch)
+        loss = objective.loss(objective.terms(found, batch), objective.weights(batch))
         loss.backward()
         total += loss.item()
     return total, torch.cat([each.grad.flatten() for each in model.parameters()])

@@ -12,6 +12,8 @@ from converge_harness.model import (
     Disagreement,
     DropoutMasks,
     Judgement,
+    ObjectiveTerm,
+    ObjectiveTerms,
     Parallelism,
     Precision,
     RankError,
@@ -158,6 +160,33 @@ def test_dropout_masks_are_read_of_the_steps_that_have_some(tmp_path):
     )
     for value, words in wrong:
         folder = write(tmp_path / "wrong", [HEADER, step(1, dropout_masks=value)])
+        with pytest.raises(EvidenceError, match=words):
+            read_run(folder)
+
+
+def test_what_objectives_are_made_of_is_read_of_the_steps_that_show_it(tmp_path):
+    term = {"total": 1.5, "squares": "inf", "mixed": -0.5, "trains": True}
+    uneven = {"step": 0.5, "rank": 0.0, "microbatch": 0.0, "sample": 0.0}
+    counts = {"tokens": 5, "targets": 6, "samples": 2, "microbatches": 1}
+    terms = {**counts, "weight": 1.0, "uneven": uneven, "sums": {"gain": term}}
+    run = write(tmp_path / "r", [HEADER, step(1), step(2, terms=terms), step(3)])
+    (found,) = read_run(run).terms
+    gain = ObjectiveTerm(1.5, math.inf, -0.5, trains=True)
+    assert found == ObjectiveTerms(2, 5, 6, 2, 1, 1.0, uneven, {"gain": gain})
+    assert read_run(run).up_to(1).terms == ()
+    wrong = (
+        ([], r"terms is \[\], which is not a table"),
+        (terms | {"tokens": -1}, "tokens is -1, which is not a count"),
+        (terms | {"samples": None}, "terms: samples is missing"),
+        (terms | {"weight": None}, "terms: weight is missing"),
+        (terms | {"weight": "1"}, "terms: '1' is not a number"),
+        (terms | {"uneven": {"step": 0.0}}, "terms: rank is missing"),
+        (terms | {"sums": {"gain": term | {"trains": 1}}}, "the term gain is .* with trains"),
+        (terms | {"sums": {"gain": 1}}, "the term gain is 1, which is not a table"),
+        (terms | {"sums": {"gain": term | {"total": None}}}, "terms: total is missing"),
+    )
+    for value, words in wrong:
+        folder = write(tmp_path / "wrong", [HEADER, step(1, terms=value)])
         with pytest.raises(EvidenceError, match=words):
             read_run(folder)
 

@@ -7,8 +7,8 @@ than a wrong one. To add a cause, write one function with the decorator ``signat
 of its stage:
 
 - ``resume``, ``inputs``, ``replicas``, ``random_numbers``: what a run started from or resumed with
-- ``forward``, ``metrics``, ``backward``: a step up to its gradients; ``low_precision``: the same
-  from frozen steps, against a reference in float32
+- ``forward``, ``terms``, ``metrics``, ``backward``: a step up to its gradients;
+  ``low_precision``: the same from frozen steps, against a reference in float32
 - ``optimizer``, ``updates``, ``buffers``: what follows from gradients
 - ``curves``: what only shows over many steps, and comparisons of two curves alone
 
@@ -34,6 +34,7 @@ from converge_harness.judge.causes import (
     random_numbers,
     replicas,
     resume,
+    terms,
     updates,
 )
 from converge_harness.judge.causes.context import Context
@@ -62,6 +63,7 @@ _MODULES = (
     replicas,
     random_numbers,
     forward,
+    terms,
     metrics,
     backward,
     low_precision,

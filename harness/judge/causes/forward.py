@@ -56,6 +56,7 @@ from converge_harness.judge.causes.parameter_names import (
     role_of,
 )
 from converge_harness.judge.causes.signature import Basis, Cause, Stage, signature
+from converge_harness.judge.causes.terms import divisor_clause
 from converge_harness.judge.compare.envelopes import Envelope
 from converge_harness.judge.compare.limits import rounding_of_experts, routed, same_sample_layout
 from converge_harness.judge.compare.reported import agreement
@@ -364,8 +365,8 @@ _WHERE_TURNED = (
 @signature(
     Basis.FIRST_TENSORS,
     Stage.OBJECTIVE,
-    # One factor says more than gradients that change with the loss.
-    overrides=("trained_objective",),
+    # One factor of all says more than what it may come from, which its sentence has, too.
+    overrides=("term_differs",),
 )
 def scaled_objective(context: Context) -> Cause | None:
     """The trainer's own loss and every gradient are one multiple; only the cross entropy agrees.
@@ -390,6 +391,7 @@ def scaled_objective(context: Context) -> Cause | None:
         f"the objective is scaled: the trainer's loss and all {len(scaled.members)} gradients are "
         f"{ratio_text(loss, 0)} times the control's at step {step}{equals}, while the cross "
         f"entropy of the same logits agrees: {_TURNED if scaled.factor < 0 else _DIVIDED}"
+        f"{divisor_clause(context)}"
     )
     if scaled.factor < 0:
         return Cause(sentence, CauseClass.OBJECTIVE, _WHERE_TURNED)

@@ -10,6 +10,7 @@
 - ``precision_errors``: errors of low precision, from a reference in float32; ``random_numbers``:
   how much a run's random numbers move its gradients; ``random_states``: which ones it draws,
   ``dropout_masks``: and which units it drops by them
+- ``objective_terms``: what the objective is made of
 - ``reported``: what a run reports against what its own probe recomputed
 - ``floors``: limits from arithmetic alone; ``limits``: limits learnt from repeats
 """

@@ -13,6 +13,7 @@
     activations.py       what every module gets and returns, and the gradients of that
     random_states.py     which random generators a step draws from, and in which states
     dropout_masks.py     which units dropout keeps, by sums over its masks
+    objective_terms.py   what an objective is made of, token by token, where a program shows it
     checkpoint_state.py  the content of checkpoints
     sketch.py            signed sums of a tensor's entries, shard by shard
     replicas.py          whether copies of a shard are bit-identical (bits.py), else which differ

@@ -37,7 +37,7 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -62,6 +62,7 @@ from converge_harness.rank.recorder.grad_norm import (
     whole_gradients,
 )
 from converge_harness.rank.recorder.imported import leave_imported
+from converge_harness.rank.recorder.objective_terms import Shown, TermSums, terms_of
 from converge_harness.rank.recorder.post_step_state import PostStepSampler
 from converge_harness.rank.recorder.random_states import (
     RandomStates,
@@ -99,6 +100,7 @@ class StepRecorder:
         self._grad_norm = assign_shards(parameters)
         self._cross_entropy = CrossEntropySum(view.vocab_size, view.tp_group)
         self._digest = BatchDigest()
+        self._terms = TermSums()
         self._random = watched(view)
         self._masks = MaskWatch(view.model_parts, view.device)
         self._paused = False
@@ -220,6 +222,7 @@ class StepRecorder:
 
     def _forget(self) -> None:
         self._digest = BatchDigest()
+        self._terms = TermSums()
         self.positions = 0
         self.loss_targets = 0
         self._saw_logits = False
@@ -259,6 +262,13 @@ class StepRecorder:
         self._saw_logits = True
         self.loss_targets += targets
         self._cross_entropy.add(logits, labels)
+
+    def on_terms(
+        self, weights: torch.Tensor, labels: torch.Tensor, values: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Record what the objective of a microbatch is made of, in sampled steps of training."""
+        if self._step in self._sample_steps and torch.is_grad_enabled():
+            self._terms.add(weights, labels, values)
 
     def on_microbatch(self, tokens: torch.Tensor | None) -> None:
         """The token ids, shape (batch, sequence), that a pipeline stage is about to work on."""
@@ -402,12 +412,16 @@ class StepRecorder:
             mask_kept=kept.kept if kept else 0,
             masks_high=masks_high,
             masks_low=masks_low,
+            terms=len(self._terms.microbatches),
         )
         everyone = world.gathered([*row, *squares], self.view.device)
         if bool(everyone[:, RankRow._fields.index("problems")].any()):
             found = {each for some in world.everyones(problems) for each in some}
             problems = sorted(found, key=lambda each: each.sentence)
-        return Everyone(everyone, problems)
+        shown: list[Shown | None] = []
+        if bool(everyone[:, RankRow._fields.index("terms")].any()):
+            shown = world.everyones(self._terms.take())
+        return Everyone(everyone, problems, shown)
 
     @property
     def random(self) -> RandomStates:
@@ -485,13 +499,19 @@ class StepRecorder:
         return reported
 
     def _measured(self, seen: Everyone) -> metrics.MeasuredDocument:
-        return measured(
-            seen.rows(),
+        rows = seen.rows()
+        line = measured(
+            rows,
             seen.squares(),
             seen.problems,
             self._grad_norm.names,
             logits_optional=self.view.logits_optional,
         )
+        if seen.shown:
+            whole = zip(rows, seen.shown, strict=True)
+            if terms := terms_of([shown for row, shown in whole if row.first_of_dp]):
+                line["terms"] = terms
+        return line
 
 
 class _Calls(NamedTuple):
@@ -558,6 +578,8 @@ class RankRow(NamedTuple):
     masks_high: float
     masks_low: float
     """As in ``dropout_masks.Kept``."""
+    terms: float
+    """Microbatches whose terms the program showed."""
 
     @property
     def random(self) -> tuple[int, int]:
@@ -583,6 +605,8 @@ class Everyone(NamedTuple):
     """Per rank a ``RankRow``, then the squares of its gradients."""
     problems: Sequence[metrics.Unmeasured]
     """Of any rank, in sentences."""
+    shown: Sequence[Shown | None] = ()
+    """Per rank; empty if none showed the terms of its objective."""
 
     def rows(self) -> list[RankRow]:
         """In rank order."""

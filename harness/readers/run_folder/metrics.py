@@ -7,7 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from converge_harness.model import Column, Disagreement, DropoutMasks, ReplicaSample
+from converge_harness.model import (
+    Column,
+    Disagreement,
+    DropoutMasks,
+    ObjectiveTerm,
+    ObjectiveTerms,
+    ReplicaSample,
+)
 from converge_harness.readers.lines import (
     Place,
     fail,
@@ -39,6 +46,7 @@ from converge_harness.run_folder.metrics import (
     REPLICAS,
     SIGNALS,
     STEP,
+    TERMS,
     UNCOUNTED,
     EndDocument,
     HeaderDocument,
@@ -82,6 +90,7 @@ class Metrics:
     random_shared: tuple[bool | None, ...] = ()
     global_random_states: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     masks: tuple[DropoutMasks, ...] = ()
+    terms: tuple[ObjectiveTerms, ...] = ()
     """As in ``Evidence``."""
     number: int | None = None
     """For a pass, as are the following fields."""
@@ -127,6 +136,7 @@ def read_metrics(folder: Path) -> Metrics:
         random_shared=random_shared,
         global_random_states=_global_states(place, steps, values.steps.tolist()),
         masks=_masks(place, steps),
+        terms=_terms(place, steps),
         grads_missing=_texts(place, steps, MISSING_NAMES),
         replicas=samples,
         problems=_texts(place, steps, PROBLEMS),
@@ -295,6 +305,33 @@ def _masks(place: Place, lines: _Lines) -> tuple[DropoutMasks, ...]:
             kept=tuple(document["kept"]),
             sums=tuple(document["sums"]),
             shared=document["shared"],
+        )
+    return tuple(found[step] for step in sorted(found))
+
+
+def _terms(place: Place, lines: _Lines) -> tuple[ObjectiveTerms, ...]:
+    """What the objective of a step is made of, in order; of a step's lines the last counts."""
+    found: dict[int, ObjectiveTerms] = {}
+    for line, values in lines:
+        terms = values.get(TERMS)
+        if terms is None:
+            continue
+        if not isinstance(terms, dict):
+            fail(place(line), f"{TERMS} is {terms!r}, which is not a table")
+        try:
+            document = contract.read_terms(terms)
+        except ValueError as error:
+            fail(place(line), f"{TERMS}: {error}")
+        step = step_number(place, line, values.get("step"))
+        found[step] = ObjectiveTerms(
+            step,
+            tokens=document["tokens"],
+            targets=document["targets"],
+            samples=document["samples"],
+            microbatches=document["microbatches"],
+            weight=document["weight"],
+            uneven=document["uneven"],
+            terms={name: ObjectiveTerm(**term) for name, term in document["sums"].items()},
         )
     return tuple(found[step] for step in sorted(found))
 

@@ -23,6 +23,7 @@ from converge_harness.model import (
     Floats,
     FrozenSamples,
     Integers,
+    ObjectiveTerms,
     Pass,
     ReplayConflict,
     ReplicaSample,
@@ -145,7 +146,7 @@ def _struck(index: int, path: Path) -> Struck:
 
 
 T = TypeVar("T")
-Sample = TypeVar("Sample", TensorSample, ReplicaSample, DropoutMasks)
+Sample = TypeVar("Sample", TensorSample, ReplicaSample, DropoutMasks, ObjectiveTerms)
 
 
 class _Part(NamedTuple):
@@ -213,6 +214,7 @@ def merge(passes: Sequence[PassEvidence], last_step: int | None, **more: Any) ->
         random_shared=drawn(lambda one: one.metrics.random_shared),
         global_random_states={library: drawn_globally(library) for library in libraries},
         masks=_latest((part, part.of_pass.metrics.masks) for part in parts),
+        terms=_latest((part, part.of_pass.metrics.terms) for part in parts),
         in_force=next((one.itself.in_force for one in passes if one.itself.in_force), None),
         complete=end is not None and end == last_step,
         expected_steps=last_step,

@@ -230,6 +230,7 @@ def _uninterrupted(folder: Path, job: JobDocument, known: dict[str, Any]) -> Evi
         random_shared=metrics.random_shared,
         global_random_states=metrics.global_random_states,
         masks=metrics.masks,
+        terms=metrics.terms,
         in_force=in_force,
         complete=metrics.end is not None and expected in (None, metrics.end),
         expected_steps=expected,
