@@ -33,6 +33,8 @@ TOOLCHAINS = (DEFAULT_TOOLCHAIN, OLDER_TORCH_TOOLCHAIN, OLDER_TOOLCHAIN)
 UV = ("python", "-m", "uv")
 STREAMING_TOOLCHAIN = f"{DEFAULT_TOOLCHAIN}-streaming"
 MEGATRON_TOOLCHAIN = "megatron-core-0.16.1"
+MEGATRON_LM_PACKAGES = ("pydantic", "pyyaml", "regex", "six", "tqdm")
+"""What Megatron-LM imports beside Megatron-Core, where ``$MEGATRON_LM`` is a checkout of it."""
 FRAMEWORKS = {
     "deepspeed-0.19.8": ("tests/e2e/test_zero.py", "tests/rank/test_probe_deepspeed.py"),
     "composer-0.32.1": ("tests/e2e/test_composer.py", "tests/e2e/test_composer_resumes.py"),
@@ -45,6 +47,7 @@ FRAMEWORKS = {
     MEGATRON_TOOLCHAIN: (
         "tests/e2e/test_across_frameworks.py",
         "tests/e2e/test_megatron.py",
+        "tests/e2e/test_megatron_lm.py",
         "tests/rank/test_megatron_config.py",
         "tests/rank/test_megatron_parameters.py",
         "tests/rank/test_megatron_random_states.py",
@@ -131,7 +134,10 @@ def make_toolchain(session: nox.Session, name: str) -> Path:
     Raises:
         NotBuiltError: it could not be built.
     """
-    command = ("converge", "toolchain", "build", name, "--with", *RANK_TEST_PACKAGES)
+    more = (
+        MEGATRON_LM_PACKAGES if name == MEGATRON_TOOLCHAIN and "MEGATRON_LM" in os.environ else ()
+    )
+    command = ("converge", "toolchain", "build", name, "--with", *RANK_TEST_PACKAGES, *more)
     try:
         session.run(*command, env={"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)})
     except CommandFailed as error:

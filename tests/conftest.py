@@ -18,6 +18,7 @@ settings.load_profile("converge")
 MEANT = (
     "needs torchtitan 0.",  # rank tests run in every toolchain, each its own part
     "needs toolchain ",  # an optional one: sessions `streaming` and `e2e` build theirs
+    "needs a checkout of Megatron-LM",  # set MEGATRON_LM, and session `e2e` runs its tests
     "needs a GPU",  # session `gpu` runs those tests where there is one
     "root writes everywhere",
 )

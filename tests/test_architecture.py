@@ -225,8 +225,8 @@ def test_what_it_imports_is_a_dependency():
 )
 def test_the_probe_imports_torch_alone(path):
     outside = {name.split(".")[0] for name in imports_of(path)} - set(sys.stdlib_module_names)
-    frameworks = {"deepspeed"} if path.stem == "deepspeed" else set()
-    assert outside <= {"converge_harness", "torch", *frameworks}
+    frameworks = {"deepspeed": "deepspeed", "megatron_loop": "megatron"}
+    assert outside <= {"converge_harness", "torch", frameworks.get(path.stem, "torch")}
     assert not {name for name in imports_of(path) if name.startswith("converge_harness.rank.titan")}
 
 

@@ -22,6 +22,8 @@ rank code nor torch.
     wrapping.py      what the probe needs to know about a wrapped model
     recognising.py   finds out how a model is wrapped: plain, DDP, FSDP 2;
     fsdp1.py         FSDP 1; deepspeed.py: ZeRO
+    megatron_lm.py   what ``pretrain_gpt.py`` of Megatron-LM calls
+    megatron_loop.py its training loop, watched
     coordinates.py   which part of the global batch a rank trains on
     watches.py       hooks: gradients before torch clips them; batches and losses of a loop
                      that cannot be edited

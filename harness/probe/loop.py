@@ -509,13 +509,16 @@ class FirstStep:
 
 
 def observed_sizes(mine: FirstStep, *, first_of_dp: bool) -> in_force.InForceDocument:
-    """The run's sizes; None for a size that differs between batches or ranks. Collective."""
+    """The run's sizes; None for a size that differs between batches or ranks. Collective.
+
+    Ranks without a batch do not count.
+    """
     everyone = world.everyones((mine.sizes, sorted(mine.lengths), first_of_dp))
     return {
         "seq_len": _one([length for _, lengths, _ in everyone for length in lengths]),
         "local_batch_size": _one([size for sizes, _, _ in everyone for size in sizes]),
         "global_batch_size": sum(sum(sizes) for sizes, _, first in everyone if first),
-        "gradient_accumulation_steps": _one([len(sizes) for sizes, _, _ in everyone]),
+        "gradient_accumulation_steps": _one([len(sizes) for sizes, _, _ in everyone if sizes]),
     }
 
 

@@ -7,7 +7,8 @@
     model.py            process groups, model parts, DDP, optimizer and schedule
     parameters.py       canonical names, and which entries a rank holds
     trainer.py          the training loop
-    hooks.py            the recorder's places in it
+    view.py             what the recorder needs of a model, whoever trains it
+    hooks.py            the recorder's places in our training loop
     audit.py            what is really in force, read from the live objects
     training.py         one rank of a job, from config to the last step
 

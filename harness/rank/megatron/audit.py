@@ -97,14 +97,13 @@ def _seen(
     recorder: StepRecorder,
     injected: Sequence[str],
 ) -> dict[str, Any]:
-    optimizers = trainer.optimizer.chained_optimizers
     seq_len = recorder.positions // recorder.samples
     return {
-        "tp": _tp_degree(parts),
-        **_experts(parts),
+        "tp": tp_degree(parts),
+        **experts_of(parts),
         "layers": sorted(int(number) for part in parts for number in part.layers),
         "dp": trainer.parts[0].dp_group.size(),
-        "shards": any(isinstance(each, DistributedOptimizer) for each in optimizers),
+        "shards": shards(trainer.optimizer),
         "seq_len": seq_len,
         "sequence_parallel": bool(first.lengths) and max(first.lengths) < seq_len,
         "samples": recorder.samples if recorder.view.first_of_dp else 0,
@@ -118,7 +117,13 @@ def _seen(
     }
 
 
-def _tp_degree(parts: Sequence[CanonicalPart]) -> int:
+def shards(optimizer: Any) -> bool:
+    """Whether some optimizer of a ``ChainedOptimizer`` is the distributed one."""
+    return any(isinstance(each, DistributedOptimizer) for each in optimizer.chained_optimizers)
+
+
+def tp_degree(parts: Sequence[CanonicalPart]) -> int:
+    """By how many ranks weights are divided; 1 for a rank without layers."""
     for part in parts:
         for layer in part.layers.values():
             width = layer.config.num_attention_heads * layer.config.kv_channels
@@ -126,7 +131,7 @@ def _tp_degree(parts: Sequence[CanonicalPart]) -> int:
     return 1
 
 
-def _experts(parts: Sequence[CanonicalPart]) -> dict[str, Any]:
+def experts_of(parts: Sequence[CanonicalPart]) -> dict[str, Any]:
     """By how many ranks experts are divided, and what sends tokens to them."""
     for part in parts:
         for layer in part.layers.values():
@@ -158,7 +163,7 @@ def _merged(
     def largest(key: str) -> int:
         return max(int(seen[key]) for seen in everyone)
 
-    shards = any(seen["shards"] for seen in everyone)
+    sharded = any(seen["shards"] for seen in everyone)
     stages = len({tuple(seen["layers"]) for seen in everyone})
     schedule = next((seen["schedule"] for seen in everyone if seen["schedule"]), None)
     dispatchers = {each for seen in everyone for each in seen["dispatchers"]}
@@ -172,8 +177,8 @@ def _merged(
     return {
         "world_size": world.size(),
         "degrees": {
-            "dp_replicate": 1 if shards else largest("dp"),
-            "dp_shard": largest("dp") if shards else 1,
+            "dp_replicate": 1 if sharded else largest("dp"),
+            "dp_shard": largest("dp") if sharded else 1,
             "tp": largest("tp"),
             "cp": 1,
             "pp": stages,

@@ -9,23 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import megatron.core
 import torch
-from megatron.core import parallel_state
 
 from converge_harness.rank.data_order import Sample
-from converge_harness.rank.megatron.parameters import (
-    CanonicalPart,
-    Trained,
-    feed_forwards,
-    fused_of,
-    module_names,
-)
+from converge_harness.rank.megatron.parameters import CanonicalPart, Trained
 from converge_harness.rank.megatron.trainer import MegatronTrainer
+from converge_harness.rank.megatron.view import view_of, watch_clipping, watch_logits
 from converge_harness.rank.recorder.cross_entropy import IGNORE_INDEX
-from converge_harness.rank.recorder.fetched_shard import FetchedStates
 from converge_harness.rank.recorder.step_recorder import StepRecorder
-from converge_harness.rank.recorder.trainer_view import TrainerView
 from converge_harness.run_folder.job import RankJob
 
 
@@ -41,54 +32,14 @@ def attach(
 
     ``after_first_step`` is called on every rank when the first step's evidence is complete.
     """
-    recorder = StepRecorder(_view(trainer, parts, trained, device), job)
+    vocab_size = trainer.config.tables.gpt.vocab_size
+    view = view_of(parts, trained, trainer.optimizer, vocab_size, device)
+    recorder = StepRecorder(view, job)
     _watch_batches(trainer, recorder)
-    _watch_clipping(trainer, recorder)
+    watch_clipping(trainer.optimizer, recorder)
     _watch_log(trainer, recorder)
     _watch_steps(trainer, recorder, lambda: after_first_step(recorder))
     return recorder
-
-
-def _view(
-    trainer: MegatronTrainer,
-    parts: tuple[CanonicalPart, ...],
-    trained: Trained,
-    device: torch.device,
-) -> TrainerView:
-    tp_rank = parallel_state.get_tensor_model_parallel_rank()
-    is_parallel = parallel_state.get_tensor_model_parallel_world_size() > 1
-    return TrainerView(
-        model_parts=parts,
-        dp_rank=parallel_state.get_data_parallel_rank(),
-        first_of_dp=tp_rank == 0 and parallel_state.is_pipeline_first_stage(ignore_virtual=True),
-        has_last_stage=trainer.has_last_stage,
-        tp_rank=tp_rank,
-        tp_group=parallel_state.get_tensor_model_parallel_group() if is_parallel else None,
-        vocab_size=trainer.config.tables.gpt.vocab_size,
-        device=device,
-        optimizers=(FetchedStates(shard for _, shard in trained.shards),),
-        learning_rate=lambda: float(trainer.optimizer.param_groups[0]["lr"]),
-        parameters=trained.shards,
-        copies=trained.copies,
-        fused=fused_of(parts),
-        pieces=_pieces_of(parts),
-        module_names=module_names(parts),
-        versions={"torch": torch.__version__, "megatron-core": megatron.core.__version__},
-    )
-
-
-def _pieces_of(parts: tuple[CanonicalPart, ...]) -> dict[str, int]:
-    """Gated feed-forward layers: a rank has its part of the gate, then that of the other matrix.
-
-    No other trainer has such a module, so they have their own names.
-    """
-    return {
-        f"{name}.linear_fc1": 2
-        for part in parts
-        for number, layer in part.layers.items()
-        if layer.config.gated_linear_unit
-        for name, _ in feed_forwards(number, layer)
-    }
 
 
 def _watch_batches(trainer: MegatronTrainer, recorder: StepRecorder) -> None:
@@ -113,30 +64,11 @@ def _watch_batches(trainer: MegatronTrainer, recorder: StepRecorder) -> None:
     trainer.forward_step = watched  # type: ignore[method-assign]
     for part in trainer.parts:
         if part.module.post_process:
-            _watch_logits(part.module, recorder, latest)
-
-
-def _watch_logits(gpt: Any, recorder: StepRecorder, latest: list[Sample]) -> None:
-    compute = gpt.compute_language_model_loss
-
-    def watched(labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        counted = labels.where(latest[0].labels != IGNORE_INDEX, IGNORE_INDEX)
-        recorder.on_logits(logits.transpose(0, 1), counted)  # they are sequence first
-        found: torch.Tensor = compute(labels, logits)
-        return found
-
-    gpt.compute_language_model_loss = watched
-
-
-def _watch_clipping(trainer: MegatronTrainer, recorder: StepRecorder) -> None:
-    """Gradients are complete when the optimizer is called, which clips them in place."""
-    step = trainer.optimizer.step
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        recorder.before_clip()
-        return step(*args, **kwargs)
-
-    trainer.optimizer.step = watched
+            watch_logits(
+                part.module,
+                recorder,
+                lambda labels: labels.where(latest[0].labels != IGNORE_INDEX, IGNORE_INDEX),
+            )
 
 
 def _watch_log(trainer: MegatronTrainer, recorder: StepRecorder) -> None:

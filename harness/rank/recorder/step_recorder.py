@@ -395,6 +395,7 @@ class StepRecorder:
             samples=self._digest.samples,
             tokens=self._digest.tokens,
             loss_sum=loss_sum if self.view.tp_rank == 0 else 0.0,
+            reads=self.view.reads_batches,
             needs_logits=self.view.has_last_stage and not self.view.logits_optional,
             saw_logits=self._saw_logits and not self._without_logits,
             saw_gradients=self._squares is not None,
@@ -554,6 +555,8 @@ class RankRow(NamedTuple):
     samples: float
     tokens: float
     loss_sum: float
+    reads: float
+    """Whether its batches can be seen."""
     needs_logits: float
     """Whether the loss is not whole without what this rank sees of its loss function."""
     saw_logits: float
@@ -724,7 +727,8 @@ def _without_gradient(names: Sequence[str], squares: npt.NDArray[np.float64]) ->
 
 def _agree(rows: Sequence[RankRow]) -> bool:
     """Whether all ranks of each data-parallel coordinate saw the same samples."""
-    seen = {(row.dp_rank, row.digest_high, row.digest_low, row.samples) for row in rows}
+    readers = [row for row in rows if row.reads]
+    seen = {(row.dp_rank, row.digest_high, row.digest_low, row.samples) for row in readers}
     return len(seen) == len({row.dp_rank for row in rows})
 
 

@@ -34,6 +34,9 @@ class TrainerView:
     """The optimizers of this rank's parameters."""
     learning_rate: Callable[[], float]
     """The learning rate of the next optimizer step."""
+    reads_batches: bool = True
+    """Whether this rank's batches can be seen: in Megatron-LM one of several ranks reads them, and
+    only parts of them get to the others."""
     logits_optional: bool = False
     """Whether a loop may pass no logits at all: then no loss is recomputed."""
     versions: Mapping[str, str] = field(default_factory=dict)

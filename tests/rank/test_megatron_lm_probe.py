@@ -1,0 +1,71 @@
+"""The probe of Megatron-LM's loop, as far as no checkout is needed: its batches, and refusals."""
+
+import pytest
+from megatron_models import NEEDED, prepared_megatron
+
+if not prepared_megatron():
+    pytest.skip(NEEDED, allow_module_level=True)
+import numpy as np
+import torch
+from probed_loop import write_job
+
+from converge_harness.probe import ProbeError, megatron_lm
+from converge_harness.probe.megatron_loop import _Batches
+from converge_harness.rank.recorder.step_recorder import RankRow, measured
+
+
+def batch(number):
+    tokens = torch.full((1, 4), number)
+    return {"tokens": tokens, "labels": tokens + 1, "loss_mask": torch.ones(1, 4)}
+
+
+def test_watch_does_nothing_unless_converge_started_the_program(monkeypatch):
+    monkeypatch.delenv("CONVERGE_JOB", raising=False)
+    megatron_lm.watch()
+
+
+def test_a_program_without_megatron_lm_is_told_where_to_call_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("CONVERGE_JOB", str(write_job(tmp_path / "run")))
+    with pytest.raises(ProbeError, match=r"megatron\.training\.training cannot be imported"):
+        megatron_lm.watch()
+
+
+def test_a_rounding_repeat_is_refused(tmp_path, monkeypatch):
+    path = write_job(tmp_path / "run", repeat="rounding", repeat_seed=1)
+    monkeypatch.setenv("CONVERGE_JOB", str(path))
+    with pytest.raises(ProbeError, match="rounds what modules compute otherwise"):
+        megatron_lm.watch()
+
+
+def test_a_batch_that_is_looked_at_early_is_taken_once_and_in_order():
+    taken = []
+    batches = _Batches(map(batch, range(3)), lambda each: taken.append(int(each["tokens"][0, 0])))
+    assert batches.next_tokens().tolist() == [[0] * 4]
+    assert batches.next_tokens().tolist() == [[0] * 4]
+    assert taken == []
+    assert [int(each["tokens"][0, 0]) for each in batches] == taken == [0, 1, 2]
+
+
+def test_a_batch_without_labels_is_refused_by_what_it_has():
+    with pytest.raises(ProbeError, match=r"a batch is \['text'\], and has to be a mapping with"):
+        next(_Batches(iter([{"text": torch.zeros(1, 4)}]), None))
+
+
+def row(dp_rank, digest, *, reads):
+    empty = RankRow(*[0.0] * len(RankRow._fields))
+    return empty._replace(dp_rank=dp_rank, digest_low=digest, samples=bool(digest), reads=reads)
+
+
+@pytest.mark.parametrize(
+    ("rows", "agrees"),
+    [
+        ([row(0, 7, reads=True), row(0, 0, reads=False), row(1, 8, reads=True)], True),
+        ([row(0, 7, reads=True), row(0, 0, reads=True), row(1, 8, reads=True)], False),
+        ([row(0, 7, reads=True), row(0, 9, reads=True), row(1, 8, reads=True)], False),
+        ([row(0, 7, reads=True), row(1, 0, reads=False)], False),
+    ],
+    ids=["one reads for two", "one read nothing", "two read other samples", "nobody read"],
+)
+def test_only_ranks_that_read_batches_have_to_agree(rows, agrees):
+    found = measured(rows, np.zeros((len(rows), 0)), [], [], logits_optional=True)
+    assert found["batch_agrees"] is agrees
