@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 import pytest
 from cut_down import need
+from held_program import HELD, TRAINERS
 from real_matrices import ROOT
 from slurm_daemons import SlurmDaemons
 from warm_converge import warm_python
 from warm_toolchains import TOOLCHAINS, warm_torch
-
-TRAINERS = Path(__file__).parent / "trainers"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -115,35 +114,7 @@ set = {{ bug = "held" }}
 REQUEUED = f"""
 {CLUSTER}
 checkpoint_every = 4
-[probe]
-cadence = [0, 1, 2, 5, 8]
-[trainer]
-kind = "command"
-command = [
-    "{TRAINERS}/held_trainer.py", "--checkpoints", "{{checkpoint_dir}}", "--steps", "{{steps}}",
-    "--every", "{{checkpoint_every}}", "--stop-at", "{{stop_at}}", "--seed", "{{seed}}",
-    "--global-batch", "{{global_batch_size}}", "--micro-batch", "{{local_batch_size}}",
-]
-environment.HOLD = "{{config.hold}}"
-environment.MISTAKE = "{{config.mistake}}"
-environment.RESUME_FROM = "{{resume_from}}"
-files = ["{ROOT}/experiments/recoverable/train.py", "{ROOT}/experiments/recoverable/mistakes.py"]
-toolchain = "torchtitan-0.3.0"
-[trainer.checkpoints]
-name = "step-{{step}}.pt"
-[trainer.config]
-mistake = "none"
-hold = "never"
-training = {{ steps = 8, local_batch_size = 4, global_batch_size = 8 }}
-[control]
-name = "ddp2"
-parallelism = {{ dp_replicate = 2 }}
-waive = ["control-is-repeated"]
-[[test]]
-name = "right"
-parallelism = {{ dp_replicate = 2 }}
-set = {{ hold = "6" }}
-[[test]]
+{HELD}[[test]]
 name = "forgetful"
 parallelism = {{ dp_replicate = 2 }}
 set = {{ hold = "6", mistake = "optimizer_not_saved" }}

@@ -563,7 +563,7 @@ AUDITED = ("control-in-force", "named-in-force", "nothing-unnamed")
 
 
 class OwnAudit:
-    """The audit of a trainer that is none of ours: its sequences are as long as named."""
+    """The audit of somebody else's trainer: of the length of sequences, and of FlexAttention."""
 
     def not_in_force(self, spec, ran):
         named = spec.setting("training.seq_len")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from converge_harness.model import (
     Column,
@@ -286,44 +286,27 @@ def _global_states(
 
 
 def _masks(place: Place, lines: _Lines) -> tuple[DropoutMasks, ...]:
-    """The masks of every step that has some, in order; of a step's lines the last counts."""
-    found: dict[int, DropoutMasks] = {}
-    for line, values in lines:
-        masks = values.get(MASKS)
-        if masks is None:
-            continue
-        if not isinstance(masks, dict):
-            fail(place(line), f"{MASKS} is {masks!r}, which is not a table")
-        try:
-            document = contract.read_masks(masks)
-        except ValueError as error:
-            fail(place(line), f"{MASKS}: {error}")
-        step = step_number(place, line, values.get("step"))
-        found[step] = DropoutMasks(
+    """The masks of every step that has some."""
+
+    def masks(step: int, table: Mapping[str, Any]) -> DropoutMasks:
+        document = contract.read_masks(table)
+        return DropoutMasks(
             step,
             units=tuple(document["units"]),
             kept=tuple(document["kept"]),
             sums=tuple(document["sums"]),
             shared=document["shared"],
         )
-    return tuple(found[step] for step in sorted(found))
+
+    return _tables(place, lines, MASKS, masks)
 
 
 def _terms(place: Place, lines: _Lines) -> tuple[ObjectiveTerms, ...]:
-    """What the objective of a step is made of, in order; of a step's lines the last counts."""
-    found: dict[int, ObjectiveTerms] = {}
-    for line, values in lines:
-        terms = values.get(TERMS)
-        if terms is None:
-            continue
-        if not isinstance(terms, dict):
-            fail(place(line), f"{TERMS} is {terms!r}, which is not a table")
-        try:
-            document = contract.read_terms(terms)
-        except ValueError as error:
-            fail(place(line), f"{TERMS}: {error}")
-        step = step_number(place, line, values.get("step"))
-        found[step] = ObjectiveTerms(
+    """What the objective is made of, of every step in which the program showed it."""
+
+    def terms(step: int, table: Mapping[str, Any]) -> ObjectiveTerms:
+        document = contract.read_terms(table)
+        return ObjectiveTerms(
             step,
             tokens=document["tokens"],
             targets=document["targets"],
@@ -333,6 +316,32 @@ def _terms(place: Place, lines: _Lines) -> tuple[ObjectiveTerms, ...]:
             uneven=document["uneven"],
             terms={name: ObjectiveTerm(**term) for name, term in document["sums"].items()},
         )
+
+    return _tables(place, lines, TERMS, terms)
+
+
+T = TypeVar("T")
+
+
+def _tables(
+    place: Place, lines: _Lines, key: str, read: Callable[[int, Mapping[str, Any]], T]
+) -> tuple[T, ...]:
+    """What steps have under a key, in order; of a step's lines the last counts.
+
+    ``read`` gets the step and its table, and raises ValueError for a damaged one.
+    """
+    found: dict[int, T] = {}
+    for line, values in lines:
+        table = values.get(key)
+        if table is None:
+            continue
+        if not isinstance(table, dict):
+            fail(place(line), f"{key} is {table!r}, which is not a table")
+        step = step_number(place, line, values.get("step"))
+        try:
+            found[step] = read(step, table)
+        except ValueError as error:
+            fail(place(line), f"{key}: {error}")
     return tuple(found[step] for step in sorted(found))
 
 
