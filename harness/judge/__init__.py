@@ -27,7 +27,7 @@ from converge_harness.judge.compare.curves import (
     series,
     whole_series,
 )
-from converge_harness.judge.compare.envelopes import LearntLimit
+from converge_harness.judge.compare.envelopes import LearntLimit, unmeasured_noise
 from converge_harness.judge.compare.limits import rounding_of_experts
 from converge_harness.judge.compare.loss_only import LossOnlyGate
 from converge_harness.judge.compare.precision_errors import PrecisionRuns
@@ -81,5 +81,6 @@ __all__ = [
     "steps_after",
     "superseded",
     "tokens_off",
+    "unmeasured_noise",
     "whole_series",
 ]

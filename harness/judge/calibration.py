@@ -466,7 +466,9 @@ def _other_start(repeat: Evidence, control: Evidence) -> str:
     ours, theirs = first
     by_an_ulp = repeat.repeat in (None, RepeatKind.ULP)
     stored = storage(repeat, control, SPACING_FLOAT32).spacings(theirs.names)
-    limit = SAME_WEIGHTS + (stored if by_an_ulp else np.zeros_like(stored))
+    # Weights of 1 that move by an ulp are 0.8 spacings off, which a sketch of 32 of them estimated
+    # as up to 1.004 spacings (of 195 such norms; 0.97 of 4,096 weights).
+    limit = SAME_WEIGHTS + (2 * stored if by_an_ulp else np.zeros_like(stored))
     difference = rows_difference(ours.parameters, theirs.parameters)
     right = difference <= limit
     if by_an_ulp:

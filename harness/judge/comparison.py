@@ -147,7 +147,7 @@ class RunComparison:
     @property
     def furthest_learnt(self) -> LearntLimit | None:
         """Where a learnt limit is the largest multiple of its floor."""
-        return furthest_learnt(self.control.precision, self.learnt_envelopes)
+        return furthest_learnt(self.control.precision, self.calibration, self.learnt_envelopes)
 
     @property
     def curves_alone(self) -> bool:

@@ -17,7 +17,8 @@ from converge_harness.judge.checks.selection import (
     check_of,
     select_checks,
 )
-from converge_harness.judge.compare.envelopes import REPEATS, curves_alone
+from converge_harness.judge.compare.envelopes import curves_alone
+from converge_harness.judge.compare.limits import FEWEST_REPEATS
 from converge_harness.judge.compare.precision_errors import PrecisionRuns
 from converge_harness.judge.compare.tost import ALPHA
 from converge_harness.judge.comparison import RunComparison, compare_runs
@@ -288,7 +289,9 @@ def _next_of_curves(compared: RunComparison, judgement: Judgement, checks: Seque
     if judgement is Judgement.FAIL:
         return f"converge run EXPERIMENT.toml  # {PROBED}"
     if judgement is Judgement.INCONCLUSIVE and open_curves(compared.envelopes):
-        return same + "".join(f" --repeat RUN_{number}" for number in range(1, REPEATS + 1))
+        there = compared.calibration.taught_by if compared.calibration else 0
+        missing = range(1, FEWEST_REPEATS - there + 1)
+        return same + "".join(f" --repeat RUN_{number}" for number in missing)
     options = next((each.compare_with for each in checks if each.compare_with), "")
     return f"{same} {options}" if options and judgement is Judgement.INVALID else ""
 

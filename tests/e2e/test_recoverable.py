@@ -91,7 +91,7 @@ def test_what_people_forget_fails_by_its_cause(judged):
     ), causes
     for name, words in WRONG.items():
         assert words in causes[name], name
-        if name not in ("written_in_place", "nan_trained_on"):
+        if name not in ("written_in_place", "written_by_all_at_once", "nan_trained_on"):
             assert "pass 2" in causes[name], name  # and where it was lost
     passed = {name for name, test in tests.items() if test["loss_only_gate"]["passes"]}
     assert passed == WRONG.keys() - SEEN_BY_LOSS

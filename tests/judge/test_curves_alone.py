@@ -40,7 +40,7 @@ CONTROL = curve("control")
 def test_right_runs_of_other_hardware_are_not_blamed(seed):
     verdict = judge(curve(seed=seed), CONTROL)
     assert verdict.judgement is Judgement.INCONCLUSIVE
-    assert "nothing shows how much correct runs differ here" in verdict.cause
+    assert "no repeat of the control shows how much correct runs differ" in verdict.cause
     assert all(word in verdict.cause for word in ("3 or more runs", "--margin", "--tolerance"))
     assert not any(word in verdict.cause for word in GRADIENTS)
 
@@ -55,6 +55,29 @@ def test_with_repeats_right_runs_pass_and_wrong_ones_fail(seed):
     wrong = judge(curve(seed=seed, loss=1.05), CONTROL, calibration, margin=5e-3)
     assert wrong.judgement is Judgement.FAIL
     assert not any(word in wrong.cause for word in GRADIENTS)
+
+
+@pytest.mark.parametrize("made", [1, 2])
+def test_a_few_repeats_that_differ_neither_pass_nor_fail_a_curve(made):
+    """Limits from so few would let a step pass that is 2.5% off, 200 times as far as they are."""
+    random = np.random.default_rng(0)
+    right, *repeats = (
+        curve(name, loss=1 + noise, norm=1 + noise)
+        for name in ("test", "r1", "r2", "r3")
+        for noise in [1.25e-4 * random.standard_normal(STEPS)]
+    )
+    for test in (right, curve(loss=np.where(AT == 60, 1.025, 1.0))):
+        few = judge(test, CONTROL, calibrate(CONTROL, repeats[:made]))
+        assert few.judgement is Judgement.INCONCLUSIVE
+        assert f"{made} repeat" in few.cause
+        assert "cannot show how much correct" in few.cause
+        assert few.next_command.count("--repeat RUN_") == 3 - made
+        assert judge(test, CONTROL).judgement is few.judgement
+        enough = judge(test, CONTROL, calibrate(CONTROL, repeats), margin=0.02)
+        assert enough.judgement is Judgement.PASS
+    calibration = calibrate(CONTROL, repeats[:made])
+    assert judge(curve(), CONTROL, calibration).judgement is Judgement.PASS
+    assert judge(curve(loss=1.2), CONTROL, calibration).judgement is Judgement.FAIL
 
 
 def test_reruns_that_are_the_same_to_the_last_bit_say_what_noise_is():

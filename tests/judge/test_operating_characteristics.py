@@ -23,10 +23,23 @@ from characteristics.tables import several_seeds_table, short_run_table  # noqa:
 from operating_characteristics import with_table  # noqa: E402
 
 from converge_harness.judge import calibrate  # noqa: E402
+from converge_harness.judge.compare.limits import SIGNAL_ALARMS, multiples  # noqa: E402
 from converge_harness.model import Judgement, Tier  # noqa: E402
 
 LAWS = pytest.mark.parametrize("law", simulation.LAWS, ids=lambda law: law.name)
 GROSS = 0.1
+
+
+def test_a_limit_of_few_repeats_is_as_wide_as_the_page_on_curves_says():
+    page = (BENCHMARKS.parent / "docs" / "curves.md").read_text()
+    three, five, eight, twenty = (
+        float(multiples(np.array([100]), SIGNAL_ALARMS, repeats)[0]) for repeats in (3, 5, 8, 20)
+    )
+    said = (
+        f"the limit at step 100 is {three:,.0f} times what three repeats differ by, {five:.0f} "
+        f"times for five, {eight:.0f} for eight and {twenty:.0f} for twenty"
+    )
+    assert said in page
 
 
 @LAWS

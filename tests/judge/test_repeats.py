@@ -297,8 +297,8 @@ def test_a_repeat_that_starts_elsewhere_is_none():
         return samples(initial=lambda name, values: values * (1 + size))
 
     for kind, size, named in (
-        ("ulp", 5e-8, False),
-        ("ulp", 1e-5, True),
+        ("ulp", 2e-7, False),
+        ("ulp", 3e-7, True),
         ("permute", 5e-8, True),
         ("rerun", 0.0, False),
     ):

@@ -148,6 +148,25 @@ def test_the_seed_checkpoint_has_each_matrix_of_fused_weights(tmp_path):
     run_on_ranks(matrices_of_seed, 1, tmp_path)
 
 
+def with_fused_norms(folder):
+    _, _, parts = started(job_of(folder, {"tp": 2}))
+    layer = parts[0].layers["1"]
+    # What a fused layer of Transformer Engine has beside its matrix, as Megatron-Core marks it.
+    for linear in (layer.self_attention.linear_qkv, layer.mlp.linear_fc1):
+        linear.layer_norm_weight = torch.nn.Parameter(torch.arange(16.0))
+        linear.layer_norm_weight.sequence_parallel = True
+    weights = whole(weights_of(pieces_of(parts)))
+    fused = fused_of(parts)
+    for name in ("layers.1.self_attention.linear_qkv", "layers.1.mlp.linear_fc1"):
+        assert torch.equal(weights[f"{name}.layer_norm_weight"], torch.arange(16.0))
+        assert f"{name}.weight" in fused
+        assert f"{name}.layer_norm_weight" not in fused
+
+
+def test_the_norm_in_a_fused_layer_has_no_rows_of_heads(tmp_path):
+    run_on_ranks(with_fused_norms, 2, tmp_path)
+
+
 def load_of_another_model(folder):
     _, _, parts = started(job_of(folder, overrides={"transformer.ffn_hidden_size": 32}))
     with pytest.raises(SettingError, match=r"linear_gate.weight of shape \(24, 16\)"):

@@ -266,14 +266,15 @@ def test_the_headline_says_what_nothing_was_known_of(outcomes, words):
     assert view.headline.endswith(words)
 
 
-def learnt(taught_by, repeats=("c-rerun", "c-ulp"), precision=Precision.FP32):
+def learnt(taught_by, repeats=("c-rerun", "c-ulp", "c-ulp.2"), precision=Precision.FP32):
     return Calibration("c", None, precision, repeats, taught_by)
 
 
 @pytest.mark.parametrize(
     ("precision", "calibration", "words"),
     [
-        (Precision.FP32, learnt(1), None),
+        (Precision.FP32, learnt(3), None),
+        (Precision.FP32, learnt(1), "1 repeat of c cannot show how much correct runs differ"),
         (Precision.BF16, learnt(1), "Limits of bf16 against fp32 are coarse"),
         (
             Precision.FP32,
@@ -364,7 +365,7 @@ def test_pairs_of_one_coarse_precision_are_judged_by_their_calibration():
         title="t",
         verdicts=[Verdict("a", "c", Judgement.PASS)],
         evidences=runs,
-        calibrations={"c": learnt(2, precision=Precision.FLOAT8)},
+        calibrations={"c": learnt(3, precision=Precision.FLOAT8)},
     )
     assert view.notes == ()
 
@@ -516,9 +517,34 @@ def test_repeats_that_allow_far_more_than_arithmetic_does_are_worth_a_sentence(a
         evidences=[control, test],
         calibrations={"control": calibration},
     )
-    found = [note for note in view.notes if "differ so much that they allow loss" in note]
+    found = [note for note in view.notes if "differ so much that they allow the loss" in note]
     assert bool(found) is said
     assert all("times the floor of its arithmetic" in note for note in found)
+
+
+def test_repeats_that_are_few_are_not_called_wrong():
+    """They differ by ten times the floor; that limits are a thousand floors is for their number."""
+    control = evidence("control", 8)
+    repeats = [
+        replace(
+            control,
+            name=f"r{each}",
+            signals={
+                signal: [value * (1 + 1e-5 * (-1) ** each) for value in column.values]
+                for signal, column in control.signals.items()
+            },
+        )
+        for each in range(3)
+    ]
+    view = build_view(
+        title="t",
+        verdicts=[Verdict("t", "control", Judgement.PASS)],
+        evidences=[control, evidence("t", 8)],
+        calibrations={"control": calibrate(control, repeats)},
+    )
+    (note,) = (note for note in view.notes if "times the floor of its arithmetic" in note)
+    assert note.startswith("3 repeats of the control differ by 1e-5 in the ")
+    assert note.endswith("with more repeats less passes.")
 
 
 @pytest.mark.parametrize("experts", [False, True])
@@ -539,7 +565,7 @@ def test_a_wide_limit_may_be_the_rounding_of_experts(experts):
         evidences=[control, run("t")],
         calibrations={"control": calibrate(control, repeats)},
     )
-    (note,) = (note for note in view.notes if "differ so much that they allow loss" in note)
+    (note,) = (note for note in view.notes if "differ so much that they allow the loss" in note)
     assert ("do its experts round to bfloat16" in note) is experts
     assert ("is its training that unstable" in note) is not experts
     assert note.rstrip(".").endswith("or are its repeats wrong?")

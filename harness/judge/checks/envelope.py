@@ -18,11 +18,11 @@ import numpy as np
 from converge_harness.judge.checks.question import CheckResult, Question, check, skipped
 from converge_harness.judge.compare.envelopes import (
     GROSS,
-    REPEATS,
     Envelope,
     gross_steps,
     lasting_difference,
 )
+from converge_harness.judge.compare.limits import FEWEST_REPEATS
 from converge_harness.model import Limit, Outcome, Tier
 from converge_harness.wording import distinct_digits
 
@@ -188,8 +188,8 @@ def what_settles(found: Sequence[Envelope], mean: float | None) -> str:
     bound = f"; the mean loss is off by at most {mean:.2g}" if known else ""
     signals = " ".join(f"{envelope.signal}=…" for envelope in found)
     return (
-        f"{', '.join(clauses)}, which is more than rounding in print and in float32, and nothing "
-        f"shows how much correct runs differ here{bound}. What settles it: {REPEATS} or more runs "
+        f"{', '.join(clauses)}, which is more than rounding in print and in float32, and "
+        f"{found[0].unmeasured}{bound}. What settles it: {FEWEST_REPEATS} or more runs "
         "of the control as --repeat (on other hardware or with other kernels, where the test set "
         "has those); or the largest difference of the mean loss that you accept, as --margin; or "
         f"of single steps, as --tolerance {signals}"
@@ -206,4 +206,4 @@ def _beyond(envelope: Envelope, index: int) -> str:
     limit = f"{envelope.limit[index]:.2g} ({envelope.floor_origin})"
     if envelope.by_margin:
         return f"more than {limit}; nothing is gross, and the margin of the mean loss decides"
-    return f"more than {limit}, and nothing shows how much correct runs differ"
+    return f"more than {limit}, and {envelope.unmeasured}"

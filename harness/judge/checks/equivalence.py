@@ -233,8 +233,8 @@ def _unasked(
     if found.outcome is not Answer.DIFFERENT:
         return ""
     return (
-        f": more than {limit.value:g}, but nobody set a margin, and nothing shows how much "
-        f"correct runs differ; --margin {1.05 * found.bound:.2g} would accept it"
+        f": more than {limit.value:g}, but nobody set a margin, and {envelope.unmeasured}; "
+        f"--margin {1.05 * found.bound:.2g} would accept it"
     )
 
 

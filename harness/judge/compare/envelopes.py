@@ -10,7 +10,8 @@ and the length of the run: from 1e-7 to tens of percent at a step. So a differen
 curves alone shows nothing by itself. Within the arithmetic's floor and the printed digits they are
 the same; within a margin that somebody set they are equivalent; and a *gross* difference is not
 rounding. Everything between is open, until repeats of the control, a tolerance or a margin show how
-much correct runs differ here.
+much correct runs differ here. One or two repeats that differ from it do not: limits learnt from so
+few are so wide that nearly anything is inside.
 
 A difference is gross if hardly any correct pair has it. Of 1,463 pairs of Megatron-LM's golden
 curves (one test on other GPUs, or in another container, 2026) one was off by more than 90% in the
@@ -48,6 +49,7 @@ from converge_harness.judge.compare.floors import (
     coarser,
 )
 from converge_harness.judge.compare.limits import (
+    FEWEST_REPEATS,
     SIGNAL_ALARMS,
     HasLimits,
     applicable,
@@ -82,9 +84,9 @@ class Envelope(HasLimits):
     """Where the limit comes from the repeats and not from the floor."""
     floor_origin: str
     learnt_origin: str = ""
-    unmeasured: bool = False
-    """Whether there are only two curves and nothing shows how much correct runs differ: then a
-    difference above the limit is open, unless it is gross."""
+    unmeasured: str = ""
+    """A clause on why it is not known how much correct runs differ, where there are only curves:
+    then a difference above the limit is open, unless it is gross. Else empty."""
     tolerated: bool = False
     """Whether the limit is a tolerance that somebody set."""
     by_margin: bool = False
@@ -95,7 +97,7 @@ class Envelope(HasLimits):
     @property
     def open(self) -> bool:
         """Whether it is outside of its limit where only a gross difference would be wrong."""
-        return self.unmeasured and not self.tolerated and bool(self.outside.size)
+        return bool(self.unmeasured) and not self.tolerated and bool(self.outside.size)
 
     @property
     def curves(self) -> CurvePair:
@@ -151,8 +153,7 @@ def compare_signal(
     not_printed = unprinted(test, control, signal, curves)
     difference = np.where(not_printed, 0.0, relative_difference(curves.test, curves.control))
     tolerance = tolerance_for(signal, tolerances or {})
-    repeated = calibration is not None and calibration.repeats
-    unmeasured = not repeated and curves_alone(test, control)
+    unmeasured = unmeasured_noise(calibration) if curves_alone(test, control) else ""
     if tolerance is not None:
         nowhere = np.zeros(curves.steps.size, dtype=np.bool_)
         printed = _printed(test, control, signal, curves)
@@ -160,7 +161,8 @@ def compare_signal(
         limit = tolerance + printed
         made = Envelope(signal, *curves, difference, limit, nowhere, floor_origin=origin)
     else:
-        made = _learnt(signal, test, control, calibration, curves, difference)
+        enough = None if unmeasured else calibration
+        made = _learnt(signal, test, control, enough, curves, difference)
     return replace(
         made,
         unmeasured=unmeasured,
@@ -195,13 +197,22 @@ class LearntLimit(NamedTuple):
     step: int
     limit: float
     floor: float
+    scale: float
+    """How far the repeats are from the control there: root mean square."""
+    repeats: int
+    """From how many it was learnt."""
 
 
-def furthest_learnt(precision: Precision, envelopes: Iterable[Envelope]) -> LearntLimit | None:
+def furthest_learnt(
+    precision: Precision, calibration: Calibration | None, envelopes: Iterable[Envelope]
+) -> LearntLimit | None:
     """Where a learnt limit is the largest multiple of the floor that holds without repeats.
 
-    ``precision`` is the control's. None where no limit in use was learnt.
+    ``precision`` is the control's, ``calibration`` that of the envelopes. None where no limit in
+    use was learnt.
     """
+    if calibration is None:
+        return None
     found = []
     for envelope in envelopes:
         decides = np.flatnonzero(envelope.learnt & envelope.judged)
@@ -210,7 +221,9 @@ def furthest_learnt(precision: Precision, envelopes: Iterable[Envelope]) -> Lear
             at = int(decides[np.argmax((envelope.limit / floor)[decides])])
             times = float(envelope.limit[at] / floor[at])
             here = int(envelope.steps[at]), float(envelope.limit[at]), float(floor[at])
-            found.append((times, LearntLimit(envelope.signal, *here)))
+            scale = _scale_at(calibration.signals[envelope.signal], envelope.steps[at : at + 1])
+            spread = float(scale[0]), calibration.taught_by
+            found.append((times, LearntLimit(envelope.signal, *here, *spread)))
     return max(found)[1] if found else None
 
 
@@ -317,8 +330,16 @@ grad norm, which spikes and which noise moves more, by a factor of 10, or 50% in
 SMALL = 0.1
 """Share of a signal's first value. Below it differences are relative to that share: a loss near
 zero, of memorised data, may differ by any factor."""
-REPEATS = 3
-"""How many repeats of the control we ask for: with fewer, limits are much wider."""
+
+
+def unmeasured_noise(calibration: Calibration | None, control: str = "the control") -> str:
+    """Why repeats do not show by how much correct curves differ, in a clause; empty if they do."""
+    if calibration is None or not calibration.repeats:
+        return f"no repeat of {control} shows how much correct runs differ"
+    if 0 < calibration.taught_by < FEWEST_REPEATS:
+        few = counted(calibration.taught_by, "repeat")
+        return f"{few} of {control} cannot show how much correct runs differ"
+    return ""
 
 
 def curves_alone(test: Evidence, control: Evidence) -> bool:

@@ -172,7 +172,7 @@ def _fused_attention(part: CanonicalPart, prefix: str, attention: Any) -> dict[s
             pattern,
             {0: order, 1: order} if order else {},
         )
-        for kind, _ in attention.linear_qkv.named_parameters()
+        for kind in _kinds(attention.linear_qkv)
     }
 
 
@@ -199,8 +199,16 @@ def _fused_gate(part: CanonicalPart, prefix: str, mlp: Any) -> dict[str, Fused]:
             mlp.config.ffn_hidden_size,
             (0, 1),
         )
-        for kind, _ in mlp.linear_fc1.named_parameters()
+        for kind in _kinds(mlp.linear_fc1)
     }
+
+
+def _kinds(linear: torch.nn.Module) -> list[str]:
+    """The names of a linear layer's parameters that have a row for each of its outputs.
+
+    The fused layers of Transformer Engine also hold the norm before them: ``layer_norm_weight``.
+    """
+    return [name for name, _ in linear.named_parameters() if name in ("weight", "bias")]
 
 
 def module_names(parts: Sequence[CanonicalPart]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from converge_harness.judge import (
     RunComparison,
     rounding_of_experts,
     tokens_off,
+    unmeasured_noise,
 )
 from converge_harness.model import (
     JUDGED_SIGNALS,
@@ -29,6 +30,9 @@ from converge_harness.wording import control_called, counted
 
 WIDE = 1000
 """A learnt limit above this multiple of the floor of its arithmetic gets a sentence."""
+UNSTABLE = 50
+"""So do repeats that differ by more than this multiple of it, as their fault: of 16 and more
+repeats a limit is about 20 times what they differ by, of 3 up to 200 times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +162,9 @@ def notes(
             coarse[test, control] = None
             continue
         calibration = calibration_of.get(verdict.name)
-        if calibration is None or not calibration.repeats:
-            if compared.curves_alone:
-                alone[verdict.control, _decides(compared)] = None
-                continue
+        if compared.curves_alone and (why := unmeasured_noise(calibration, plain(verdict.control))):
+            alone[why, _decides(compared)] = None
+        elif calibration is None or not calibration.repeats:
             unmeasured[verdict.control] = "no repeat shows how much correct runs differ"
         elif not calibration.taught_by:
             unmeasured[verdict.control] = "its repeats are bit-identical to it and show no noise"
@@ -169,12 +172,8 @@ def notes(
             learnt = compared.furthest_learnt
             if learnt is not None and learnt.limit > WIDE * learnt.floor:
                 times = learnt.limit / learnt.floor
-                why = (
-                    "do its experts round to bfloat16, or are its repeats wrong?"
-                    if rounding_of_experts(compared.control, compared.calibration)
-                    else "is its training that unstable, or are its repeats wrong?"
-                )
-                sentence = _wide(verdict.control, learnt, why)
+                experts = rounding_of_experts(compared.control, compared.calibration)
+                sentence = _wide(verdict.control, learnt, experts=experts)
                 wide[verdict.control] = max(wide.get(verdict.control, (0.0, "")), (times, sentence))
     sentences = [
         f"Limits of sets against the {control_called(plain(name))} are fixed floors, fitted on "
@@ -182,10 +181,7 @@ def notes(
         for name, reason in unmeasured.items()
     ]
     sentences.extend(sentence for _, sentence in wide.values())
-    sentences += [
-        f"No repeat of {plain(name)} shows how much correct runs differ: {decides}."
-        for name, decides in alone
-    ]
+    sentences += [f"{why[0].upper()}{why[1:]}: {decides}." for why, decides in alone]
     if coarse:
         pairs = " and ".join(f"{ours.value} against {theirs.value}" for ours, theirs in coarse)
         sentences.append(
@@ -245,11 +241,20 @@ def _unasked(
             )
 
 
-def _wide(control: str, learnt: LearntLimit, why: str) -> str:
+def _wide(control: str, learnt: LearntLimit, *, experts: bool) -> str:
+    times = f"{learnt.limit / learnt.floor:,.0f} times the floor of its arithmetic"
+    signal = learnt.signal.replace("_", " ")
+    called = control_called(plain(control))
+    if learnt.scale <= UNSTABLE * learnt.floor:
+        return (
+            f"{counted(learnt.repeats, 'repeat')} of the {called} differ by {digits(learnt.scale)} "
+            f"in the {signal} at step {learnt.step}. So few do not exclude that a correct run is "
+            f"off by {digits(learnt.limit)} there, {times}: with more repeats less passes."
+        )
+    why = "do its experts round to bfloat16" if experts else "is its training that unstable"
     return (
-        f"The repeats of the {control_called(plain(control))} differ so much that they allow "
-        f"{learnt.signal} to differ by {digits(learnt.limit)} at step {learnt.step}, "
-        f"{learnt.limit / learnt.floor:,.0f} times the floor of its arithmetic: {why}"
+        f"The repeats of the {called} differ so much that they allow the {signal} to differ by "
+        f"{digits(learnt.limit)} at step {learnt.step}, {times}: {why}, or are its repeats wrong?"
     )
 
 
