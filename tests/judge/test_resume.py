@@ -42,6 +42,7 @@ from converge_harness.model import (
     Parallelism,
     RankError,
     ReplicaSample,
+    RestartOwner,
     RunStatus,
     Segment,
     SetSpec,
@@ -705,6 +706,17 @@ def test_a_step_that_a_program_finishes_after_sigterm_is_no_recovery(again, outc
     faults = (Fault(FaultKind.PREEMPT, 8),)
     found = answer(judged(test, fault_spec(faults=faults, within_s=15.0)), "recovers-in-time")
     assert (found.outcome, found.measured) == (outcome, late)
+
+
+@pytest.mark.parametrize(
+    ("restarts", "says"), [("torchrun", "--monitor-interval"), ("harness", "the last rank ended")]
+)
+def test_where_to_look_for_time_goes_by_who_restarts(restarts, says):
+    late = replace(BROKEN, struck=(replace(STRUCK[0], at=1940.0), STRUCK[1]))
+    verdict = judged(late, fault_spec(restarts=RestartOwner(restarts)))
+    assert verdict.cause_class is CauseClass.RECOVERY
+    assert says in verdict.look_at
+    assert ("torchrun" in verdict.look_at) is (restarts == "torchrun")
 
 
 def preempted(first, *later):

@@ -24,7 +24,14 @@ from converge_harness.judge.resume.passes import (
     newest_whole_before,
 )
 from converge_harness.judge.resume.saved_state import BUFFERS, PARAMETERS
-from converge_harness.model import ENDED_WITH_0, CauseClass, Loader, Outcome, ResumeAdvice
+from converge_harness.model import (
+    ENDED_WITH_0,
+    CauseClass,
+    Loader,
+    Outcome,
+    RestartOwner,
+    ResumeAdvice,
+)
 
 RESUME_CHECKS = (
     "passes-continuous",
@@ -270,11 +277,17 @@ def recovered_late(context: Context) -> Cause | None:
             CauseClass.RECOVERY,
             f"{advice_of(context).chosen}, which may be half of one{_REPLACED}",
         )
+    recovery = context.compared.recovery
+    in_place = recovery is not None and recovery.restarts is RestartOwner.TORCHRUN
+    saw = (
+        "torchrun saw the fault (heartbeats, --monitor-interval, timeouts of collectives)"
+        if in_place
+        else "the last rank ended after the fault (timeouts of collectives)"
+    )
     return Cause(
         f"no recovery in time: {context.detail('recovers-in-time')}",
         CauseClass.RECOVERY,
-        "where the time goes: logs/ says when torchrun saw the fault (heartbeats, "
-        "--monitor-interval, timeouts of collectives), when the ranks met again, and how long they "
+        f"where the time goes: logs/ says when {saw}, when the ranks met again, and how long they "
         "took to load",
     )
 
