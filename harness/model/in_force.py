@@ -55,6 +55,8 @@ class Probing:
     """Where gradients were taken if not before clipping, for people to read."""
     recomputes_loss: bool = True
     """Whether the loop gave the probe its logits."""
+    switched_off: tuple[str, ...] = ()
+    """Arguments that the program was given and that it turned off by itself."""
 
     @property
     def gradients(self) -> str:

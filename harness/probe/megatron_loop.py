@@ -12,7 +12,8 @@ Only the first tensor-parallel rank of the first and the last pipeline stage rea
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,6 +49,8 @@ class _Names:
     MODULE = "megatron.training.training"
     SET_UP = "setup_model_and_optimizer"
     """Returns the model's chunks, the optimizer and the learning rate's schedule."""
+    ARGUMENTS = "get_args"
+    """Returns the command line as it was parsed, checked and changed by the checks."""
     STEP = "train_step"
     """Its first arguments are the forward step and the batches; its result begins with the losses
     to log, which are empty but on the last pipeline stage."""
@@ -71,7 +74,7 @@ def watch_training(path: str) -> None:
             f"megatron_lm.watch(): {_Names.MODULE} cannot be imported ({error}): call it in a "
             "program of Megatron-LM, such as pretrain_gpt.py, whose folder is on the path"
         ) from error
-    for name in (_Names.SET_UP, _Names.STEP):
+    for name in (_Names.SET_UP, _Names.STEP, _Names.ARGUMENTS):
         found = getattr(training, name, None)
         if not callable(found):
             raise ProbeError(
@@ -84,7 +87,8 @@ def watch_training(path: str) -> None:
 
     def watched(*args: Any, **kwargs: Any) -> Any:
         model, optimizer, *others = set_up(*args, **kwargs)
-        loop = WatchedLoop(job, model, optimizer)
+        arguments = vars(getattr(training, _Names.ARGUMENTS)())
+        loop = WatchedLoop(job, model, optimizer, arguments)
         setattr(training, _Names.STEP, _marked(loop.watched(getattr(training, _Names.STEP))))
         return (model, optimizer, *others)
 
@@ -131,9 +135,15 @@ class WatchedLoop:
     Its making and every step are collective over the world.
     """
 
-    def __init__(self, job: RankJob, model: Any, optimizer: Any) -> None:
-        """Raises ProbeError if the model cannot be read, or is trained in another way."""
+    def __init__(
+        self, job: RankJob, model: Any, optimizer: Any, arguments: Mapping[str, Any]
+    ) -> None:
+        """Raises ProbeError if the model cannot be read, or is trained in another way.
+
+        ``arguments`` are those that Megatron-LM goes by.
+        """
         self._job = job
+        self._arguments = arguments
         self._chunks = list(model)
         gpts = [_without_wrappers(chunk) for chunk in self._chunks]
         _require_readable(gpts, optimizer)
@@ -311,6 +321,7 @@ class WatchedLoop:
                     + (" and distributed optimizer" if sharded else ""),
                     "gradients": BEFORE_CLIPPING,
                     "recomputes_loss": any(saw_logits),
+                    "switched_off": switched_off(sys.argv[1:], self._arguments),
                 },
             },
         )
@@ -353,6 +364,21 @@ def _readable(batch: Any) -> Any:
         f"megatron_lm.watch(): a batch is {found}, and has to be a mapping with {_Names.TOKENS!r} "
         f"and {_Names.LABELS!r}, as those of pretrain_gpt.py"
     )
+
+
+def switched_off(given: Sequence[str], used: Mapping[str, Any]) -> list[str]:
+    """The switches of a command line that are false in the arguments that Megatron-LM goes by.
+
+    Its checks turn some off with a warning, such as ``--sequence-parallel`` without tensor
+    parallelism (``validate_args`` of ``megatron/training/arguments.py``).
+    """
+    following = (*given[1:], "--")
+    return [
+        argument
+        for argument, after in zip(given, following, strict=True)
+        if argument.startswith("--") and after.startswith("--")
+        if used.get(argument.removeprefix("--").replace("-", "_")) is False
+    ]
 
 
 def _of_tensor_parallel(tokens: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:

@@ -68,6 +68,7 @@ class ProbeDocument(TypedDict, total=False):
     wrapping: str
     gradients: str
     recomputes_loss: bool
+    switched_off: list[str]
 
 
 class InForceDocument(TypedDict, total=False):
@@ -149,6 +150,7 @@ SHAPES: Mapping[str, Shape] = {
     "probe.wrapping": TEXT,
     "probe.gradients": TEXT,
     "probe.recomputes_loss": FLAG,
+    "probe.switched_off": TEXTS,
 }
 """Types of the values, by dotted keys."""
 

@@ -23,7 +23,7 @@ def tests(tmp_path_factory):
     packages = (TOOLCHAINS / TOOLCHAIN / "lib").glob("*/site-packages/six.py")
     if not (CHECKOUT and (Path(CHECKOUT) / "pretrain_gpt.py").is_file() and any(packages)):
         pytest.skip(NEEDED)
-    names = ("tp2_sp", "distributed_optimizer", "norms_not_summed")
+    names = ("tp2_sp", "distributed_optimizer", "no_ranks_for_sp", "norms_not_summed")
     return run_some(tmp_path_factory.mktemp("megatron_lm"), "megatron_lm", *names)
 
 
@@ -37,6 +37,12 @@ def test_layouts_are_the_control_by_all_evidence(tests):
             *("reported-grad-norm-is-recomputed", "replicas-agree"),
         ):
             assert outcomes[check] == "PASS", (name, check)
+
+
+def test_what_it_turned_off_by_itself_is_not_judged_as_what_was_named(tests):
+    assert tests["no_ranks_for_sp"]["verdict"] == "INVALID"
+    named = "--sequence-parallel is named, and the program switched it off"
+    assert named in tests["no_ranks_for_sp"]["cause"]
 
 
 def test_an_error_in_it_fails_at_the_first_step_with_its_cause(tests):

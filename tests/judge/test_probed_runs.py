@@ -107,6 +107,21 @@ def test_a_size_that_is_not_as_called_is_invalid(changes, words):
     assert words in outcome(verdict, "named-in-force").detail
 
 
+def test_a_switch_of_a_set_that_its_program_turned_off_is_invalid():
+    ran = seen(
+        config={"training.seq_len": 256, "megatron.flags": "--swiglu --sequence-parallel"},
+        declared=["megatron.flags"],
+        probe={"switched_off": ["--sequence-parallel"]},
+    )
+    flags = {"megatron.flags": "--swiglu --sequence-parallel"}
+    named = outcome(judged(probed(in_force=ran), test_spec=spec(overrides=flags)), "named-in-force")
+    assert named.outcome is Outcome.INVALID
+    assert named.detail.startswith("--sequence-parallel is named, and the program switched it off")
+    # One that the command gives to every set is meant for those that can use it.
+    for_all = judged(probed(in_force=seen(probe={"switched_off": ["--sequence-parallel"]})))
+    assert outcome(for_all, "named-in-force").outcome is Outcome.PASS
+
+
 def test_parameters_of_a_finer_type_beside_the_named_one_are_as_called():
     sizes = {**SIZES, "dtype": "bfloat16"}
     named = spec(train_config=TrainConfig("x.toml", {"training": sizes}))

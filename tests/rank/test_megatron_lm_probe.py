@@ -10,7 +10,7 @@ import torch
 from probed_loop import write_job
 
 from converge_harness.probe import ProbeError, megatron_lm
-from converge_harness.probe.megatron_loop import _Batches
+from converge_harness.probe.megatron_loop import _Batches, switched_off
 from converge_harness.rank.recorder.step_recorder import RankRow, measured
 
 
@@ -35,6 +35,15 @@ def test_a_rounding_repeat_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("CONVERGE_JOB", str(path))
     with pytest.raises(ProbeError, match="rounds what modules compute otherwise"):
         megatron_lm.watch()
+
+
+def test_a_switch_that_megatron_lm_turned_off_is_told():
+    given = ["--tensor-model-parallel-size", "1", "--sequence-parallel", "--swiglu"]
+    used = {"tensor_model_parallel_size": 1, "sequence_parallel": False, "swiglu": True}
+    assert switched_off(given, used) == ["--sequence-parallel"]
+    assert switched_off([*given, "--no-rope-fusion"], {**used, "sequence_parallel": True}) == []
+    # An argument with a value is no switch.
+    assert switched_off(["--bf16", "false"], {"bf16": False}) == []
 
 
 def test_a_batch_that_is_looked_at_early_is_taken_once_and_in_order():

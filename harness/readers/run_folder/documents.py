@@ -103,6 +103,7 @@ def in_force_of(document: InForceDocument) -> InForce:
             wrapping=probe.get("wrapping") or "",
             late="" if gradients == BEFORE_CLIPPING else gradients,
             recomputes_loss=probe.get("recomputes_loss") is not False,
+            switched_off=tuple(probe.get("switched_off") or ()),
         ),
     )
 

@@ -22,7 +22,7 @@ class ProgramAudit:
     """An audit (``Audit`` of the model) of a program that runs with the probe."""
 
     def not_in_force(self, spec: SetSpec, ran: InForce) -> Iterator[str]:
-        """One clause per degree or size that a program was called with and did not run with.
+        """One clause per degree, size or switch that a program was called with and did not use.
 
         A value that could not be seen from outside the program (null) is not judged.
         """
@@ -49,6 +49,11 @@ class ProgramAudit:
                 f"training.dtype {named_as}, {stored} is in force (it is that of parameters; "
                 "training.mixed_precision_param is that of coarser arithmetic)"
             )
+
+        for argument in ran.probing.switched_off:
+            # One that all sets are given may be meant for some of them alone.
+            if any(argument in str(value).split() for value in spec.overrides.values()):
+                yield f"{argument} is named, and the program switched it off (its log says why)"
 
     def not_named(self, spec: SetSpec, ran: InForce) -> Iterable[str]:
         return ()  # the techniques of programs are not known
