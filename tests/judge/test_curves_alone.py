@@ -80,6 +80,36 @@ def test_a_few_repeats_that_differ_neither_pass_nor_fail_a_curve(made):
     assert judge(curve(loss=1.2), CONTROL, calibration).judgement is Judgement.FAIL
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_mean_grad_norm_that_repeats_do_not_explain_fails_though_no_step_does(seed):
+    """As of a learning rate that is 1% off in bf16: single steps are inside their wide limits."""
+    random = np.random.default_rng(seed)
+    right, *repeats = (
+        curve(name, loss=1 + noise, norm=1 + noise)
+        for name in ("test", "r1", "r2", "r3")
+        for noise in [1.25e-4 * random.standard_normal(STEPS)]
+    )
+    low = replace(
+        right,
+        signals={**right.signals, "grad_norm": NORM * np.where(AT > 20, 0.998, 1.0)},
+    )
+    learnt = calibrate(CONTROL, repeats)
+    assert judge(right, CONTROL, learnt).judgement is Judgement.PASS
+    verdict = judge(low, CONTROL, learnt)
+    assert verdict.judgement is Judgement.FAIL
+    assert "the mean grad norm is off by -0.002 over steps 51 to 100" in verdict.cause
+    assert verdict.cause_class is CauseClass.UNKNOWN
+    # Two repeats know no mean, noisier ones explain it, and a tolerance is about steps.
+    assert judge(low, CONTROL, calibrate(CONTROL, repeats[:2])).judgement is Judgement.INCONCLUSIVE
+    apart = [
+        replace(each, signals={**each.signals, "grad_norm": NORM * (1 + off)})
+        for each, off in zip(repeats, (2e-3, -2e-3, 3e-3), strict=True)
+    ]
+    assert judge(low, CONTROL, calibrate(CONTROL, apart)).judgement is Judgement.PASS
+    tolerated = judge(low, CONTROL, learnt, tolerances={"grad_norm": 5e-3})
+    assert tolerated.judgement is Judgement.PASS
+
+
 def test_reruns_that_are_the_same_to_the_last_bit_say_what_noise_is():
     """A program without the probe leaves such reruns: then the fixed floors are its limits."""
     calibration = calibrate(CONTROL, [curve("rerun")])

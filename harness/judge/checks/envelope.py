@@ -40,7 +40,7 @@ def loss_envelope(envelopes: Envelopes) -> CheckResult:
 
 @check(Tier.ENVELOPE)
 def grad_norm_envelope(envelopes: Envelopes) -> CheckResult:
-    """The grad norm stays inside the growth envelope at every step.
+    """The grad norm stays inside the growth envelope at every step, and in a curve its mean does.
 
     Gradients, or the norm that the trainer reports of them, differ from the control's.
     """
@@ -85,6 +85,18 @@ def _envelope(signal: str, envelopes: Envelopes) -> CheckResult:
             Outcome.INCONCLUSIVE,
             f"the {signal.replace('_', ' ')} prints as 0 at {envelope.unprinted} of {count} steps, "
             "because it is smaller than the last printed digit: log more digits",
+        )
+    lasting = envelope.lasting
+    if lasting and not envelope.outside.size and abs(lasting.difference) > lasting.limit.value:
+        half = envelope.steps[count // 2 :]
+        return CheckResult(
+            Outcome.FAIL,
+            f"the mean {signal.replace('_', ' ')} is off by {lasting.difference:+.2g} over steps "
+            f"{half[0]} to {half[-1]}, though no step is outside",
+            measured=abs(lasting.difference),
+            limit=lasting.limit,
+            unit="relative",
+            steps=(int(half[0]), int(half[-1])),
         )
     worst, outside = envelope.worst, envelope.outside
     step = int(envelope.steps[worst])

@@ -36,6 +36,7 @@ from converge_harness.judge.compare.curves import (
     relative_difference,
     rounding_share,
     second_half,
+    signed_difference,
     unprinted,
 )
 from converge_harness.judge.compare.floors import (
@@ -54,6 +55,7 @@ from converge_harness.judge.compare.limits import (
     HasLimits,
     applicable,
     jumps,
+    mean_multiple,
     multiples,
     widest_scale,
 )
@@ -63,10 +65,19 @@ from converge_harness.model import (
     Flags,
     Floats,
     Integers,
+    Limit,
     Precision,
     SignalScale,
 )
 from converge_harness.wording import counted
+
+
+class Lasting(NamedTuple):
+    """The mean difference over the second half of a run; relative."""
+
+    difference: float
+    """Signed."""
+    limit: Limit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +102,8 @@ class Envelope(HasLimits):
     """Whether the limit is a tolerance that somebody set."""
     by_margin: bool = False
     """Whether somebody set a margin of the mean loss, which then decides open differences."""
+    lasting: Lasting | None = None
+    """Of a norm whose repeats show how much its mean differs, where there are only curves."""
     unprinted: int = 0
     """Steps at which a log prints 0.0000 or the like, and the other value may be the same."""
 
@@ -153,7 +166,8 @@ def compare_signal(
     not_printed = unprinted(test, control, signal, curves)
     difference = np.where(not_printed, 0.0, relative_difference(curves.test, curves.control))
     tolerance = tolerance_for(signal, tolerances or {})
-    unmeasured = unmeasured_noise(calibration) if curves_alone(test, control) else ""
+    alone = curves_alone(test, control)
+    unmeasured = unmeasured_noise(calibration) if alone else ""
     if tolerance is not None:
         nowhere = np.zeros(curves.steps.size, dtype=np.bool_)
         printed = _printed(test, control, signal, curves)
@@ -163,8 +177,10 @@ def compare_signal(
     else:
         enough = None if unmeasured else calibration
         made = _learnt(signal, test, control, enough, curves, difference)
+    judges_mean = alone and signal in NORMS and tolerance is None and not unmeasured
     return replace(
         made,
+        lasting=_lasting(signal, test, control, calibration, curves) if judges_mean else None,
         unmeasured=unmeasured,
         tolerated=tolerance is not None,
         by_margin=margin is not None,
@@ -283,6 +299,36 @@ def _learnt(
         floor_origin += _ROUNDED
         learnt_origin += _ROUNDED if learnt_origin else ""
     return Envelope(signal, *curves, difference, limit, learnt, floor_origin, learnt_origin)
+
+
+LASTING = 1e-3
+"""A mean norm may differ by as much as a mean loss does without a margin that somebody set."""
+
+
+def _lasting(
+    signal: str,
+    test: Evidence,
+    control: Evidence,
+    calibration: Calibration | None,
+    curves: CurvePair,
+) -> Lasting | None:
+    """How far the mean of a norm is off, where repeats that differ show how far it may be.
+
+    Limits of single steps are a hundred times what a few repeats differ by, or more; one mean is
+    one look. A learning rate that is 1% off shows in no step of a bf16 run, and in this.
+    """
+    known = calibration.signals.get(signal) if calibration else None
+    half = second_half(curves)
+    difference = signed_difference(half)
+    if calibration is None or known is None or known.lasting is None or not difference.size:
+        return None
+    if test.precision is not control.precision or not np.isfinite(difference).all():
+        return None
+    learnt = mean_multiple(calibration.taught_by) * known.lasting
+    limit = max(LASTING, learnt) + float(np.mean(_printed(test, control, signal, half)))
+    means = f"the means of {counted(calibration.taught_by, 'repeat')}, off by {known.lasting:.1g}"
+    origin = means if learnt > LASTING else f"as for a mean loss; {means}"
+    return Lasting(float(np.mean(difference)), Limit(limit, origin))
 
 
 _ROUNDED = ", and the rounding of the log"
