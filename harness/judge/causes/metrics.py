@@ -15,7 +15,7 @@ import numpy as np
 from converge_harness.judge.causes.context import (
     CONSTANT,
     Context,
-    is_constant,
+    is_one_factor,
     off_at_first_step,
     ratio_text,
     signal_name,
@@ -259,7 +259,7 @@ def loss_scaled_alone(context: Context) -> Cause | None:
     ):
         return None
     factor = context.factor(loss) if loss.onset is not None else ""
-    constant = loss.onset is not None and is_constant(context.ratio(loss)[0])
+    constant = loss.onset is not None and is_one_factor(context.ratio(loss)[0])
     if not (factor or constant):
         return None
     sentence = (
