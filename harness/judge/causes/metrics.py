@@ -81,6 +81,7 @@ _MOSTLY = 0.5
     # It compares what one run reports and computes, so it does not depend on another run.
     overrides=(
         "drawn_otherwise",
+        "other_masks",
         "loss_of_right_gradients",
         "loss_scaled_alone",
     ),
