@@ -685,3 +685,13 @@ def test_other_units_do_not_explain_what_was_off_before_or_begins_later():
     reported = with_signals(run("test"), loss=lambda step, x: 2 * x)
     metric = judged_by_masks(APART, test=drawn(reported, OWN), states=OWN, kept=(570, 575))
     assert metric.cause.startswith("only the metric is wrong")
+
+
+@pytest.mark.parametrize(("kept", "named"), [((430, 430), True), ((500, 500), False)])
+def test_another_rate_is_told_from_other_units_by_what_chance_allows(kept, named):
+    """Of 640 units of each rank 10% are dropped, and 33% or 22%: by 7 or 4 standard deviations."""
+    test = drawn(off_from_the_start(), OWN)
+    cause = judged_by_masks(APART, test=test, states=OWN, kept=kept).cause
+    of_rate = "dropout drops 33% of the units at step 1, and the control's 10%"
+    assert (cause == of_rate) is named
+    assert named or cause.startswith("dropout drops other units than the control's")

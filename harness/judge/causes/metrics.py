@@ -116,7 +116,7 @@ def metric_only(context: Context) -> Cause | None:
         if trained:
             right = f"training itself is right{_unless(context)}"
             if signal == "loss":
-                right = _training(context, abs(reported.test[first] / reported.control[first] - 1))
+                right = _training(context, abs(float(context.ratio(reported)[0][first]) - 1))
             sentence = f"{said}{_norm_too(signal, context)}: {right}"
             return Cause(sentence, CauseClass.METRIC_ONLY, look_at)
         parted = _clipped(context, reported.onset) if signal == "grad_norm" else None
@@ -179,7 +179,7 @@ def _misreported(signal: str, context: Context, step: int) -> bool:
     if reported is None or truth is None or step not in truth.steps:
         return True  # nothing contradicts it
     said, true = reported.index_of(step), truth.index_of(step)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         whole = reported.test[said] / reported.control[said]
         own = truth.test[true] / truth.control[true]
         return bool(not abs(whole / own - 1) < _MOSTLY * abs(whole - 1))

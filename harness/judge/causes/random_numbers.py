@@ -19,6 +19,7 @@ from converge_harness.judge.compare.dropout_masks import (
     first_other,
     first_shared,
     masks_again,
+    other_rates,
     share_dropped,
     step_before,
 )
@@ -265,6 +266,16 @@ def other_masks(context: Context) -> Cause | None:
         return None
     if _gradients_agree(context, step):
         return None
+    kind = CauseClass.OBJECTIVE if step == int(test.steps[0]) else CauseClass.LATER
+    rates = other_rates(test, control, step)
+    if rates is not None:
+        one, other = (f"{100 * each:.2g}%" for each in rates)
+        return Cause(
+            f"dropout drops {one} of the units at step {step}, and the control's {other}",
+            kind,
+            "the dropout rates of both configurations, of every module that has one; and whether "
+            "all of them are in training mode",
+        )
     news = differences(context)
     ours, theirs = (_state_at(each, step) for each in (test, control))
     states = ""
@@ -289,7 +300,7 @@ def other_masks(context: Context) -> Cause | None:
         f"{', or say own_random_numbers = true' if own else ''}; with the control's layout, which "
         "generator dropout draws from, and with which seed on which rank"
     )
-    return Cause(sentence, CauseClass.OBJECTIVE, look_at)
+    return Cause(sentence, kind, look_at)
 
 
 def _state_at(run: Evidence, step: int) -> str | None:
