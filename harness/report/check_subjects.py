@@ -33,7 +33,8 @@ _SUBJECTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("optimizer state", ("optimizer-",)),
     ("buffers", ("buffers-",)),
     ("replicas", ("replicas-",)),
-    ("random numbers", ("random-numbers-", "ranks-draw-", "dropout-masks-")),
+    ("random numbers", ("random-numbers-", "ranks-draw-")),
+    ("dropout masks", ("dropout-masks-",)),
     (
         "resumes",
         (

@@ -237,7 +237,8 @@ def test_what_had_no_evidence_is_said_in_one_sentence(control, tmp_path, capsys)
     assert (
         "No evidence of: repeats of the control, samples, token counts, learning rates, "
         "configuration, recomputed losses and norms, grad norm, gradients, initial weights, "
-        "updates, clipping, optimizer state, buffers, replicas, random numbers." in out
+        "updates, clipping, optimizer state, buffers, replicas, random numbers, dropout masks."
+        in out
     )
     assert "-envelope" not in out
 

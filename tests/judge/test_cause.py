@@ -185,8 +185,18 @@ def test_other_samples_are_named_before_what_they_do():
     test = changed(run("t"), lambda step, x: x * 1.01, *BOTH_LOSSES)
     test = replace(test, batch_digests=("f" * 16,) * STEPS)
     cause = cause_of(test)
-    assert cause.startswith("data order: t trained on other samples")
+    # A digest is of samples with their labels, so by itself it does not show which of them differ.
+    assert cause.startswith("the batch or its labels differ: t trained on other samples")
     assert "note that" not in cause  # the cause is itself what may explain the difference
+    later = ("f" * 16, *[f"{step:016x}" for step in range(1, STEPS)])
+    late = replace(test, batch_digests=later)
+    shifted = replace(CONTROL, batch_digests=tuple(f"{step:016x}" for step in range(STEPS)))
+    by_one = replace(test, batch_digests=(*shifted.batch_digests[1:], "f" * 16))
+    assert cause_of(late, shifted).startswith("the batch or its labels differ")
+    assert cause_of(by_one, shifted) == (
+        "data order: t trained on other samples than the control at step 1, so the curves cannot "
+        "agree; these samples are the control's of step 2"
+    )
 
 
 def test_another_schedule_is_named_when_the_curves_part_after_it():

@@ -18,15 +18,15 @@ from converge_harness.judge.causes.signature import (
 BEFORE_THE_RULE = {
     ComparisonKind.ORDINARY: """
         nothing_loaded data_lost torn_loaded state_lost not_continued random_numbers_lost
-        replayed_otherwise recovered_late not_finite other_input ranks_draw_alike no_gradient
-        still_buffers replicas initial draws_by_itself counted_first other_tables clipping
-        scaled_objective term_differs trained_objective added_term metric_only
+        replayed_otherwise recovered_late not_finite other_input dropout_switched ranks_draw_alike
+        no_gradient still_buffers replicas initial draws_by_itself counted_first other_tables
+        clipping scaled_objective term_differs trained_objective added_term metric_only other_masks
         loss_of_right_gradients loss_scaled_alone scaled_at_frozen_weights hidden_forward
         forward_at_frozen_weights averaged_otherwise other_buffers sampled_gradients beyond_rounding
         faintly_scaled gradients_scaled gradient_direction objective lost_at_resume frozen
         counted_otherwise moments_lost one_step rounding_growth gradients_from
-        sampled_gradients_later moved_too_far rounded some_parted forward_on_new_data
-        updated later contradiction rounded_tables
+        sampled_gradients_later moved_too_far rounded some_parted forward_on_new_data updated later
+        contradiction rounded_tables
     """,
     ComparisonKind.CURVES: """
         not_continued replayed_otherwise recovered_late not_finite other_input no_gradient
@@ -37,8 +37,9 @@ BEFORE_THE_RULE = {
         metric_only drawn_otherwise scaled_at_frozen_weights beyond_rounding
     """,
 }
-"""The lists that stood in the code, by position, before there was a rule; and of curves the first
-three, as of ordinary runs, since programs without the probe can be resumed and killed."""
+"""The lists that stood in the code, by position, before there was a rule; of curves the first
+three, as of ordinary runs, since programs without the probe can be resumed and killed; and
+``dropout_switched`` and ``other_masks``."""
 
 
 @pytest.mark.parametrize("pair", ComparisonKind)

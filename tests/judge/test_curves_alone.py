@@ -180,6 +180,59 @@ def test_a_norm_off_by_one_factor_is_not_blamed_on_gradients():
     assert verdict.cause_class is CauseClass.UNKNOWN
 
 
+QUIET = 1e-6 * np.random.default_rng(9).standard_normal(STEPS)
+"""Rounding: so little is left of it over the run."""
+
+
+def slightly_off(loss=1.0, norm=1.0, steps=STEPS):
+    """The verdict beside repeats that only rounding separates."""
+
+    def rounded(name, loss, norm, at):
+        off = 1 + np.roll(QUIET, at)[:steps]
+        signals = {"loss": LOSS[:steps] * loss * off, "grad_norm": NORM[:steps] * norm * off}
+        return Evidence(name, f"{name}.csv", AT[:steps], signals)
+
+    control = rounded("control", 1.0, 1.0, 0)
+    repeats = [rounded(f"r{at}", 1.0, 1.0, at) for at in (3, 5, 7, 11)]
+    verdict = judge(rounded("test", loss, norm, 13), control, calibrate(control, repeats))
+    assert verdict.judgement is Judgement.FAIL, verdict.cause
+    return verdict
+
+
+@pytest.mark.parametrize("factor", [0.99, 1.003, 1.01, 1.03, 1.12])
+def test_one_factor_at_every_step_is_named_however_near_to_one_it_is(factor):
+    loss = slightly_off(loss=factor)
+    assert f"only the metric is wrong: the loss is {factor:g} times the control's" in loss.cause
+    assert loss.cause_class is CauseClass.METRIC_ONLY
+    norm = slightly_off(norm=factor)
+    assert f"the grad norm is off by a factor of {factor:g}, the same at every" in norm.cause
+    # The same by a margin, where no repeat shows the noise.
+    by_margin = judge(curve(loss=factor), CONTROL, margin=5e-4)
+    assert f"the loss is {factor:g} times the control's" in by_margin.cause
+
+
+@pytest.mark.parametrize(
+    "ratio",
+    [
+        1 + 0.01 * AT / STEPS,  # grows with the run
+        1 + 0.01 * LOSS[-1] / LOSS,  # a constant that is added
+        1 + 0.01 * (1 + 0.3 * np.sin(AT)),  # the norm without a part, whose share changes
+        np.where(AT > 50, 1.01, 1.0),
+    ],
+)
+def test_what_changes_beside_its_distance_from_one_is_no_factor(ratio):
+    for verdict in (slightly_off(loss=ratio), slightly_off(norm=ratio)):
+        assert "times the control's" not in verdict.cause
+        assert "factor" not in verdict.cause
+        assert verdict.cause_class is not CauseClass.METRIC_ONLY
+
+
+def test_a_few_steps_do_not_show_a_factor_near_one():
+    assert "a factor of 1.01" in slightly_off(norm=1.01, steps=8).cause
+    assert "factor" not in slightly_off(norm=1.01, steps=7).cause
+    assert "a factor of 1.1" in slightly_off(norm=1.1, steps=7).cause
+
+
 def test_a_loss_that_turns_nan_fails():
     nan = curve(loss=np.where(AT > 50, math.nan, 1.0))
     assert judge(nan, CONTROL).cause_class is CauseClass.NOT_FINITE

@@ -381,3 +381,55 @@ def test_outputs_show_that_the_forward_pass_differs_where_the_loss_hardly_does()
         for run in (control, test)
     )
     assert verdict(out, learnt).cause_class is CauseClass.GRADIENT_DIRECTION
+
+
+def cause_of_other_digests(test, since=1, weights=None, precision=Precision.FP32):
+    """The verdict where batches have other digests from a step on, and modules computed this."""
+    control = replace(CONTROL, activations=activations(), precision=precision)
+    digests = [
+        digest if step < since else "f" * 16
+        for step, digest in zip(CONTROL.steps.tolist(), CONTROL.batch_digests, strict=True)
+    ]
+    other = broken(weights=weights) if weights else broken()
+    other = with_signals(other, loss=lambda step, x: x * (1.01 if step >= since else 1))
+    other = replace(other, activations=test, batch_digests=tuple(digests), precision=precision)
+    return verdict_of(other, control)
+
+
+def test_labels_differ_where_all_modules_compute_the_same_of_other_batches():
+    verdict = cause_of_other_digests(activations())
+    assert verdict.cause.startswith(
+        "labels differ: t has other labels than the control at step 1 on the same inputs (the "
+        "outputs of all 5 modules in the first batches agree to "
+    )
+    assert verdict.cause_class is CauseClass.DATA
+    assert "shifted by one once" in verdict.look_at
+    assert "loader" not in verdict.look_at
+
+
+def test_the_order_of_samples_differs_where_the_first_module_gets_others():
+    verdict = cause_of_other_digests(activations(changed(*CALLS)))
+    assert verdict.cause.startswith("data order: t trained on other samples than the control at")
+    assert "labels" not in verdict.look_at
+
+
+@pytest.mark.parametrize(
+    "case",
+    {
+        "modules show the first step alone": {"test": activations(), "since": 3},
+        "nothing was recorded": {"test": None},
+        # Positions or masks may be others, and so may the tokens.
+        "a later module": {"test": activations(changed(*since(("layers.0.mlp", "in.0"))))},
+        # In low precision one token of many is within rounding.
+        "within rounding": {
+            "test": activations(changed(*CALLS, by=1.001)),
+            "precision": Precision.BF16,
+        },
+    }.items(),
+    ids=lambda case: case[0],
+)
+def test_inputs_and_labels_are_not_told_apart_where_nothing_shows_it(case):
+    verdict = cause_of_other_digests(**case[1])
+    assert verdict.cause.startswith("the batch or its labels differ: t trained on other samples")
+    assert "loader" in verdict.look_at
+    assert "labels" in verdict.look_at

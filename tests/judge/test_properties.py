@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from judge_examples import STEPS, foreign, judge, run, spec, truncated, with_signals
 
@@ -144,6 +144,9 @@ VALUES = st.lists(st.one_of(st.none(), ANY_FLOAT), max_size=6)
 
 @settings(max_examples=300)
 @given(VALUES, VALUES, VALUES, VALUES, st.lists(st.integers(-1, 5), max_size=6))
+@example([0.5], [], [9e307, 0.0], [0.5], [1])
+@example([0.5], [], [6.4e307, 0.0], [], [0])
+@example([0.0], [], [1.0, 0.0], [0.0], [1])
 def test_any_curves_at_all_give_a_verdict_with_a_cause(loss, norm, loss2, norm2, steps):
     test = foreign("a", loss=tuple(loss), grad_norm=tuple(norm), loss_recomputed=tuple(norm2))
     control = foreign("b", loss=tuple(loss2), grad_norm=tuple(norm2), loss_recomputed=tuple(loss))

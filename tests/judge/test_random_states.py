@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from judge_examples import STEPS, in_force, judge, run, spec, with_signals
+from judge_examples import STEPS, in_force, judge, run, samples, spec, with_signals
 from resume_examples import ELASTIC, ELASTIC_PASSES, ELASTIC_SPEC, state
 
 from converge_harness.judge import calibrate
@@ -159,7 +159,10 @@ def test_a_step_without_a_record_is_invalid():
 def test_other_random_numbers_are_the_cause_of_what_differs_from_there_on():
     wrong = judged(OTHER, test=later_loss(1.5))
     assert wrong.judgement is Judgement.FAIL
-    assert wrong.cause_class is CauseClass.STATE
+    # Nothing was resumed, so nothing was lost: something else draws, or seeds.
+    assert wrong.cause_class is CauseClass.LATER
+    assert wrong.look_at.startswith("what else draws before step 9, or seeds: an evaluation")
+    assert "goes through the same ones" not in wrong.cause
     assert "the random numbers (RNG) are others than the control's from step 9 on" in wrong.cause
     earlier = judged(OTHER, test=later_loss(1.5, since=5))
     assert "RNG" not in earlier.cause
@@ -168,6 +171,100 @@ def test_other_random_numbers_are_the_cause_of_what_differs_from_there_on():
     assert "RNG" not in never_the_same.cause
     own_seeds_first = ("a loader's seed", *OTHER[1:])
     assert parted(drawn(run("t"), own_seeds_first), drawn(run("c"), OWN)) == RESUMED
+
+
+def test_an_evaluation_that_draws_between_steps_is_told_from_another_seed():
+    """Each step draws twice: its step 3 begins where the control's step 5 does."""
+    twice = (*OWN[:1], *(f"{step:016x}" for step in range(3, 2 + 2 * STEPS, 2)))
+    wrong = judged(twice, test=later_loss(1.01, since=2))
+    assert "are others than the control's from step 2 on" in wrong.cause
+    assert wrong.cause.endswith(
+        "; its step 2 begins with the numbers of the control's step 3, so it goes through the same "
+        "ones and has drawn more of them by then"
+    )
+    fewer = judged(OWN, twice, test=later_loss(1.01, since=2))
+    assert "step 3 begins with the numbers of the control's step 2" in fewer.cause
+    assert fewer.cause.endswith("has drawn fewer of them by then")
+
+
+def off_from_the_start():
+    """As other masks leave a step: neither its loss nor its gradients are the control's."""
+    wrong = samples(gradient=lambda step, name, values: values + 0.3 * values[::-1])
+    return replace(later_loss(1.01, since=1), samples=wrong)
+
+
+STOPS = (*OWN[: RESUMED - 1], *[""] * (STEPS - RESUMED + 1))
+PAUSES = (*OWN[:4], "", "", *OWN[4:-2])
+
+
+def test_a_run_that_stops_drawing_has_its_dropout_off():
+    verdict = judged(STOPS, test=later_loss(1.01))
+    assert verdict.cause == (
+        "the run draws no random numbers from step 9 on, and its control does, as if dropout were "
+        "off"
+    )
+    assert verdict.cause_class is CauseClass.LATER
+    assert "model.eval()" in verdict.look_at
+    assert "before step 9" in verdict.look_at
+    test = with_masks(drawn(later_loss(1.01), STOPS), {1: ("a1", "b1"), 4: ("a4", "b4")})
+    control = with_masks(drawn(run("control"), OWN), APART)
+    with_units = judge(test, control, spec=spec(), control_spec=spec())
+    assert with_units.cause == (
+        "dropout is off from step 9 on: the run draws no random numbers there, and its control "
+        "does (dropping 10% of the units)"
+    )
+    pauses = judged(PAUSES, test=later_loss(1.01, since=5))
+    assert pauses.cause.startswith(
+        "the run draws no random numbers at step 5, and its control does"
+    )
+    starts = judged(OWN, STOPS, test=later_loss(1.01))
+    assert starts.cause == (
+        "its control draws no random numbers from step 9 on, and the run does, as if dropout were "
+        "on"
+    )
+
+
+def test_dropout_that_is_off_from_the_first_step_on_needs_masks_to_show_it():
+    """Otherwise it may be a loader that draws seeds, and another bug."""
+
+    def judged_beside(masks, states=NOTHING, control=OWN):
+        test = drawn(off_from_the_start(), states)
+        beside = with_masks(drawn(run("control"), control), masks)
+        return judge(test, beside, spec=spec(), control_spec=spec())
+
+    verdict = judged_beside(APART)
+    assert verdict.cause.startswith(
+        "dropout is off from step 1 on: the run draws no random numbers"
+    )
+    assert verdict.cause_class is CauseClass.OBJECTIVE
+    assert "dropout rates of both configurations" in verdict.look_at
+    masks = answer(verdict, MASKS_CHECK)
+    assert (masks.outcome, masks.detail) == (Outcome.PASS, "test draws no random numbers")
+    assert judged_beside({}).cause.startswith("the forward pass or the objective differs")
+    assert "dropout is" not in judged_beside(APART, states=OWN).cause
+
+
+@pytest.mark.parametrize(
+    ("states", "test"),
+    {
+        "without an effect": (STOPS, later_loss(1 + 1e-7)),
+        "something was off before": (STOPS, later_loss(1.01, since=5)),
+        "it is off later": (STOPS, later_loss(1.01, since=RESUMED + 2)),
+        "the same": (OWN, later_loss(1.01)),
+        "not recorded": ((), later_loss(1.01)),
+    }.values(),
+)
+def test_a_run_that_stops_drawing_is_no_cause_of_anything_else(states, test):
+    verdict = judged(states, test=test)
+    assert "dropout were" not in verdict.cause
+
+
+def test_masks_of_a_generator_without_a_trace_are_not_called_off():
+    """It is seeded anew for every mask, so its states show nothing, and masks do."""
+    masked = with_masks(drawn(off_from_the_start(), NOTHING), APART)
+    control = with_masks(drawn(run("control"), OWN), APART)
+    verdict = judge(masked, control, spec=spec(), control_spec=spec())
+    assert "dropout is" not in verdict.cause
 
 
 @pytest.mark.parametrize("library", ["torch", "python", "numpy"])
@@ -549,3 +646,52 @@ def test_what_is_no_mask_of_another_is_not_called_one(case):
 def test_masks_that_drop_hardly_a_unit_say_nothing(kept, outcome):
     verdict = judged_by_masks(SAME_ON_RANKS, test=run("test"), kept=(kept, kept))
     assert answer(verdict, MASKS_CHECK).outcome is outcome
+
+
+def test_other_units_are_named_where_they_are_why_the_first_step_differs():
+    test = drawn(off_from_the_start(), OWN)
+    verdict = judged_by_masks(APART, test=test, states=OWN, kept=(570, 575))
+    assert verdict.judgement is Judgement.FAIL
+    assert verdict.cause == (
+        "dropout drops other units than the control's at step 1, though its random generators "
+        "begin that step in the same states: their numbers go to other places; so single steps "
+        "cannot agree, whether or not anything else is wrong"
+    )
+    assert verdict.cause_class is CauseClass.OBJECTIVE
+    assert "own_random_numbers = true" in verdict.look_at
+    other = drawn(off_from_the_start(), tuple(f"{step:016x}" for step in range(90, 90 + STEPS)))
+    other_states = judged_by_masks(APART, test=other, states=OWN, kept=(570, 575))
+    assert "begin that step in other states" in other_states.cause
+
+
+@pytest.mark.parametrize("kept", [KEPT, KEPT[::-1], (639, 639)])
+def test_masks_that_may_be_the_same_are_not_called_others(kept):
+    """As many units are kept: on other ranks, or by other calls, the same masks have other sums."""
+    sums = {step: (f"c{step}", f"d{step}") for step in APART}
+    test = drawn(off_from_the_start(), OWN)
+    verdict = judged_by_masks(sums, test=test, states=OWN, kept=kept)
+    assert verdict.cause.startswith("the forward pass or the objective differs")
+    unseen = "both draw random numbers, and other masks of dropout, which were not seen, look alike"
+    assert (unseen in verdict.cause) is (kept == (639, 639))
+
+
+def test_other_units_do_not_explain_what_was_off_before_or_begins_later():
+    early = drawn(with_signals(off_from_the_start(), lr=lambda step, x: 1.5 * x), OWN)
+    assert "learning-rate" in judged_by_masks(APART, test=early, kept=(570, 575)).cause
+    agree = judged_by_masks(APART, test=drawn(later_loss(1.01, since=1), OWN), kept=(570, 575))
+    assert agree.cause.startswith("only the loss as a number is wrong")
+    later = judged_by_masks(APART, test=drawn(later_loss(1.01), OWN), states=OWN, kept=(570, 575))
+    assert "drops other units" not in later.cause
+    reported = with_signals(run("test"), loss=lambda step, x: 2 * x)
+    metric = judged_by_masks(APART, test=drawn(reported, OWN), states=OWN, kept=(570, 575))
+    assert metric.cause.startswith("only the metric is wrong")
+
+
+@pytest.mark.parametrize(("kept", "named"), [((430, 430), True), ((500, 500), False)])
+def test_another_rate_is_told_from_other_units_by_what_chance_allows(kept, named):
+    """Of 640 units of each rank 10% are dropped, and 33% or 22%: by 7 or 4 standard deviations."""
+    test = drawn(off_from_the_start(), OWN)
+    cause = judged_by_masks(APART, test=test, states=OWN, kept=kept).cause
+    of_rate = "dropout drops 33% of the units at step 1, and the control's 10%"
+    assert (cause == of_rate) is named
+    assert named or cause.startswith("dropout drops other units than the control's")

@@ -13,6 +13,7 @@ from converge_harness.judge.causes.context import (
     Context,
     digits,
     is_constant,
+    is_one_factor,
     loss_agrees,
     off_at_first_step,
     ratio_text,
@@ -348,7 +349,9 @@ def _norm_scaled(context: Context) -> tuple[str, str, str] | None:
     if norm is None:
         return None
     named = context.named(norm)
-    if not named.text and not is_constant(context.ratio(norm)[0]):
+    # Where there are tensors, a norm near the right one may be that of an incomplete gradient.
+    same = is_one_factor if context.compared.curves_alone else is_constant
+    if not named.text and not same(context.ratio(norm)[0]):
         return None
     known = (
         f", which equals {named.text}"

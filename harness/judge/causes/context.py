@@ -20,6 +20,13 @@ CONSTANT = 1e-2
 """A ratio is called constant when no step is further from its median than this."""
 NOTABLE_FACTOR = 5e-2
 """A constant ratio nearer to one than this is more likely an incomplete gradient than a scale."""
+STEADIER = 0.1
+"""Share of its distance from one by which a reported number's ratio nearer to one may change. A
+norm of gradients that lack a part is off by half of that part's share in the squares, and from
+batch to batch such a share changes by more; a constant that is added to a loss, as the loss falls.
+Above ``NOTABLE_FACTOR`` a ratio may change by ``CONSTANT``, a fifth of that distance or less."""
+FEWEST_STEADY = 8
+"""Steps that such a ratio needs: over fewer ones a share may change as little by chance."""
 _LEAST_SHOWN = 5e-3
 """A ratio nearer to one than this is printed with more digits."""
 ABRUPT = 8.0
@@ -120,6 +127,17 @@ def is_constant(ratio: Floats) -> bool:
     middle = float(np.median(ratio))
     steady = bool(np.all(np.abs(ratio - middle) <= CONSTANT * abs(middle)))
     return steady and abs(middle - 1) > NOTABLE_FACTOR
+
+
+def is_one_factor(ratio: Floats) -> bool:
+    """The same of a number that a run reports: however near to one, if it hardly changes."""
+    if is_constant(ratio):
+        return True
+    if ratio.size < FEWEST_STEADY or not np.all(np.isfinite(ratio)):
+        return False
+    middle = float(np.median(ratio))
+    distance = abs(middle - 1)
+    return distance > 0 and bool(np.all(np.abs(ratio - middle) <= STEADIER * distance))
 
 
 def begins(envelope: Envelope, index: int) -> bool:

@@ -22,8 +22,9 @@ NEAR_ONE = 0.1
 FEWEST_BATCHES, ALIKE = 8, 0.85
 """A factor varies as a quantity does when at least so many batches correlate so well: by chance 8
 do so once in 250, 15 once in 30,000."""
-LEAST_LOSS_SCALE = 7
-"""Loss scales are powers of two; one below 2^7 may be a degree or a count."""
+LEAST_LOSS_SCALE, MOST_LOSS_SCALE = 7, 127
+"""Loss scales are powers of two; one below 2^7 may be a degree or a count, and float32 ends at
+2^127."""
 MOST_NAMED = 3
 """How many quantities that fit are named."""
 
@@ -168,8 +169,9 @@ def _loss_scale(ratio: Floats, match: Match | FrozenMatch) -> NamedFactor:
     if not np.isfinite(ratio[0]) or ratio[0] <= 0:
         return NamedFactor()
     power = round(float(np.log2(ratio[0])))
-    scale = np.full(ratio.size, 2.0**power)
-    if abs(power) < LEAST_LOSS_SCALE or not match.fits(ratio, scale):
+    if not LEAST_LOSS_SCALE <= abs(power) <= MOST_LOSS_SCALE:
+        return NamedFactor()
+    if not match.fits(ratio, np.full(ratio.size, 2.0**power)):
         return NamedFactor()
     text = f"2^{abs(power)}, a power of two as loss scales are"
     return NamedFactor(text if power > 0 else f"1 / {text}", _LOSS_SCALE)

@@ -57,8 +57,10 @@ from converge_harness.judge.causes.parameter_names import (
 )
 from converge_harness.judge.causes.signature import Basis, Cause, Stage, signature
 from converge_harness.judge.causes.terms import divisor_clause
+from converge_harness.judge.compare.dropout_masks import masks_by_step
 from converge_harness.judge.compare.envelopes import Envelope
 from converge_harness.judge.compare.limits import rounding_of_experts, routed, same_sample_layout
+from converge_harness.judge.compare.random_states import drawing
 from converge_harness.judge.compare.reported import agreement
 from converge_harness.judge.compare.tensors import TensorComparison
 from converge_harness.model import CauseClass, Outcome, Precision
@@ -595,12 +597,21 @@ def objective(context: Context) -> Cause | None:
         f"the forward pass or the objective differs: {signal_name(loss)} {of_test} "
         f"(control: {of_control}) at step {loss.steps[0]} {on} (relative {loss.difference[0]:.2g}"
         f"{equals}){_gradients_with_it(context, loss)}{_only_addition(context)}"
+        f"{_unseen_masks(context)}"
     )
     if named.text:
         return Cause(sentence, CauseClass.OBJECTIVE, _MEAN)
     reported = loss.signal == "loss"
     place = None if reported else spot(context.sample(int(loss.steps[0])))
     return Cause(sentence, CauseClass.OBJECTIVE, look_in_forward(context, place, reported=reported))
+
+
+def _unseen_masks(context: Context) -> str:
+    """A clause if both runs draw, and nothing shows whether they drop the same units."""
+    test, control = context.compared.test, context.compared.control
+    if not (drawing(test) and drawing(control)) or (masks_by_step(test) and masks_by_step(control)):
+        return ""
+    return "; both draw random numbers, and other masks of dropout, which were not seen, look alike"
 
 
 _MEAN = "how the loss is normalised: over which tokens, microbatches and ranks it is averaged"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,9 +11,10 @@ from converge_harness.judge.causes.context import Context, signal_name
 from converge_harness.judge.causes.optimizer import counted_otherwise
 from converge_harness.judge.causes.resume import of_pass
 from converge_harness.judge.causes.signature import EVERY, Basis, Cause, Stage, signature
+from converge_harness.judge.compare.activations import BEYOND, FLOORS
 from converge_harness.judge.compare.curves import series
 from converge_harness.judge.compare.floors import FIRST_STEPS
-from converge_harness.model import CauseClass, Evidence, Outcome
+from converge_harness.model import CauseClass, Evidence, Outcome, Precision
 from converge_harness.wording import counted
 
 
@@ -59,16 +61,16 @@ def blown_up_at(context: Context) -> int | None:
     return min(steps, default=None)
 
 
+_LOADER = (
+    "the data loader: which data-parallel rank reads which samples, the shuffling seed, and its "
+    "state after a resume"
+)
+_LABELS = (
+    "how labels follow from the tokens: shifted by one once, not twice and not at all (a loss that "
+    "shifts them itself wants them unshifted), and which are ignored (-100: padding, prompts)"
+)
 _INPUTS = (
-    (
-        "same-data",
-        "data order",
-        CauseClass.DATA,
-        (
-            "the data loader: which data-parallel rank reads which samples, the shuffling seed, "
-            "and its state after a resume"
-        ),
-    ),
+    ("same-data", "data order", CauseClass.DATA, _LOADER),
     (
         "ranks-see-same-batch",
         "data order",
@@ -113,9 +115,52 @@ def other_input(context: Context) -> Cause | None:
                 # The optimizer has the rate as well, so both have started over.
                 sentence = f"{lost.sentence}; {context.detail(name)}{again}"
                 return lost._replace(sentence=sentence, quoted=(name,))
-            sentence = f"{text}: {context.detail(name)}, so the curves cannot agree{again}"
-            return Cause(sentence, kind, look_at, (name,))
+            said = _Said(text, context.detail(name), look_at)
+            if name == "same-data" and not again:
+                said = _inputs_or_labels(context, onset, said)
+            sentence = f"{said.what}: {said.detail}, so the curves cannot agree{again}"
+            return Cause(sentence, kind, said.look_at, (name,))
     return None
+
+
+class _Said(NamedTuple):
+    what: str
+    detail: str
+    look_at: str
+
+
+def _inputs_or_labels(context: Context, step: int, order: _Said) -> _Said:
+    """``order`` if the inputs of a step are others; that its labels differ, if they are the same.
+
+    A digest is of a sample's inputs and labels together. With the same weights modules compute the
+    same of the same inputs. They show the first step alone; where they do not tell, it may be
+    either.
+    """
+    modules, test = context.compared.modules, context.compared.test
+    either = _Said("the batch or its labels differ", order.detail, f"{_LOADER}; {_LABELS}")
+    if modules is None or not modules.forward or context.compared.draws:
+        return either
+    if step != int(test.steps[0]) or context.outcome(_SAME_WEIGHTS) is not Outcome.PASS:
+        return either
+    first = modules.forward[0]
+    if first.is_off:
+        return order
+    if not first.distance <= _LOOKED_UP or any(each.is_off for each in modules.forward):
+        return either
+    furthest = max(modules.forward, key=lambda each: each.distance)
+    count = len({each.row.module for each in modules.forward})
+    detail = (
+        f"{test.name} has other labels than the control at step {step} on the same inputs (the "
+        f"outputs of all {count} modules in the first batches agree to {furthest.distance:.1g}, "
+        f"rounding: {furthest.noise:.1g})"
+    )
+    return _Said("labels differ", detail, _LABELS)
+
+
+_SAME_WEIGHTS = "same-initial-parameters"
+_LOOKED_UP = BEYOND * FLOORS[Precision.FP32]
+"""A first tensor that is off by less is of the same inputs, in low precision too: looking up the
+same tokens rounds nothing, and one other token of N moves the sum by about sqrt(2 / N)."""
 
 
 def _started_over(context: Context, name: str, step: int) -> str:
@@ -133,10 +178,12 @@ def _started_over(context: Context, name: str, step: int) -> str:
         known = int(schedule.steps[0]) if at_first else None
     else:
         known = None
-    if known is None or known >= step:
-        return _lagging(test, control, step) if name == "same-lr" else ""
+    if name == "same-lr" and (known is None or known >= step):
+        return _lagging(test, control, step)
+    if known is None:
+        return ""
     what = "these samples are" if name == "same-data" else "this rate is"
-    over = ": it seems to have started over" if known <= int(control.steps[0]) else ""
+    over = ": it seems to have started over" if known <= int(control.steps[0]) < step else ""
     return f"; {what} the control's of step {known}{over}"
 
 

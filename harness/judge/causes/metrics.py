@@ -15,7 +15,7 @@ import numpy as np
 from converge_harness.judge.causes.context import (
     CONSTANT,
     Context,
-    is_constant,
+    is_one_factor,
     off_at_first_step,
     ratio_text,
     signal_name,
@@ -81,6 +81,7 @@ _MOSTLY = 0.5
     # It compares what one run reports and computes, so it does not depend on another run.
     overrides=(
         "drawn_otherwise",
+        "other_masks",
         "loss_of_right_gradients",
         "loss_scaled_alone",
     ),
@@ -115,7 +116,7 @@ def metric_only(context: Context) -> Cause | None:
         if trained:
             right = f"training itself is right{_unless(context)}"
             if signal == "loss":
-                right = _training(context, abs(reported.test[first] / reported.control[first] - 1))
+                right = _training(context, abs(float(context.ratio(reported)[0][first]) - 1))
             sentence = f"{said}{_norm_too(signal, context)}: {right}"
             return Cause(sentence, CauseClass.METRIC_ONLY, look_at)
         parted = _clipped(context, reported.onset) if signal == "grad_norm" else None
@@ -178,7 +179,7 @@ def _misreported(signal: str, context: Context, step: int) -> bool:
     if reported is None or truth is None or step not in truth.steps:
         return True  # nothing contradicts it
     said, true = reported.index_of(step), truth.index_of(step)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         whole = reported.test[said] / reported.control[said]
         own = truth.test[true] / truth.control[true]
         return bool(not abs(whole / own - 1) < _MOSTLY * abs(whole - 1))
@@ -259,7 +260,7 @@ def loss_scaled_alone(context: Context) -> Cause | None:
     ):
         return None
     factor = context.factor(loss) if loss.onset is not None else ""
-    constant = loss.onset is not None and is_constant(context.ratio(loss)[0])
+    constant = loss.onset is not None and is_one_factor(context.ratio(loss)[0])
     if not (factor or constant):
         return None
     sentence = (

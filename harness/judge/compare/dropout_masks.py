@@ -6,6 +6,8 @@ time, or by its rank in the wrong way, are the same masks whatever the states lo
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from typing import NamedTuple
 
 from converge_harness.model import DropoutMasks, Evidence
@@ -13,6 +15,9 @@ from converge_harness.model import DropoutMasks, Evidence
 _ENOUGH = 16
 """Units dropped, and units kept, of masks that cannot be the same by chance: of 32 units of which
 16 are kept there are 6e8 choices."""
+
+_SIGMAS = 6.0
+"""Standard deviations by which shares of dropped units differ by chance once in 10^9."""
 
 
 class MasksAgain(NamedTuple):
@@ -63,6 +68,48 @@ def first_shared(test: Evidence, control: Evidence) -> int | None:
     if not theirs or any(theirs.values()):
         return None
     return next((step for step, alike in masks_shared(test).items() if alike), None)
+
+
+def first_other(test: Evidence, control: Evidence) -> int | None:
+    """The first sampled step at which the test set keeps more or fewer of as many units.
+
+    Then its masks are others. Equal numbers show nothing, and neither do other sums: the same
+    masks have other sums on other ranks, or in calls of other microbatches. Of more or fewer units
+    masks may be the same: activation checkpointing counts them twice, and ranks may hold copies.
+    """
+    told = masks_by_step(test).keys() & masks_by_step(control).keys()
+    theirs = {each.step: (sum(each.units), sum(each.kept)) for each in control.masks}
+    for each in test.masks:
+        if each.step in told and each.step in theirs:
+            units, kept = theirs[each.step]
+            if sum(each.units) == units and sum(each.kept) != kept:
+                return each.step
+    return None
+
+
+def share_dropped(run: Evidence, steps: Collection[int]) -> float | None:
+    """The share of units that are dropped at the first of some steps that was sampled."""
+    told = masks_by_step(run)
+    for each in run.masks:
+        if each.step in steps and each.step in told:
+            return 1 - sum(each.kept) / sum(each.units)
+    return None
+
+
+def other_rates(test: Evidence, control: Evidence, step: int) -> tuple[float, float] | None:
+    """The shares of units that both drop at a step, if they are further apart than by chance.
+
+    Masks of ranks may be the same, so as many independent units count as one rank has, and half of
+    them: activation checkpointing counts masks twice.
+    """
+    ours, theirs = (
+        next(each for each in run.masks if each.step == step) for run in (test, control)
+    )
+    one, other = (1 - sum(each.kept) / sum(each.units) for each in (ours, theirs))
+    independent = min(max(each.units) for each in (ours, theirs)) / 2
+    both = (one + other) / 2
+    spread = math.sqrt(2 * both * (1 - both) / independent)
+    return (one, other) if abs(one - other) > _SIGMAS * spread else None
 
 
 def step_before(run: Evidence, step: int) -> int:

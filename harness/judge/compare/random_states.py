@@ -232,6 +232,25 @@ def parted_with_effect(kind: Generators) -> int | None:
     return None if shows and effect(kind, DrawnAgain(step, step)) is False else step
 
 
+def draws_nothing(run: Evidence, other: Evidence) -> tuple[int, ...]:
+    """The steps that draw nothing where the other run draws, in that step and the next one."""
+    states = zip(run.steps.tolist(), run.random_states, strict=False)
+    silent = {step for step, state in states if state == ""}
+    return tuple(step for step in sorted(drawing(other)) if step in silent)
+
+
+def met_elsewhere(test: Evidence, control: Evidence, since: int) -> DrawnAgain | None:
+    """The first step that begins as another one of the control, both from a step on.
+
+    Then both go through the same numbers, of which one draws more in a step than the other.
+    """
+    theirs = {state: step for step, state in _drawn(control).items() if step >= since}
+    for step, state in sorted(_drawn(test).items()):
+        if step >= since and theirs.get(state, step) != step:
+            return DrawnAgain(step, theirs[state])
+    return None
+
+
 def shared(run: Evidence) -> dict[int, bool]:
     """By step, whether ranks that train on other samples drew the same; where several drew."""
     kept = drawing(run)
