@@ -72,6 +72,7 @@ from converge_harness.judge.soundness import (
     other_means,
     other_steps,
     ranks_disagree,
+    replayed_otherwise,
     replicas_differ,
     resumed,
     unfinished,
@@ -336,7 +337,7 @@ def flaw_of(repeat: Evidence, control: Evidence) -> str:
         if keys:
             return f"{repeat.name} is not a repeat of {control.name}: {', '.join(keys[:3])} differ"
     flaw = resumed(repeat) or unfinished(repeat) or badly_continued(repeat, other=control)
-    flaw = flaw or disordered(repeat) or non_finite(repeat)
+    flaw = flaw or disordered(repeat) or non_finite(repeat) or replayed_otherwise(repeat)
     flaw = flaw or missing_values(repeat, _left_by(control))
     flaw = flaw or ranks_disagree(repeat) or replicas_differ(repeat)
     flaw = flaw or other_steps(repeat, control) or other_means(repeat, control)

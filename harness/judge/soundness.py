@@ -105,8 +105,31 @@ def missing_values(evidence: Evidence, required: tuple[str, ...]) -> Flaw | None
     return None
 
 
+def replayed_otherwise(evidence: Evidence) -> Flaw | None:
+    """A step that the source has twice, with other values.
+
+    A restart may have replayed it and come out otherwise, or the source holds two runs: their
+    values do not show which.
+    """
+    conflicts = evidence.replay_conflicts
+    if not conflicts:
+        return None
+    others = f" (and {len(conflicts) - 1} more)" if len(conflicts) > 1 else ""
+    return Flaw(
+        f"has steps twice, with other values, {conflicts[0]}{others}: either two runs are in one "
+        "file (give each its own), or a replay after a restart did not come out the same (look for "
+        "state that its checkpoint lacks)"
+    )
+
+
 def non_finite(evidence: Evidence) -> Flaw | None:
-    """The first NaN or infinity in a judged signal."""
+    """A judged signal that is NaN or infinite at some step."""
+    first = first_non_finite(evidence)
+    return first and Flaw(f"is not finite: {first.what}", first.step)
+
+
+def first_non_finite(evidence: Evidence) -> Flaw | None:
+    """The first NaN or infinity in a judged signal, in a clause of its own."""
     found = []
     for signal in JUDGED_SIGNALS:
         column = evidence.signals.get(signal)
@@ -149,10 +172,39 @@ def began_later(evidence: Evidence) -> LateStart | None:
     return LateStart(int(loss.steps[first]))
 
 
+def counted_otherwise(evidence: Evidence, control: Evidence) -> Flaw | None:
+    """One counts its steps from 0 and the other, with as many steps, from 1.
+
+    Then values at a common step are of different updates.
+    """
+    ours, theirs = evidence.steps, control.steps
+    if ours.size != theirs.size or {*ours[:1].tolist(), *theirs[:1].tolist()} != {0, 1}:
+        return None
+    if not np.array_equal(ours - ours[0], theirs - theirs[0]):
+        return None
+    advice = "log both from the same step"
+    if may_count_from_1(evidence, control):
+        advice += ", or give --count-from-1, which adds 1 to the steps of curves that begin at 0"
+    return Flaw(
+        f"counts its steps from {ours[0]} ({ours[0]} to {ours[-1]}), and the control from "
+        f"{theirs[0]} ({theirs[0]} to {theirs[-1]}): at a common step these are different "
+        f"updates; {advice}",
+        0,
+    )
+
+
+def may_count_from_1(evidence: Evidence, control: Evidence) -> bool:
+    """Whether all that count from 0 are curves whose steps the user may renumber."""
+    from_0 = (each for each in (evidence, control) if each.steps[0] == 0)
+    return all(each.identity is None for each in from_0)
+
+
 def other_steps(evidence: Evidence, control: Evidence) -> Flaw | None:
     """The steps are not exactly the control's."""
     if np.array_equal(evidence.steps, control.steps):
         return None
+    if counted := counted_otherwise(evidence, control):
+        return counted
     step = int(np.setxor1d(evidence.steps, control.steps).min(initial=2**62))
     which = "lacks" if step in control.steps else "alone has"
     sizes = f"{evidence.steps.size} steps, the control {control.steps.size}"

@@ -44,10 +44,18 @@ class Reading:
     """The first step that counts; None: all do."""
     without: Sequence[str] = ()
     """Signals of curves that are left out."""
+    count_from_1: bool = False
+    """Add 1 to the steps of curves that begin at step 0."""
 
     def read(self, path: Path) -> Evidence:
         """A run folder, or a file of curves. Raises what ``readers.read_curves`` raises."""
-        return read_curves(path, self.columns, since=self.since, without=self.without)
+        return read_curves(
+            path,
+            self.columns,
+            since=self.since,
+            without=self.without,
+            count_from_1=self.count_from_1,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -459,6 +459,10 @@ class Evidence:
     """The same, each with its step; empty if the source does not say it."""
     unread: tuple[str, ...] = ()
     """Signals that the source has and the user asked to leave out."""
+    overlooked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By signal, names in the source that may mean it by their words, and that were not read."""
+    counted_from_1: bool = False
+    """Its source counts steps from 0, and 1 was added to every step, as the user asked."""
     rounding: Mapping[str, float] = field(default_factory=dict)
     """By signal, half a unit in the last printed place: rounding in a log is not a difference
     between runs.
@@ -527,6 +531,23 @@ class Evidence:
             self,
             signals={name: each for name, each in self.signals.items() if name not in signals},
             unread=tuple(name for name in self.signals if name in signals),
+            overlooked={
+                name: each for name, each in self.overlooked.items() if name not in signals
+            },
+        )
+
+    def counting_from_1(self) -> Evidence:
+        """This curve with 1 added to every step, if its steps begin at 0."""
+        if not self.steps.size or self.steps[0] != 0:
+            return self
+        return replace(
+            self,
+            steps=self.steps + 1,
+            replayed=tuple(step + 1 for step in self.replayed),
+            replay_conflicts=tuple(
+                each._replace(step=each.step + 1) for each in self.replay_conflicts
+            ),
+            counted_from_1=True,
         )
 
     def up_to(self, step: int) -> Evidence:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from converge_harness.errors import EvidenceError
 from converge_harness.model import Column, Evidence
-from converge_harness.readers.foreign.names import check_columns
+from converge_harness.readers.foreign.names import NoColumnError, check_columns
 from converge_harness.readers.foreign.registry import file_of_foreign, path_exists, read_foreign
 from converge_harness.readers.run_folder.run import read_run, run_folder_of
 
@@ -20,6 +20,7 @@ def read_curves(
     *,
     since: int | None = None,
     without: Collection[str] = (),
+    count_from_1: bool = False,
 ) -> Evidence:
     """Read a run folder, or a curve in any format that other tools write.
 
@@ -27,7 +28,8 @@ def read_curves(
     names in the file (a column, a key or a tag); a signal that it does not map is looked up under
     its known names. It has no effect where names are fixed: in run folders and console logs, and
     for the steps of TensorBoard and golden values. ``since`` leaves out all earlier steps,
-    ``without`` the signals that it names.
+    ``without`` the signals that it names; a curve need not have the columns that these are mapped
+    to. ``count_from_1`` adds 1 to the steps of a curve that begins at step 0.
 
     Raises EvidenceError when the path is not readable, cannot be understood, lacks a mapped name or
     has no step from ``since`` on, and for a run folder with ``since`` or ``without``. Raises
@@ -39,7 +41,8 @@ def read_curves(
         raise EvidenceError(f"{path}: does not exist{_nearest(path)}")
     folder = run_folder_of(path)
     if folder is None:
-        evidence = read_foreign(path, columns).without(without)
+        evidence = _read_without(path, columns, without)
+        evidence = evidence.counting_from_1() if count_from_1 else evidence
         return evidence if since is None else _since(path, evidence, since)
     given = {"--from": since, "--without": " ".join(without) or None}
     for option, value in given.items():
@@ -49,6 +52,17 @@ def read_curves(
                 f"is judged as a whole; leave {option} out"
             )
     return read_run(folder)
+
+
+def _read_without(path: Path, columns: Mapping[str, str], signals: Collection[str]) -> Evidence:
+    """A curve without some signals; it may lack the columns that they are mapped to."""
+    try:
+        return read_foreign(path, columns).without(signals)
+    except NoColumnError as error:
+        if error.signal not in signals:
+            raise
+    others = {signal: name for signal, name in columns.items() if signal not in signals}
+    return read_foreign(path, others).without(signals)
 
 
 def _since(path: Path, evidence: Evidence, step: int) -> Evidence:

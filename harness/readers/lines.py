@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -95,7 +96,14 @@ def number_at(place: Place, row: int, name: str, value: object) -> float | None:
     try:
         return float(value)
     except (ValueError, OverflowError):
-        fail(place(row), f"{name} is {value!r}, which is not a number")
+        fail(place(row), f"{name} is {value!r}, which is not a number{_with_comma(value)}")
+
+
+def _with_comma(value: object) -> str:
+    """Advice for what is a number but for its commas."""
+    if not isinstance(value, str) or not re.fullmatch(r"\s*[-+]?[\d.]+,[\d,.]*\d\S*\s*", value):
+        return ""
+    return ": write decimal points, not commas"
 
 
 def numbers(place: Place, rows: Sequence[int], name: str, values: Sequence[object]) -> Column:

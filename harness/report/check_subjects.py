@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 _SUBJECTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("the loss of single steps", ("loss-first-step", "loss-envelope")),
-    ("the steps of the curves", ("same-steps", "same-means")),
+    ("the steps of the curves", ("same-steps", "same-numbering", "same-means")),
     ("lengths above the RCP's", ("rcp-no-later",)),
     ("a loss that is too low", ("loss-equivalent",)),
     ("repeats of the control", ("repeats-sound",)),

@@ -106,6 +106,43 @@ def test_what_is_nan_before_a_resume_is_cut(tmp_path, monkeypatch, capsys, of_co
     assert main(["compare", "whole.csv", "blown.csv"]) == 1
 
 
+@pytest.mark.parametrize("repeated", [False, True])
+@pytest.mark.parametrize("of_control", [False, True])
+def test_steps_that_count_from_0_are_counted_from_1(
+    tmp_path, monkeypatch, capsys, repeated, of_control
+):
+    monkeypatch.setenv("COLUMNS", "1000")
+    monkeypatch.chdir(tmp_path)
+    repeats = []
+    for number, side in enumerate(("one", "r1", "r2", "r3", "zero")):
+        noise = 1e-3 * math.sin(9 * number) if repeated else 0.0
+        values = [(step, loss(step, noise)) for step in STEPS]
+        from_0 = side == "zero" or (side == "r1" and not of_control)
+        text = csv((step - from_0, value) for step, value in values)
+        (tmp_path / f"{side}.csv").write_text(text)
+        repeats += ["--repeat", f"{side}.csv"] if side.startswith("r") else []
+    (tmp_path / "wrong.csv").write_text(csv((step - 1, 1.5 * loss(step)) for step in STEPS))
+    files = ["zero.csv", "one.csv"] if of_control else ["one.csv", "zero.csv"]
+    given = ["compare", *files, *(repeats if repeated else [])]
+    assert main(given) == 3
+    words = advised(capsys)
+    assert words == [*given, "--count-from-1"]
+    assert main(words) == 0
+    assert "Steps of zero count from 0, and 1 was added to each" in capsys.readouterr().out
+    assert main(["compare", "one.csv", "wrong.csv", "--count-from-1"]) == 1
+
+
+def test_a_row_before_the_first_step_is_no_other_count(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "1000")
+    monkeypatch.chdir(tmp_path)
+    for name, steps in (("whole", STEPS), ("before", range(len(STEPS) + 1))):
+        (tmp_path / f"{name}.csv").write_text(csv((step, loss(step)) for step in steps))
+    assert main(["compare", "whole.csv", "before.csv"]) == 3
+    words = advised(capsys)
+    assert words == ["compare", "whole.csv", "before.csv", "--from", "1"]
+    assert main(words) == 0
+
+
 def test_what_a_restart_logged_again_is_cut(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     whole = [(step, loss(step)) for step in STEPS]
@@ -113,7 +150,9 @@ def test_what_a_restart_logged_again_is_cut(tmp_path, monkeypatch, capsys):
     (tmp_path / "whole.csv").write_text(csv(whole))
     (tmp_path / "again.csv").write_text(csv(again))
     assert main(["compare", "whole.csv", "again.csv"]) == 3
-    assert "replayed steps with other values: step 5" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "again has steps twice, with other values, step 5" in said
+    assert "either two runs are in one file (give each its own), or a replay after a" in said
     assert main(["compare", "whole.csv", "again.csv", "--from", "11"]) == 0
     assert main(["compare", "again.csv", "whole.csv", "--from", "11"]) == 0
     assert main(["compare", "whole.csv", "again.csv", "--from", "10"]) == 3

@@ -50,7 +50,11 @@ SCALES = {
     "twice": (Parallelism(dp_replicate=3), 1 / 9, "1 / the replicate degree squared (9)"),
     "none": (TP2, 1.37, "which equals no degree or count of this run"),
     "sign": (TP2, -1, "they have the opposite sign"),
-    "the control's too": (Parallelism(dp_shard=2), 2, "the shard degree (2), as in the control"),
+    "the control's too": (
+        Parallelism(dp_shard=2),
+        2,
+        "the shard degree (2), which the control has, too",
+    ),
 }
 
 

@@ -72,7 +72,7 @@ WAYS = {
     "a part": (
         ("loss",),
         lambda step, x: x * (0.5 + 0.002 * (-1) ** step),
-        "about 1 / the shard degree (2), as in the control; the part of one rank or microbatch",
+        "about 1 / the shard degree (2), which the control has, too; the part of one rank",
     ),
     "hardly": (
         ("loss",),
@@ -95,7 +95,7 @@ def test_the_way_of_a_wrong_metric_is_named(case):
 def test_two_wrong_metrics_are_both_named():
     test = changed(broken(), lambda _, x: 2 * x, "loss")
     cause = verdict_of(changed(test, lambda _, x: x * x, "grad_norm")).cause
-    assert "the shard degree (2), as in the control, while the recomputed values agree" in cause
+    assert "the shard degree (2), which the control has, too, while the recomputed val" in cause
     assert "the reported grad norm is wrong, too, the square of the recomputed one" in cause
 
 

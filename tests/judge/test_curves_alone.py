@@ -277,3 +277,48 @@ def test_what_is_nearly_learnt_by_heart_may_be_off_by_any_factor():
         for factor in (1.0, 3.0)
     )
     assert judge(test, control).judgement is Judgement.INCONCLUSIVE
+
+
+def test_a_repeat_has_to_be_one_run_that_counts_its_steps_as_the_control_does():
+    """Else other updates would be taken for noise; as long as its control, and one step earlier."""
+    repeats = [curve(f"r{each}", seed=100 + each) for each in range(4)]
+    assert not calibrate(CONTROL, repeats).problems
+    early = replace(repeats[3], steps=AT - 1)
+    (problem,) = calibrate(CONTROL, [*repeats[:3], early]).problems
+    assert "the repeat r3 counts its steps from 0 (0 to 99), and the control from 1" in problem
+    conflicts = {"replayed": (9,), "replay_conflicts": (ReplayConflict(9, "loss 6.8, then 6.9"),)}
+    twice = replace(repeats[3], **conflicts)
+    (problem,) = calibrate(CONTROL, [*repeats[:3], twice]).problems
+    assert "the repeat r3 has steps twice, with other values, step 9: loss 6.8" in problem
+    assert "two runs are in one file" in problem
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_curves_that_count_from_0_and_from_1_are_not_judged_by_each_other(every):
+    """With limits from repeats a right run would FAIL as another curve."""
+    rows = slice(None, None, every)
+    calibration = calibrate(CONTROL, [curve(f"r{each}", seed=100 + each) for each in range(5)])
+
+    def logged(run, first):
+        signals = {name: each[rows] for name, each in run.signals.items()}
+        return replace(run, steps=AT[rows] - 1 + first, signals=signals)
+
+    right = curve(seed=1)
+    for limits in (None, calibration):
+        for test, control in ((0, 1), (1, 0)):
+            verdict = judge(logged(right, test), logged(CONTROL, control), limits, margin=0.02)
+            assert verdict.judgement is Judgement.INVALID
+            assert f"test counts its steps from {test} ({test} to" in verdict.cause
+            assert verdict.next_command.endswith("--count-from-1")
+        for first in (0, 1):
+            verdict = judge(logged(right, first), logged(CONTROL, first), None, margin=0.02)
+            assert verdict.judgement is Judgement.PASS, verdict.cause
+
+
+def test_a_control_that_is_not_finite_is_named_once():
+    nan = curve("nan", loss=np.where(AT == 51, math.nan, 1.0))
+    assert judge(curve(), nan).cause == "the control nan is not finite: loss is nan at step 51"
+    found = calibrate(CONTROL, [nan]).problems
+    assert found == ("the repeat nan is not finite: loss is nan at step 51",)
+    blown = judge(nan, CONTROL)
+    assert "training blew up: loss is nan at step 51, where the control" in blown.cause

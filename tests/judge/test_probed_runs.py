@@ -274,5 +274,8 @@ def test_curves_that_were_logged_rarely_are_judged_on_their_grid():
 
 def test_steps_that_the_control_has_not_are_no_match():
     verdict = by_curve(replace(curve(), steps=tuple(range(len(LOSSES)))))
-    assert verdict.judgement is not Judgement.PASS
-    assert "step" in outcome(verdict, "same-steps").detail
+    assert verdict.judgement is Judgement.INVALID
+    assert outcome(verdict, "same-numbering").detail.endswith("; log both from the same step")
+    assert "--count-from-1" not in verdict.next_command  # its numbers are in the run folder
+    later = by_curve(replace(curve(), steps=tuple(range(2, len(LOSSES) + 2))))
+    assert "lacks step 1" in outcome(later, "same-steps").detail

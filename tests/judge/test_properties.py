@@ -169,6 +169,7 @@ def test_slugs_are_part_of_the_interface():
         "finite",
         "something-trained",
         "same-steps",
+        "same-numbering",
         "same-means",
         "same-data",
         "ranks-see-same-batch",

@@ -1,5 +1,6 @@
 """JSONL, CSV and texts of steps and losses: what they give, and what they refuse."""
 
+import json
 import math
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from reader_files import file
 from converge_harness.errors import EvidenceError
 from converge_harness.readers import read_curves, read_spec
 from converge_harness.readers.foreign import csv_table
+from converge_harness.readers.foreign.in_memory import read_table
 
 # -------------------------------------------------------------------- JSONL
 
@@ -72,7 +74,11 @@ def test_csv(tmp_path, separator):
 
 CSV_ERRORS = [
     ("step,loss\n1,8.0\n2,high\n", r"a\.csv:3: loss is 'high'"),
-    ("step,loss\n1,8.0\n2,8_0\n", r"a\.csv:3: loss is '8_0'"),
+    ("step,loss\n1,8.0\n2,8_0\n", r"a\.csv:3: loss is '8_0', which is not a number$"),
+    ("step;loss\n1;8,25\n", r"a\.csv:2: loss is '8,25', .*: write decimal points, not commas"),
+    ('step,loss\n1,"8,25e-1"\n', "loss is '8,25e-1', .*: write decimal points, not commas"),
+    ("step;loss\n1;1.234,5\n", "loss is '1.234,5', .*: write decimal points, not commas"),
+    ("step;loss\n1;no, nan\n", "loss is 'no, nan', which is not a number$"),
     ("step,loss\n1,8.0\n2,8\x000\n", r"a\.csv:3: loss is '8\\x000'"),  # at which pandas ends a cell
     ("step,loss\n1,8.0\n\nfive,1\n", r"a\.csv:4: step is 'five'"),
     ("step,loss\n1,8.0\n1.5,1\n", r"a\.csv:3: step is '1\.5'"),
@@ -253,3 +259,87 @@ def test_steps_and_losses_without_any_comment(tmp_path):
 def test_a_text_of_losses_that_cannot_be_understood(tmp_path, text, words):
     with pytest.raises(EvidenceError, match=words):
         read_curves(file(tmp_path, "a.txt", text))
+
+
+# ------------------------------------------------- columns that look like a signal
+
+LIKE = {
+    "a norm": ("gnorm", {"grad_norm": ("gnorm",)}),
+    "camel case": ("gradNorm", {"grad_norm": ("gradNorm",)}),
+    "Composer's": ("l2_norm/grad/global", {"grad_norm": ("l2_norm/grad/global",)}),
+    "torch's": ("total_norm", {"grad_norm": ("total_norm",)}),
+    "one of a layer": ("embedding_norm", {}),
+    "of weights": ("weight norm", {}),
+    "another loss": ("train_loss", {"loss": ("train_loss",)}),
+    "an auxiliary loss": ("moe/aux_loss", {"loss": ("moe/aux_loss",)}),
+    "an evaluation": ("eval/loss", {}),
+    "of validation": ("val_loss", {}),
+    "a scale": ("loss_scale", {}),
+    "the largest of all ranks": ("global_max_loss", {}),
+    "time": ("tokens_per_second", {}),
+}
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "frame"])
+@pytest.mark.parametrize("case", LIKE)
+def test_columns_that_look_like_a_judged_signal_are_named(tmp_path, kind, case):
+    name, found = LIKE[case]
+    rows = [{"step": step, "loss": 9.0 - step, name: 1.5} for step in (1, 2, 3)]
+    if kind == "csv":
+        lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+        evidence = read_curves(file(tmp_path, "a.csv", "\n".join(lines) + "\n"))
+    elif kind == "jsonl":
+        evidence = read_curves(file(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows))))
+    else:
+        evidence = read_table("a", {key: [row[key] for row in rows] for key in rows[0]}, {})
+    assert evidence.overlooked == found
+    assert evidence.signals["loss"] == (8.0, 7.0, 6.0)
+    assert not evidence.without(["loss", "grad_norm"]).overlooked
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_what_is_read_or_no_number_is_not_overlooked(tmp_path, monkeypatch, large):
+    if large:
+        monkeypatch.setattr(csv_table, "FAST_FROM", 0)
+    head = "" if large else "\n\n"  # pandas reads no table after blank lines
+    text = f"{head}step,loss,loss_kind,grad_norm,gnorm,aux_loss\n1,8.0,ce,1.0,2.0,0.1\n"
+    assert read_curves(file(tmp_path, "a.csv", text)).overlooked == {"loss": ("aux_loss",)}
+    evidence = read_curves(file(tmp_path, "a.csv", text), {"grad_norm": "gnorm"})
+    assert evidence.signals["grad_norm"] == (2.0,)
+    assert evidence.overlooked == {"loss": ("aux_loss",)}
+
+
+def test_a_summary_at_the_end_of_a_log_is_not_overlooked(tmp_path):
+    rows = [{"step": step, "loss": 9.0} for step in (1, 2, 3)] + [{"step": 3, "train_loss": 9.0}]
+    assert not read_curves(file(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)))).overlooked
+
+
+def test_a_column_of_a_signal_that_is_left_out_may_be_missing(tmp_path):
+    path = file(tmp_path, "a.csv", "step,loss\n1,8.0\n")
+    columns = {"grad_norm": "gnorm"}
+    assert set(read_curves(path, columns, without=["grad_norm"]).signals) == {"loss"}
+    with pytest.raises(EvidenceError, match="has no 'gnorm' for grad_norm"):
+        read_curves(path, columns)
+    with pytest.raises(EvidenceError, match="has no 'gnorm' for grad_norm"):
+        read_curves(path, columns, without=["lr"])
+    both = file(tmp_path, "b.csv", "step,loss,gnorm\n1,8.0,2.0\n")
+    assert read_curves(both, columns, without=["grad_norm"]).unread == ("grad_norm",)
+
+
+# --------------------------------------------------------------- steps from 0
+
+
+def test_steps_from_0_are_counted_from_1_before_any_are_left_out(tmp_path):
+    text = "step,loss\n0,9.0\n1,8.0\n1,8.5\n2,7.0\n"
+    path = file(tmp_path, "a.csv", text)
+    evidence = read_curves(path, count_from_1=True, since=2)
+    assert evidence.steps.tolist() == [2, 3]
+    assert evidence.signals["loss"] == (8.5, 7.0)
+    assert (evidence.replayed, str(evidence.replay_conflicts[0])) == (
+        (2,),
+        "step 2: loss 8.0, then 8.5",
+    )
+    assert evidence.counted_from_1
+    assert read_curves(path).steps.tolist() == [0, 1, 2]
+    other = read_curves(file(tmp_path, "b.csv", "step,loss\n1,9.0\n2,8.0\n"), count_from_1=True)
+    assert (other.steps.tolist(), other.counted_from_1) == ([1, 2], False)

@@ -339,6 +339,29 @@ def test_what_was_left_out_as_asked_is_in_the_report():
     assert view.notes[0].startswith("The lr of c, a was left out as asked (without):")
 
 
+def test_columns_that_nobody_read_are_in_the_report():
+    def notes(*overlooked):
+        return build_view(
+            title="t",
+            verdicts=[Verdict("a", "c", Judgement.PASS)],
+            evidences=[
+                Evidence(name, name, (1, 2), {"loss": (3.0, 2.0)}, overlooked=each)
+                for name, each in zip("ca", overlooked, strict=True)
+            ],
+        ).notes
+
+    norm = {"grad_norm": ("g norm",)}
+    assert notes(norm, norm)[0] == (
+        "Not read in c, a: g norm; --columns 'grad_norm=g norm' reads g norm as the grad norm."
+    )
+    many = {"loss": ("aux_loss", "z_loss", "mtp_1_loss", "mtp_2_loss", "mtp_3_loss")}
+    assert notes({}, many)[0] == (
+        "Not read in a: aux_loss, z_loss, mtp_1_loss and 2 more; --columns loss=aux_loss reads "
+        "aux_loss as the loss."
+    )
+    assert not any("Not read" in each for each in notes({}, {}))
+
+
 def test_a_control_that_is_called_control_is_named_once():
     def note(control):
         verdict = Verdict("a", control, Judgement.PASS)

@@ -150,7 +150,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="SIGNAL=COLUMN",
-        help="what the curve files call step, loss, grad_norm, lr …, where the name differs",
+        help="what the curve files call step, loss, grad_norm, lr …, where the name differs; it "
+        "holds for every file that is given (rename a column where two files differ)",
     )
     parser.add_argument(
         "--tolerance",
@@ -165,7 +166,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=_fraction,
         metavar="RELATIVE",
         help="largest relative difference of the mean loss that still counts as equivalent, as "
-        "0.005 for 0.5%% (default: by the precision of the runs)",
+        "0.005 for 0.5%% (default: by the precision of the runs); it decides about the mean alone: "
+        "without repeats or a tolerance, a single step fails only if it is grossly off",
     )
     parser.add_argument(
         "--from",
@@ -174,6 +176,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="STEP",
         help="compare the curves from this step on, for example where one of the runs was resumed "
         "there (default: all steps)",
+    )
+    parser.add_argument(
+        "--count-from-1",
+        action="store_true",
+        help="add 1 to every step of a curve that begins at step 0, where one log counts its steps "
+        "from 0 and another from 1",
     )
     parser.add_argument(
         "--without",
@@ -218,7 +226,9 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     if arguments.rcp:
         judged = compare_submissions(arguments.rcp, arguments.test_seeds, _margin_of(arguments))
     elif arguments.seeds:
-        reading = Reading(_columns_of(arguments), arguments.since)
+        reading = Reading(
+            _columns_of(arguments), arguments.since, count_from_1=arguments.count_from_1
+        )
         question = CurveQuestion(
             margin=_margin_of(arguments), ask=_ask_of(arguments), target=_target_of(arguments)
         )
@@ -246,7 +256,9 @@ def _compare_pairs(arguments: argparse.Namespace, console: Console) -> Judged:
     )
 
     tolerances = _named_options(arguments.tolerance, "--tolerance", _tolerance)
-    reading = Reading(_columns_of(arguments), arguments.since, arguments.without)
+    reading = Reading(
+        _columns_of(arguments), arguments.since, arguments.without, arguments.count_from_1
+    )
     if unused := [each for each in arguments.without if each in tolerances]:
         place = f"--tolerance {unused[0]}={tolerances[unused[0]]:g}"
         raise ConfigError(
@@ -392,6 +404,7 @@ def _of_submissions(arguments: argparse.Namespace) -> Iterator[Problem]:
         ("--ask", arguments.ask),
         ("--columns", arguments.columns),
         ("--from", arguments.since),
+        ("--count-from-1", arguments.count_from_1),
     ):
         if value:
             yield Problem(
@@ -477,6 +490,7 @@ def _with_own_options(verdict: Verdict, arguments: argparse.Namespace) -> Verdic
         *(f" --tolerance {shlex.quote(each)}" for each in arguments.tolerance),
         f" --margin {arguments.margin:g}" if arguments.margin is not None else "",
         f" --from {arguments.since}" if arguments.since is not None else "",
+        " --count-from-1" if arguments.count_from_1 else "",
         " --columns " + shlex.join(names(arguments.columns)) if arguments.columns else "",
     ]
     missing = (each for each in more if each and each.split()[0] not in command.split())

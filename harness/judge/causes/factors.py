@@ -161,7 +161,8 @@ def named_factor(
     dearest = max(PRODUCT, found[0][0].cost)
     said = ", or ".join([text for each, text in found if each.cost <= dearest][:MOST_NAMED])
     where = found[0][0].where
-    return NamedFactor(said if special or where in _SHARED else f"{said}, as in the control", where)
+    shared = not special and where not in _SHARED
+    return NamedFactor(f"{said}, which the control has, too" if shared else said, where)
 
 
 def _loss_scale(ratio: Floats, match: Match | FrozenMatch) -> NamedFactor:

@@ -30,7 +30,9 @@ from converge_harness.judge.degrees import spec_of
 from converge_harness.judge.in_force import undeclared_differences
 from converge_harness.judge.probed_runs import differently_probed
 from converge_harness.judge.soundness import (
+    counted_otherwise,
     disordered,
+    may_count_from_1,
     other_data,
     other_means,
     other_steps,
@@ -86,6 +88,20 @@ def same_steps(test: Evidence, control: Evidence, spec: SetSpec | None) -> Check
     if ours or not test.steps.size:
         return invalid(f"{test.name} {flaw.what}", flaw.step)
     return _covered(test, control)
+
+
+@check(Tier.INTEGRITY)
+def same_numbering(test: Evidence, control: Evidence) -> CheckResult:
+    """Both runs count their steps from the same number.
+
+    One log counts from 0 and the other from 1. Compared at common steps, every step of one is
+    judged by the next one of the other, and right runs look like different ones.
+    """
+    flaw = counted_otherwise(test, control)
+    if flaw is None:
+        return passed()
+    option = "--count-from-1" if may_count_from_1(test, control) else ""
+    return invalid(f"{test.name} {flaw.what}", flaw.step, compare_with=option)
 
 
 @check(Tier.INTEGRITY)
@@ -280,12 +296,14 @@ def _covered(test: Evidence, control: Evidence) -> CheckResult:
             f"no common step between {common[hole]} and {common[hole + 1]}: {text}",
             int(common[hole + 1]),
         )
+    gap = _last_gap(coarser.steps)
+    at_the_end = all(int(each.steps[-1]) - last < gap for each in (test, control))
     for evidence in (test, control):
         starts, ends = int(evidence.steps[0]), int(evidence.steps[-1])
         late = first - starts >= _last_gap(coarser.steps[::-1])
-        if late or ends - last >= _last_gap(coarser.steps):
+        if late or ends - last >= gap:
             # One run was resumed, and both go on to the end.
-            resumed = first > starts and last == ends
+            resumed = first > starts and at_the_end
             alone = f"; converge compare --from {first} compares these alone" if resumed else ""
             return invalid(
                 f"only steps {first} to {last} are in both; {evidence.name} has {starts} to {ends}"
@@ -311,6 +329,7 @@ def _last_gap(steps: Integers) -> int:
 
 CHECKS: tuple[Question, ...] = (
     same_steps,
+    same_numbering,
     same_means,
     same_data,
     ranks_see_same_batch,

@@ -36,9 +36,11 @@ from converge_harness.judge.soundness import (
     Flaw,
     began_later,
     disordered,
+    first_non_finite,
     missing_values,
     non_finite,
     ranks_disagree,
+    replayed_otherwise,
     replicas_differ,
     resumed,
     unfinished,
@@ -82,11 +84,8 @@ def control_sound(test: Evidence, control: Evidence, control_spec: SetSpec | Non
             flaw.step,
             compare_with=later.option if later else "",
         )
-    if control.replay_conflicts:
-        conflict = control.replay_conflicts[0]
-        return invalid(
-            f"the {control_called(control.name)} replayed steps with other values: {conflict}"
-        )
+    if twice := replayed_otherwise(control):
+        return invalid(f"the {control_called(control.name)} {twice.what}")
     passes = f" in {len(control.passes)} passes, {INTERRUPTED}"
     return passed(f"{control.steps.size} steps{passes if control.interrupted else ''}")
 
@@ -131,10 +130,8 @@ def steps_increase(test: Evidence) -> CheckResult:
     flaw = disordered(test)
     if flaw:
         return invalid(f"{test.name} {flaw.what}", flaw.step)
-    if test.replay_conflicts:
-        first, more = test.replay_conflicts[0], len(test.replay_conflicts) - 1
-        others = f" (and {more} more)" if more else ""
-        return invalid(f"{test.name} replayed steps with other values: {first}{others}")
+    if twice := replayed_otherwise(test):
+        return invalid(f"{test.name} {twice.what}")
     # The check replays-agree compares the replays of passes.
     alike = "" if test.passes else " alike"
     notes = [f"{counted(len(test.replayed), 'step')} replayed{alike}"] if test.replayed else []
@@ -168,7 +165,7 @@ def finite(test: Evidence) -> CheckResult:
 
     The test set diverged to NaN or infinity where its control did not.
     """
-    flaw = non_finite(test)
+    flaw = first_non_finite(test)
     if flaw:
         return CheckResult(
             Outcome.FAIL, f"{flaw.what}, where the control is finite", onset=flaw.step

@@ -60,11 +60,12 @@ FIRST = (
     integrity.control_sound,
     integrity.something_trained,
     comparability.control_in_force,
+    comparability.same_numbering,
     comparability.same_means,
     integrity.starts_as_the_control,
 )
-"""Asked first: when the control is broken or learns nothing, when losses are means over other steps
-than its own, or when another start was made, no other answer means anything."""
+"""Asked first: when the control is broken or learns nothing, when steps are numbered or losses are
+means otherwise than its own, or when another start was made, no other answer means anything."""
 
 NEEDED = ("loss-first-step", "loss-envelope")
 """Unless both of these PASS there is no PASS, whatever the others say: if they are skipped, nothing
@@ -97,6 +98,7 @@ _OF_EVERY_SEED = frozenset(
         integrity.control_sound,
         integrity.something_trained,
         comparability.control_in_force,
+        comparability.same_numbering,
         comparability.same_means,
         comparability.same_lr,
         *_OF_ONE_RUN,
@@ -206,6 +208,7 @@ def _questions(
         integrity.control_sound,
         integrity.something_trained,
         comparability.control_in_force,
+        comparability.same_numbering,
         comparability.same_means,
         *sound,
     )

@@ -12,8 +12,8 @@ import csv
 import io
 import itertools
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -28,6 +28,7 @@ from converge_harness.readers.foreign.names import (
     candidates,
     find_signals,
     find_step,
+    overlooked,
 )
 from converge_harness.readers.foreign.printed_digits import (
     NO_DIGITS,
@@ -74,6 +75,8 @@ class _Table:
     signals: dict[str, Column]
     digits: dict[str, Digits]
     """The printed digits of the signals."""
+    overlooked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """As :class:`Evidence` has it."""
 
 
 FORMAT = Format(
@@ -102,6 +105,9 @@ def read_csv(path: Path, columns: Columns, *, unfinished: bool = False) -> Evide
             is_large = not unfinished and path.stat().st_size >= FAST_FROM
             table = _read_fast(path, header) if is_large else None
             table = table or _read_precisely(path, stream, header)
+        if not unfinished:
+            with _opened(path, unfinished=False) as stream:
+                table = replace(table, overlooked=_overlooked(path, stream, header))
     except OSError as error:
         raise EvidenceError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError:
@@ -110,7 +116,8 @@ def read_csv(path: Path, columns: Columns, *, unfinished: bool = False) -> Evide
     if not table.steps.size:
         raise NoRowError(f"{path}: has no row of values")
     points = {name: Points(table.steps, column) for name, column in table.signals.items()}
-    return printed_with(last_values(points).evidence(path.stem, source=str(path)), table.digits)
+    read = last_values(points).evidence(path.stem, source=str(path), overlooked=table.overlooked)
+    return printed_with(read, table.digits)
 
 
 def _opened(path: Path, *, unfinished: bool) -> TextIO:
@@ -141,6 +148,23 @@ def _read_header(path: Path, stream: TextIO, columns: Columns) -> _Header:
     return _Header(tuple(names), separator, line, places)
 
 
+def _overlooked(path: Path, stream: TextIO, header: _Header) -> dict[str, tuple[str, ...]]:
+    """Columns that may be a signal by their name and first value, and are not read."""
+    rows = itertools.islice(stream, header.line, None)
+    _, first = next(_rows(path, rows, header), (0, ()))
+    is_number = dict(zip(header.names, map(_is_number, first), strict=False))
+    found = {signal: header.names[at] for signal, at in header.places.items()}
+    return overlooked((name for name in header.names if is_number.get(name)), found)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
 # ------------------------------------------------------------------ precisely
 
 
@@ -161,7 +185,7 @@ def _read_precisely(path: Path, stream: TextIO, header: _Header) -> _Table:
     return _joined(steps, signals, digits)
 
 
-def _rows(path: Path, stream: TextIO, header: _Header) -> Iterator[tuple[int, list[str]]]:
+def _rows(path: Path, stream: Iterable[str], header: _Header) -> Iterator[tuple[int, list[str]]]:
     """Line number and cells of every row that is not blank."""
     # A truncated row must not be taken for one with empty cells.
     reader = csv.reader(stream, delimiter=header.separator, strict=True)

@@ -15,6 +15,7 @@ from converge_harness.readers.foreign.names import (
     check_columns,
     find_signals,
     find_step,
+    overlooked,
 )
 from converge_harness.readers.foreign.printed_digits import digits_of, printed_with
 from converge_harness.readers.points import Points, last_values
@@ -50,7 +51,16 @@ def read_table(
         whole = Column.of(values)
         signals[signal] = Points(steps[kept], Column(whole.values[kept], whole.present[kept]))
         digits[signal] = digits_of(values)
-    return printed_with(last_values(signals).evidence(name, source=name), digits)
+    found = {signal: column for signal, column in wanted.items() if signal != STEP}
+    others = overlooked((each for each in names if _begins(table[each])), found)
+    read = last_values(signals).evidence(name, source=name, overlooked=others)
+    return printed_with(read, digits)
+
+
+def _begins(values: Sequence[Any]) -> bool:
+    """Whether the first value of a column is a number."""
+    first = values[0] if len(values) else None
+    return isinstance(first, int | float | np.number) and not isinstance(first, bool)
 
 
 def _steps(name: str, column: str, values: Sequence[Any]) -> Integers:

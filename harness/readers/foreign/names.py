@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
@@ -62,6 +63,15 @@ NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 Columns = Mapping[str, str]
 """The user's names of signals, and of ``step``, in a file."""
+
+
+class NoColumnError(EvidenceError):
+    """The name that a signal is mapped to is not in a file."""
+
+    def __init__(self, message: str, signal: str) -> None:
+        """``signal``: the one that is mapped."""
+        super().__init__(message)
+        self.signal = signal
 
 
 def check_columns(columns: Columns) -> None:
@@ -140,5 +150,49 @@ def listing(names: Iterable[str]) -> str:
 
 def _mapped(where: str, there: Iterable[str], signal: str, name: str) -> str:
     if name not in there:
-        raise EvidenceError(f"{where}: has no {name!r} for {signal}; it has {listing(there)}")
+        raise NoColumnError(
+            f"{where}: has no {name!r} for {signal}; it has {listing(there)}", signal
+        )
     return name
+
+
+_GRADIENT_NORM = re.compile(r"g(rad(ient)?s?)?(l2|total|global)?norm|norm(of)?grad")
+"""Of a name without its punctuation: ``gnorm``, ``gradNorm``, ``l2_norm/grad``."""
+_LOSS = re.compile(r"\w*loss")
+_NO_TRAINING_LOSS = frozenset(
+    {"best", "dev", "eval", "evaluation", "test", "val", "valid", "validation"}
+    | {"max", "min", "std", "scale", "scaler", "vs"}
+)
+"""Words beside ``loss`` in names of evaluations, of scales, and of statistics over ranks."""
+
+
+def overlooked(names: Iterable[str], found: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """By signal, names that may mean it by their words, and that are not among those ``found``.
+
+    Where a gradient norm is found, others (of layers, after clipping) are no news; but of two
+    losses the user has to know which one is judged.
+    """
+    others = [name for name in names if name not in found.values()]
+    kinds = {
+        "loss": [name for name in others if _may_be_loss(name)],
+        "grad_norm": [
+            name for name in others if "grad_norm" not in found and _may_be_gradient_norm(name)
+        ],
+    }
+    return {signal: tuple(each) for signal, each in kinds.items() if each}
+
+
+def _may_be_loss(name: str) -> bool:
+    words = _words(name)
+    return any(map(_LOSS.fullmatch, words)) and _NO_TRAINING_LOSS.isdisjoint(words)
+
+
+def _may_be_gradient_norm(name: str) -> bool:
+    words = _words(name)
+    starts = ("".join(words[at:]) for at in range(len(words)))
+    return any(map(_GRADIENT_NORM.match, starts)) or words in (["norm"], ["total", "norm"])
+
+
+def _words(name: str) -> list[str]:
+    """``train/lm_loss`` and ``gradNorm`` as words in lower case."""
+    return re.findall(r"[a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower())

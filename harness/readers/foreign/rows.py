@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 
 from converge_harness.model import JUDGED_SIGNALS, Evidence
-from converge_harness.readers.foreign.names import Columns, candidates, find_signals, find_step
+from converge_harness.readers.foreign.names import (
+    Columns,
+    candidates,
+    find_signals,
+    find_step,
+    overlooked,
+)
 from converge_harness.readers.foreign.printed_digits import Digits, digits_of, printed_with
 from converge_harness.readers.lines import NoRowError, Place, numbers, step_numbers
 from converge_harness.readers.points import Points, last_values
@@ -35,7 +41,8 @@ class RowCollector:
         self._place = place
         self._columns = columns
         self._wanted = candidates(columns)
-        self._names: dict[str, None] = {}
+        self._names: dict[str, int] = {}
+        """By name, the number of rows in which it has a number."""
         self._numbers = array("q")
         self._cells: dict[str, _Cells] = {}
 
@@ -48,8 +55,7 @@ class RowCollector:
                 cells = self._cells.setdefault(name, _Cells())
                 cells.rows.append(row)
                 cells.values.append(values[name])
-            if name not in self._names:
-                self._names[name] = None
+            self._names[name] = self._names.get(name, 0) + (type(values[name]) in (int, float))
 
     def evidence(self, name: str, *, grid: Collection[str] = CURVES, **more: Any) -> Evidence:
         """The rows as evidence; ``grid`` as for ``last_values``, ``more`` are fields of Evidence.
@@ -75,4 +81,8 @@ class RowCollector:
             )
             digits[signal] = digits_of(cells.values)
         values = last_values(points, grid=grid)
-        return printed_with(values.evidence(name, **{"source": self._where, **more}), digits)
+        # One value for a whole run, as in a summary at the end of a log, is no curve.
+        often = len(self._cells[found["loss"]].rows) / 2
+        curves = [each for each, count in self._names.items() if count >= often]
+        read = {"source": self._where, "overlooked": overlooked(curves, found), **more}
+        return printed_with(values.evidence(name, **read), digits)

@@ -155,6 +155,8 @@ def build_view(
             *_kernels(jobs.values()),
             *_not_asked(verdicts),
             *_unread(every_evidence.values()),
+            *_overlooked(every_evidence.values()),
+            *_renumbered(every_evidence.values()),
             *map(plain, _answers(verdicts)),
             *map(plain, _settled(compared)),
             *map(plain, _ended_with_sets(jobs.values(), every_evidence)),
@@ -192,6 +194,34 @@ def _unread(evidences: Iterable[Evidence]) -> Iterator[str]:
             f"The {signal.replace('_', ' ')} of {', '.join(names)} was left out as asked "
             "(without): the verdicts say nothing about it."
         )
+
+
+_MOST_OVERLOOKED = 3
+"""Names to list: some programs log a norm of every parameter."""
+
+
+def _overlooked(evidences: Iterable[Evidence]) -> Iterator[str]:
+    """Columns of curves that look like a judged signal, and were not read."""
+    by_columns: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for each in evidences:
+        for signal, columns in each.overlooked.items():
+            by_columns.setdefault((signal, columns), []).append(plain(each.name))
+    for (signal, columns), names in by_columns.items():
+        more = len(columns) - _MOST_OVERLOOKED
+        listed = ", ".join(map(plain, columns[:_MOST_OVERLOOKED]))
+        listed += f" and {more} more" if more > 0 else ""
+        option = shlex.quote(f"{signal}={columns[0]}")
+        yield (
+            f"Not read in {', '.join(names)}: {listed}; --columns {plain(option)} reads "
+            f"{plain(columns[0])} as the {signal.replace('_', ' ')}."
+        )
+
+
+def _renumbered(evidences: Iterable[Evidence]) -> Iterator[str]:
+    """Curves whose steps were numbered otherwise than in their source."""
+    names = [plain(each.name) for each in evidences if each.counted_from_1]
+    if names:
+        yield f"Steps of {', '.join(names)} count from 0, and 1 was added to each as asked."
 
 
 def _settled(comparisons: Mapping[str, RunComparison]) -> Iterator[str]:
