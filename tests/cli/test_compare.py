@@ -88,6 +88,15 @@ def test_a_repeat_that_is_what_it_judges_is_refused(control, tmp_path, capsys):
     assert "is given twice" in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_test_set_that_is_given_twice_is_refused(control, tmp_path, capsys):
+    test = write(tmp_path / "t.jsonl", {step: loss(step) for step in range(1, STEPS + 1)})
+    (tmp_path / "link.jsonl").symlink_to(test)
+    other = write(tmp_path / "u.jsonl", {step: loss(step) for step in range(1, STEPS + 1)})
+    assert main(["compare", str(control), str(test), str(tmp_path / "link.jsonl")]) == 2
+    assert "is given twice" in " ".join(capsys.readouterr().err.split())
+    assert main(["compare", str(control), str(test), str(other)]) == 0
+
+
 def test_reports_are_written_where_asked(control, tmp_path, capsys):
     test = write(tmp_path / "bad.jsonl", {step: 1.2 * loss(step) for step in range(1, STEPS + 1)})
     folder = tmp_path / "rëports with spaces"
@@ -246,9 +255,10 @@ def test_what_had_no_evidence_is_said_in_one_sentence(control, tmp_path, capsys)
 def test_curves_of_one_name_are_told_apart(control, tmp_path):
     (tmp_path / "other").mkdir()
     same = {step: loss(step) for step in range(1, STEPS + 1)}
-    tests = [write(tmp_path / folder / "t.jsonl", same) for folder in (".", "other")]
+    (tmp_path / "third").mkdir()
+    tests = [write(tmp_path / each / "t.jsonl", same) for each in (".", "other", "third")]
     folder = tmp_path / "out"
-    arguments = [*map(str, tests), str(tests[1]), "--tolerance", "loss=0.01", "--out", str(folder)]
+    arguments = [*map(str, tests), "--tolerance", "loss=0.01", "--out", str(folder)]
     assert main(["compare", str(control), *arguments]) == 0
     report = json.loads((folder / "report.json").read_text())
     assert len({test["name"] for test in report["tests"]}) == 3

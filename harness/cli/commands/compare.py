@@ -313,11 +313,10 @@ def _calibration(
 
 
 def _require_own_repeats(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError for a repeat that is also the control or a test set, or is given twice.
+    """Raise ConfigError for a repeat that is also the control or a test set, or a path given twice.
 
-    A test set from which its own limits are learnt is always inside of them; and one repeat
-
-    counted twice makes limits too tight.
+    A test set from which its own limits are learnt is always inside of them; one repeat counted
+    twice makes limits too tight; and a test set that is there twice hides that another is missing.
     """
     from converge_harness.readers import same_path
 
@@ -332,11 +331,8 @@ def _require_own_repeats(arguments: argparse.Namespace) -> None:
         for what, path in judged.items()
         if same_path(repeat, path)
     ]
-    problems += [
-        Problem(f"--repeat {repeat}", "is given twice", "give each repeat once")
-        for index, repeat in enumerate(arguments.repeat)
-        if any(same_path(repeat, before) for before in arguments.repeat[:index])
-    ]
+    problems += _twice(arguments.repeat, "--repeat ")
+    problems += _twice(arguments.tests, "TEST ")
     if problems:
         raise ConfigError(problems)
 
@@ -414,12 +410,13 @@ def _of_submissions(arguments: argparse.Namespace) -> Iterator[Problem]:
     yield from _twice([*map(Path, names(arguments.test_seeds))])
 
 
-def _twice(paths: Sequence[Path]) -> Iterator[Problem]:
+def _twice(paths: Sequence[Path], what: str = "") -> Iterator[Problem]:
+    """Paths of the same run, with what they are given as."""
     from converge_harness.readers import same_path
 
     for index, path in enumerate(paths):
         if any(same_path(path, before) for before in paths[:index]):
-            yield Problem(str(path), "is given twice", "each run counts once, on one side")
+            yield Problem(f"{what}{path}", "is given twice", "each run counts once, on one side")
 
 
 def _unused(arguments: argparse.Namespace, why: str) -> Iterator[Problem]:
