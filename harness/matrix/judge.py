@@ -31,6 +31,7 @@ from converge_harness.model import (
     Verdict,
 )
 from converge_harness.readers import read_run
+from converge_harness.run_folder.layout import LOGS
 from converge_harness.shrink import parts_of, why_not
 
 if TYPE_CHECKING:
@@ -385,7 +386,7 @@ def next_command(plan: Plan, job: Job, verdict: Verdict, control: Evidence) -> s
     if verdict.judgement is Judgement.INVALID:
         invalid = [each.name for each in verdict.checks if each.outcome is Outcome.INVALID]
         if control.status in (RunStatus.CRASHED, RunStatus.HUNG):
-            logs = shlex.quote(f"{control.source}/logs")
+            logs = shlex.quote(f"{control.source}/{control.says_why or LOGS}")
             return f"{_run_again(plan, job)}  # once its control runs, whose output is in {logs}"
         if MENDED_BY_TRAINING.issuperset(invalid[:1]):
             return f"{_run_again(plan, job, '--fresh')}  # trains it and its control again"
