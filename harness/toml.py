@@ -323,7 +323,7 @@ def _problem(model: type[BaseModel], error: dict[str, Any], where: Callable[[str
     value = error["input"]
     match error["type"]:
         case "missing":
-            hint = "add schema = 1 at the top" if loc == ("schema",) else ""
+            hint = "add schema = 1 at the top" if loc == ("schema",) else _described(model, loc)
             return Problem(place, "is missing", hint)
         case "extra_forbidden":
             return Problem(place, "unknown key", suggest(str(loc[-1]), _valid_keys(model, loc)))
@@ -350,11 +350,23 @@ def _dotted(loc: Iterable[str | int]) -> str:
 
 def _valid_keys(model: type[BaseModel], loc: tuple[str | int, ...]) -> list[str]:
     """Keys of the (possibly nested) table that holds the last part of ``loc``."""
+    fields = _holder(model, loc).model_fields
+    return [field.alias or name for name, field in fields.items()]
+
+
+def _described(model: type[BaseModel], loc: tuple[str | int, ...]) -> str:
+    """What to write under a key that is missing, where its field says so."""
+    field = _holder(model, loc).model_fields.get(str(loc[-1]))
+    return (field.description if field else None) or ""
+
+
+def _holder(model: type[BaseModel], loc: tuple[str | int, ...]) -> type[BaseModel]:
+    """The (possibly nested) table that holds the last part of ``loc``."""
     for part in loc[:-1]:
         field = model.model_fields.get(str(part))
         tables = [*_tables_in(field.annotation)] if field else []
         model = tables[0] if tables else model
-    return [field.alias or name for name, field in model.model_fields.items()]
+    return model
 
 
 def _tables_in(annotation: Any) -> Iterator[type[BaseModel]]:

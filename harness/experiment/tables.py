@@ -204,7 +204,10 @@ class FixedTable(Table):
 class SetTable(FixedTable):
     """The keys that a control and a test have in common."""
 
-    parallelism: ParallelismTable
+    parallelism: Annotated[
+        ParallelismTable,
+        Field(description="name its degrees, as { dp_replicate = 2 }; {} is one rank"),
+    ]
     techniques: Techniques = Field(default=[])
     pipeline_schedule: Schedule | None = None
     cp_rotation: Rotation | None = None
@@ -270,7 +273,10 @@ class FileTable(Table):
     trainers: dict[str, dict[str, Any]] = Field(default={})
     technique: dict[str, dict[str, Any]] = Field(default={})
     anchor: dict[str, Any] | None = None
-    control: dict[str, Any]
+    control: Annotated[
+        dict[str, Any],
+        Field(description="add a [control] table, the set-up that is believed correct"),
+    ]
     controls: dict[str, dict[str, Any]] = Field(default={})
     test: list[dict[str, Any]] = Field(default=[])
     matrix: dict[str, Any] | None = None

@@ -31,6 +31,7 @@ from converge_harness.model import (
     Verdict,
 )
 from converge_harness.readers import read_run
+from converge_harness.run_folder.layout import LOGS
 from converge_harness.shrink import parts_of, why_not
 
 if TYPE_CHECKING:
@@ -169,7 +170,8 @@ def judge_matrix(
             seeds[job.name] = runs
         calibration = calibrations[pair.calibrated]
         verdict, comparisons[job.name] = judge_pair(pair, evidences, calibration, runs)
-        verdicts.append(replace(verdict, next_command=next_command(plan, job, verdict)))
+        control = comparisons[job.name].control
+        verdicts.append(replace(verdict, next_command=next_command(plan, job, verdict, control)))
     verdicts += _left_out(plan)
     view = build_view(
         title=plan.experiment.name,
@@ -371,7 +373,7 @@ def may_be_rounding(job: Job, verdict: Verdict) -> bool:
     return low and job.spec.trainer.can.references and verdict.judgement is Judgement.FAIL
 
 
-def next_command(plan: Plan, job: Job, verdict: Verdict) -> str:
+def next_command(plan: Plan, job: Job, verdict: Verdict, control: Evidence) -> str:
     """The next command after a verdict on a set of a plan, with the reason as a shell comment.
 
     Never a command that judges the same evidence again, since its result would be the same.
@@ -383,6 +385,9 @@ def next_command(plan: Plan, job: Job, verdict: Verdict) -> str:
         return f"{_run_again(plan, job)}  # with more steps, {more}"
     if verdict.judgement is Judgement.INVALID:
         invalid = [each.name for each in verdict.checks if each.outcome is Outcome.INVALID]
+        if control.status in (RunStatus.CRASHED, RunStatus.HUNG):
+            logs = shlex.quote(f"{control.source}/{control.says_why or LOGS}")
+            return f"{_run_again(plan, job)}  # once its control runs, whose output is in {logs}"
         if MENDED_BY_TRAINING.issuperset(invalid[:1]):
             return f"{_run_again(plan, job, '--fresh')}  # trains it and its control again"
         return f"{_run_again(plan, job)}  # after fixing what is named above"

@@ -226,6 +226,11 @@ def _differences(job: Job, control: Job) -> Iterator[str]:
             continue
         value, other = ours.setting(key), theirs.setting(key)
         if value != other:
-            yield f"{key} {value} against {other}"
+            yield f"{key} {_shown(value)} against {_shown(other)}"
     if ours.toolchain != theirs.toolchain:
         yield f"{ours.toolchain} against {theirs.toolchain}"
+
+
+def _shown(value: object) -> str:
+    """A setting as it stands; an empty text as two quotes, since it would not be seen."""
+    return "''" if value == "" else f"{value}"

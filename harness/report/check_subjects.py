@@ -17,10 +17,8 @@ _SUBJECTS: tuple[tuple[str, tuple[str, ...]], ...] = (
         "configuration",
         ("config-", "control-in-force", "named-in-force", "nothing-unnamed", "probed-alike"),
     ),
-    (
-        "recomputed losses and norms",
-        ("loss-recomputed-", "grad-norm-recomputed-", "reported-"),
-    ),
+    ("recomputed losses", ("loss-recomputed-", "reported-loss-")),
+    ("recomputed grad norms", ("grad-norm-recomputed-", "reported-grad-norm-")),
     ("grad norm", ("grad-norm-",)),
     ("errors against float32", ("reference-sound", "gradient-errors", "gradient-scale", "frozen-")),
     ("gradients", ("gradients-",)),

@@ -383,7 +383,11 @@ def test_a_wrong_value_is_named_with_its_place(problems, change, message):
     [
         ("schema = 1", "", ": schema: is missing (add schema = 1 at the top)"),
         ("schema = 1", "schema = 2", "this converge reads schema 1 only"),
-        ("[control]\nparallelism = { dp_shard = 2 }", "", ": control: is missing"),
+        (
+            "[control]\nparallelism = { dp_shard = 2 }",
+            "",
+            ": control: is missing (add a [control] table, ",
+        ),
         ('train_config = "base.toml"', "", "is missing (set trainer.train_config for all sets)"),
         ('[[test]]\nname = "tp"', "[other]", "there is no test set (add a [[test]] or a [matrix])"),
         ("[trainer]", "[trainer]\ncpu_ranks = 0", "cpu_ranks: must be greater than or equal to 1"),
@@ -445,7 +449,11 @@ def test_a_wrong_value_is_named_with_its_place(problems, change, message):
         ("[control]", "[probe]\ncadence = [1, 1]\n[control]", "names something twice"),
         ("[control]", "[probe]\ncadense = 2\n[control]", "unknown key (did you mean 'cadence'?"),
         ("schema = 1", "schema = 1\nprobe = 2", ": probe: must be a table, not 2"),
-        ("[control]", "[anchor]\n[control]", ": anchor.parallelism: is missing"),
+        (
+            "[control]",
+            "[anchor]\n[control]",
+            ": anchor.parallelism: is missing (name its degrees, as { dp",
+        ),
         (
             "[control]",
             "[anchor]\nparallelism = {}\ncontrol = 'x'\n[control]",

@@ -7,10 +7,21 @@ import pytest
 
 from converge_harness.matrix.judge import next_command
 from converge_harness.matrix.load import load_plan
-from converge_harness.model import Ask, Check, Judgement, Launcher, Outcome, Tier, Verdict
+from converge_harness.model import (
+    Ask,
+    Check,
+    Evidence,
+    Judgement,
+    Launcher,
+    Outcome,
+    RunStatus,
+    Tier,
+    Verdict,
+)
 from converge_harness.trainers import assume_toolchain
 
 SMOKE = Path(__file__).parents[2] / "experiments" / "smoke.toml"
+CONTROL = Evidence("fsdp2", "runs/fsdp2-1", (), {})
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +36,7 @@ def verdict(judgement, *invalid):
 
 def offered(plan, name, of, **changed):
     job = plan.job(name)
-    return next_command(plan, replace(job, spec=replace(job.spec, **changed)), of)
+    return next_command(plan, replace(job, spec=replace(job.spec, **changed)), of, CONTROL)
 
 
 def test_nothing_is_offered_that_only_judges_again(plan):
@@ -56,6 +67,16 @@ def test_a_failure_of_several_parts_is_shrunk(plan):
 @pytest.mark.parametrize("broken", ["control-sound", "repeats-sound", "complete"])
 def test_damaged_evidence_is_trained_again(plan, broken):
     assert " --fresh  # " in offered(plan, "ddp2", verdict(Judgement.INVALID, broken))
+
+
+@pytest.mark.parametrize("status", [RunStatus.CRASHED, RunStatus.HUNG])
+def test_a_control_that_crashed_is_mended_first(plan, status):
+    crashed = replace(CONTROL, status=status)
+    invalid = verdict(Judgement.INVALID, "control-sound")
+    assert next_command(plan, plan.job("ddp2"), invalid, crashed) == (
+        f"converge run {SMOKE} --only ddp2  # once its control runs, whose output is in "
+        "runs/fsdp2-1/logs"
+    )
 
 
 def test_what_training_cannot_mend_is_changed_first(plan):

@@ -370,6 +370,13 @@ def test_the_name_of_a_set_counts_where_its_program_is_told_it(planned, where):
     assert plan.job("again").identity != plan.job("ddp2").identity
 
 
+def test_a_setting_that_is_an_empty_text_can_be_seen(planned):
+    plan = planned("[[test]]\nname = 'none'\nparallelism = {}\nset = { zero.stage = '' }\n")
+    rows = {row.name: row.serves for row in describe(plan)}
+    assert rows["none"].endswith(", zero.stage '' against 0")
+    assert describe(planned())[1].serves.endswith(", zero.stage 2 against 0")
+
+
 def test_a_row_says_what_trains_and_what_differs(planned):
     control, test = describe(planned())
     assert control.serves == "control: DDP 2 on 2 ranks"

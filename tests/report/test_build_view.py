@@ -382,6 +382,23 @@ def test_runs_that_left_more_than_curves_are_held_to_floors_without_repeats():
     assert "fixed floors, fitted on CPU debug models: no repeat shows" in note
 
 
+def test_repeats_that_crashed_are_not_called_bit_identical():
+    whole = evidence("c", 4)
+    crashed = replace(whole.up_to(0), name="c.rerun", status=RunStatus.CRASHED, complete=False)
+
+    def notes(repeat):
+        view = build_view(
+            title="t",
+            verdicts=[Verdict("a", "c", Judgement.INVALID)],
+            evidences=[whole, replace(whole, name="a")],
+            calibrations={"c": calibrate(whole, [repeat])},
+        )
+        return [note for note in view.notes if "bit-identical" in note]
+
+    assert notes(replace(whole, name="c.rerun"))
+    assert not notes(crashed)
+
+
 def test_pairs_of_one_coarse_precision_are_judged_by_their_calibration():
     runs = [Evidence(name, name, (), {}, precision=Precision.FLOAT8) for name in ("a", "c")]
     view = build_view(

@@ -26,3 +26,12 @@ def test_every_check_that_may_be_skipped_has_a_subject():
 def test_subjects_stand_once_and_unknown_names_as_they_are():
     names = ["same-tokens", "buffers-envelope", "new-check", "buffers-first-steps"]
     assert subjects(names) == ("token counts", "buffers", "new-check")
+
+
+def test_without_logits_only_losses_were_not_recomputed():
+    assert subjects(["loss-recomputed-envelope", "reported-loss-is-recomputed"]) == (
+        "recomputed losses",
+    )
+    assert subjects(["grad-norm-recomputed-envelope", "reported-grad-norm-is-recomputed"]) == (
+        "recomputed grad norms",
+    )

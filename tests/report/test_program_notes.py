@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from report_samples import build_view, evidence, job, spec
 
 from converge_harness.model import Experiment, Judgement, Plan, Role, RunRecord, RunStatus, Verdict
@@ -95,3 +96,12 @@ def test_tokens_per_step_of_a_program_are_those_that_its_probe_counted():
     assert sequences.tokens_per_step == 8 * 256  # its config has the length of sequences
     samples = view_of(uncounted, probed=False, seq_len=1).controls[0]
     assert samples.tokens_per_step is None
+
+
+@pytest.mark.parametrize(("seq_len", "shown"), [(1, None), (256, 8)])
+def test_samples_that_a_probe_counted_are_not_called_tokens(seq_len, shown):
+    runs = [
+        replace(each, signals={**each.signals, "tokens": (8.0,) * 20})
+        for each in (evidence("one", 20), evidence("two", 20))
+    ]
+    assert view_of(runs, probed=True, seq_len=seq_len).controls[0].tokens_per_step == shown

@@ -483,11 +483,12 @@ def _tokens_per_step(job: Job, evidence: Evidence | None) -> int | None:
     """The token budget of one step; None where it is not known.
 
     Only a command trainer itself knows how long its samples are: the count of its probe is shown,
-    else that of its config.
+    else that of its config. Where inputs are no integers, the probe counts samples, not tokens.
     """
     if job.spec.trainer.can.counts_tokens:
         return job.tokens_per_step
     counted = series(evidence, "tokens").values if evidence else np.zeros(0)
     if counted.size:
-        return round(float(np.median(counted)))
+        count = round(float(np.median(counted)))
+        return None if job.seq_len == 1 and count == job.global_batch_size else count
     return job.tokens_per_step if job.seq_len > 1 else None

@@ -68,8 +68,8 @@ def _of_curves(runs: int, compared: Sequence[RunComparison]) -> str:
         )
     return (
         f"Curves only: the program is not probed, so only the {signals} of {counted(runs, 'run')} "
-        f"{'were' if len(seen) > 1 else 'was'} compared (tiers first step, envelope and "
-        "equivalence). Gradients, weights, optimizer state, replicas, samples and what "
-        "was in force were not: that both trained on the same data is assumed (trainer.probe)."
+        f"{'were' if len(seen) > 1 else 'was'} compared: at the first step, at every step, and in "
+        "the mean of the second half. Gradients, weights, optimizer state, replicas, samples and "
+        "what was in force were not: that both trained on the same data is assumed (trainer.probe)."
         f"{between}"
     )

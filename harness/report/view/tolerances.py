@@ -167,7 +167,9 @@ def notes(
         elif calibration is None or not calibration.repeats:
             unmeasured[verdict.control] = "no repeat shows how much correct runs differ"
         elif not calibration.taught_by:
-            unmeasured[verdict.control] = "its repeats are bit-identical to it and show no noise"
+            if not calibration.problems:  # a repeat that crashed is not bit-identical
+                identical = "its repeats are bit-identical to it and show no noise"
+                unmeasured[verdict.control] = identical
         else:
             learnt = compared.furthest_learnt
             if learnt is not None and learnt.limit > WIDE * learnt.floor:
