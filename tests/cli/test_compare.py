@@ -245,10 +245,9 @@ def test_what_had_no_evidence_is_said_in_one_sentence(control, tmp_path, capsys)
     out = told(capsys)
     assert (
         "No evidence of: repeats of the control, samples, token counts, learning rates, "
-"configuration, recomputed losses, recomputed grad norms, grad norm, gradients, "
+        "configuration, recomputed losses, recomputed grad norms, grad norm, gradients, "
         "initial weights, updates, clipping, optimizer state, buffers, replicas, random numbers, "
-        "dropout masks."
-        in out
+        "dropout masks." in out
     )
     assert "-envelope" not in out
 

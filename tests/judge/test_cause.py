@@ -118,7 +118,8 @@ def test_two_steps_are_too_few_to_call_a_factor_constant():
     control = foreign("a", loss=LOSSES[:2], grad_norm=NORMS[:2])
     test = with_signals(control, grad_norm=lambda step, x: x * 13.7)
     assert (
-        "the curves differ: grad norm 12.33 (control: 0.9) at step 1" in judge(test, control).cause
+        "the curves differ: grad norm 12.33 (control: 0.9) at step 1 (13.7 times as much), while "
+        "the loss is the same" in judge(test, control).cause
     )
 
 
@@ -141,7 +142,7 @@ def test_a_wrong_objective_without_digests_claims_less():
     control = foreign("a", loss=LOSSES)
     test = with_signals(control, loss=lambda step, x: x * 1.249)
     cause = judge(test, control).cause
-    assert "the curves differ: loss 9.992 (control: 8) at step 1" in cause
+    assert "the curves differ: loss 9.992 (control: 8) at step 1 (relative 0.25);" in cause
     assert "two curves do not show the cause" in cause
 
 

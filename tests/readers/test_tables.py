@@ -253,7 +253,7 @@ def test_steps_and_losses_without_any_comment(tmp_path):
         ("1 8.0\n2.5 7\n", r"a\.txt:2: step is '2\.5'"),
         ("1 8.0 1.0 5\n", r"a\.txt:1: 4 values, where step loss grad_norm should be"),
         ("# step loss loss\n1 8.0 7.0\n", r"a\.txt:1: two columns have the name 'loss'"),
-        ("# step loss\n", "is not a curve"),
+        ("# step loss\n", "write any other as CSV with the header step,loss,grad_norm"),
     ],
 )
 def test_a_text_of_losses_that_cannot_be_understood(tmp_path, text, words):

@@ -317,6 +317,8 @@ def _only_tensors(context: Context, where: str) -> Cause | None:
     return Cause(sentence, CauseClass.LATER, _STATE)
 
 
+_A_FACTOR = 0.5
+"""A difference from which on it is said as a factor, since "relative 3" may be 4 times or 1/4."""
 _LOOK_AT = (
     "whether both runs had the same initial weights, samples, batch size and learning rate, which "
     "curves do not tell; then give both the probe (docs/probe.md), which names what differs"
@@ -364,9 +366,13 @@ def curves_part(context: Context) -> Cause | None:
         )
     else:
         test, control = distinct_digits(float(curve.test[index]), float(curve.control[index]))
+        far = f"relative {off:.2g}"
+        if off >= _A_FACTOR and min(curve.test[index], curve.control[index]) > 0:
+            far = f"{ratio_text(curve, index)} times as much"
+        beside = loss_agrees(context, step) if curve.signal != "loss" else ""
         head = (
             f"the curves differ: {signal_name(curve)} {test} (control: {control}) at step {step} "
-            f"(relative {off:.2g})"
+            f"({far}){beside}"
         )
     head += of_pass(context, step)
     lasting = onset is None and context.detail(f"{_slug(curve)}-envelope")

@@ -44,6 +44,7 @@ FORMATS: tuple[Format, ...] = (
 """The formats that are recognised most reliably come first."""
 
 _NAMES = tuple(each.name for each in FORMATS)
+_ANY_OTHER = "write any other as CSV with the header step,loss,grad_norm"
 READABLE = f"readable are run folders, {', '.join(_NAMES[:-1])} and {_NAMES[-1]}"
 
 
@@ -96,7 +97,7 @@ def _read_file(path: Path, columns: Columns, *, unfinished: bool) -> Evidence:
     named = next((each for each in FORMATS if each.has_name(path)), None)
     found = named or next((each for each in FORMATS if each.has_content(source)), None)
     if found is None:
-        raise EvidenceError(f"{path}: is not a curve; {READABLE}")
+        raise EvidenceError(f"{path}: is not a curve; {READABLE}; {_ANY_OTHER}")
     return found.read(source)
 
 
