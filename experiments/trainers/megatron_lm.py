@@ -11,10 +11,9 @@ Here ``pretrain_gpt.py`` runs as it is, and this script makes the call before it
 replaces is what a machine without GPUs lacks: ``torch.cuda`` and functions of Megatron-Core (as for
 ``kind = "megatron"``), the check that there is a GPU, the compilation of kernels, and triton.
 
-    megatron_lm.py FLAGS BUG ARGUMENTS…     arguments of pretrain_gpt.py
+    megatron_lm.py BUG ARGUMENTS…     arguments of pretrain_gpt.py
 
-``FLAGS`` are further arguments, as one text; ``BUG`` is one of the functions below, which put an
-error into Megatron-Core, or "none".
+``BUG`` is one of the functions below, which put an error into Megatron-Core, or "none".
 """
 
 import functools
@@ -32,8 +31,8 @@ PROGRAM = CHECKOUT / "pretrain_gpt.py"
 
 
 def main() -> None:
-    _, flags, bug, *arguments = sys.argv
-    sys.argv = [str(PROGRAM), *arguments, *flags.split()]
+    _, bug, *arguments = sys.argv
+    sys.argv = [str(PROGRAM), *arguments]
     # At the end: Megatron-Core is that of the toolchain, which has its index builder compiled.
     sys.path.append(str(CHECKOUT))
     prepare_torch()

@@ -203,6 +203,18 @@ def test_a_command_of_a_wrong_type_is_not_missing_too(load):
             "is not a key of the train config [trainer.config] (did you mean 'config.zero.stage'?",
         ),
         ({"argv": '["train.py", "{config.zero}"]'}, "{config.zero} is a table, not a value"),
+        (
+            {"argv": '["train.py", "{*config.zero.stage}"]'},
+            "is a list of arguments, and the train config has 0 (write a list of texts, such as",
+        ),
+        (
+            {"argv": '["train.py", "--x={*config.zero.stage}"]'},
+            "is no argument of its own from the train config in '--x={*config.zero.stage}' (write",
+        ),
+        (
+            {"trainer": 'environment = { FLAGS = "{*config.zero.stage}" }'},
+            "is a list of arguments, and here is one text (write {config.KEY} without the *",
+        ),
         ({"argv": '["train.py", "{data}"]'}, "{data} needs a corpus, but there is no"),
         (
             {"argv": '["train.py"]', "trainer": 'launcher = "none"'},
@@ -334,6 +346,19 @@ def test_a_key_that_is_nearly_one_of_converges_is_refused_unless_the_program_get
 def test_keys_of_the_programs_own_are_free(load, script):
     own = "training.batch_size = 1\ntraining.max_steps = 2\ntraining.warmup = 3\n"
     assert load(text(config=CONFIG + own)).controls[0].setting("training.max_steps") == 2
+
+
+def test_flags_are_a_list_of_which_each_set_has_its_own(load, script, folder):
+    (folder / "fused.yaml").write_text("a: 1\n")
+    argv = ARGV.replace('"--output"', '"{*config.flags}", "--output"')
+    sets = PLAIN + 'set = { flags = ["--fused", "--options=fused.yaml"] }\n'
+    experiment = load(text(config=CONFIG + "flags = []\n", argv=argv, sets=sets))
+    (control,), (test,) = experiment.controls, experiment.tests
+    assert (control.setting("flags"), len(test.setting("flags"))) == ([], 2)
+    # What a list names is part of the identity like any other file.
+    named = [[file.name for file in spec.trainer.settings.sources] for spec in (control, test)]
+    assert "fused.yaml" in named[1]
+    assert "fused.yaml" not in named[0]
 
 
 def test_one_wrong_placeholder_is_one_problem_however_many_sets(problems, script):

@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converge_harness.trainers.command.settings import fill, placeholders
+from converge_harness.trainers.command.settings import fill, listed_key, placeholders
 
-NAMES = st.text(st.characters(exclude_characters="{}"), min_size=1, max_size=8)
+NAMES = st.text(st.characters(exclude_characters="{}"), min_size=1, max_size=8).filter(
+    lambda name: not name.startswith("*")
+)
 LITERALS = st.text(max_size=8)
 
 
@@ -27,7 +29,7 @@ def test_any_text_is_filled_or_refused_and_never_half(text):
     try:
         names = placeholders(text)
     except ValueError:
-        with pytest.raises(ValueError, match="is unmatched"):
+        with pytest.raises(ValueError, match=r"is unmatched|is no argument of its own"):
             fill(text, str)
         return
     asked = []
@@ -44,3 +46,13 @@ def test_what_a_value_brings_is_not_filled_in_again(value):
 def test_a_single_brace_is_refused_by_its_place(text):
     with pytest.raises(ValueError, match=r"the brace '[{}]' at character \d+ is unmatched"):
         placeholders(text)
+
+
+def test_a_list_is_a_whole_argument_of_the_train_config():
+    assert listed_key("{*config.zero.flags}") == "zero.flags"
+    assert placeholders("{*config.zero.flags}") == ("config.zero.flags",)
+    assert listed_key("{config.zero.flags}") is None
+    for text in ("--x={*config.flags}", "{*config.a}{*config.b}", "{*steps}", "{*}"):
+        assert listed_key(text) is None
+        with pytest.raises(ValueError, match="is no argument of its own from the train config"):
+            placeholders(text)

@@ -99,13 +99,16 @@ def test_a_mean_grad_norm_that_repeats_do_not_explain_fails_though_no_step_does(
     assert verdict.judgement is Judgement.FAIL
     assert "the mean grad norm is off by -0.002 over steps 51 to 100" in verdict.cause
     assert verdict.cause_class is CauseClass.UNKNOWN
-    # Two repeats know no mean, noisier ones explain it, and a tolerance is about steps.
+    # Two repeats know no mean, noisier or shorter ones do not show it, a tolerance is about steps.
     assert judge(low, CONTROL, calibrate(CONTROL, repeats[:2])).judgement is Judgement.INCONCLUSIVE
     apart = [
         replace(each, signals={**each.signals, "grad_norm": NORM * (1 + off)})
         for each, off in zip(repeats, (2e-3, -2e-3, 3e-3), strict=True)
     ]
     assert judge(low, CONTROL, calibrate(CONTROL, apart)).judgement is Judgement.PASS
+    short = [each.up_to(STEPS - 1) for each in repeats]
+    known = calibrate(CONTROL.up_to(STEPS - 1), short)
+    assert judge(low, CONTROL, known).judgement is Judgement.PASS
     tolerated = judge(low, CONTROL, learnt, tolerances={"grad_norm": 5e-3})
     assert tolerated.judgement is Judgement.PASS
 

@@ -113,10 +113,11 @@ def test_a_switch_of_a_set_that_its_program_turned_off_is_invalid():
         declared=["megatron.flags"],
         probe={"switched_off": ["--sequence-parallel"]},
     )
-    flags = {"megatron.flags": "--swiglu --sequence-parallel"}
-    named = outcome(judged(probed(in_force=ran), test_spec=spec(overrides=flags)), "named-in-force")
-    assert named.outcome is Outcome.INVALID
-    assert named.detail.startswith("--sequence-parallel is named, and the program switched it off")
+    for flags in ("--swiglu --sequence-parallel", ["--swiglu", "--sequence-parallel"]):
+        test_spec = spec(overrides={"megatron.flags": flags})
+        named = outcome(judged(probed(in_force=ran), test_spec=test_spec), "named-in-force")
+        assert named.outcome is Outcome.INVALID
+        assert named.detail.startswith("--sequence-parallel is named, and the program switched it")
     # One that the command gives to every set is meant for those that can use it.
     for_all = judged(probed(in_force=seen(probe={"switched_off": ["--sequence-parallel"]})))
     assert outcome(for_all, "named-in-force").outcome is Outcome.PASS

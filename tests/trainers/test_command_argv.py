@@ -109,6 +109,19 @@ def test_argv_is_the_golden_one_of_its_launcher(launcher):
     assert list(made) == (GOLDEN / f"command.{launcher}.argv.txt").read_text().splitlines()
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [([], ()), (["--fused"], ("--fused",)), (["--window", 4, "a b"], ("--window", "4", "a b"))],
+)
+def test_a_list_of_the_train_config_is_as_many_arguments(flags, expected):
+    command = replace(COMMAND, argv=("train.py", "{*config.flags}", "--last"))
+    made = job(command)
+    made = replace(made, spec=replace(made.spec, overrides={"flags": flags}))
+    assert argv(made, FOLDER)[-len(expected) - 2 :] == ("train.py", *expected, "--last")
+    payload = job_payload(made, FOLDER, data=DATA, seed_checkpoint=None, device="cpu")
+    assert payload["command"]["argv"] == ["train.py", *expected, "--last"]
+
+
 def test_only_slurm_starts_ranks_by_srun():
     with pytest.raises(ValueError, match="under Slurm only"):
         argv(under(RankLauncher.SRUN), FOLDER, meeting=MEETING, data=DATA)

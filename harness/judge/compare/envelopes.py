@@ -324,6 +324,8 @@ def _lasting(
         return None
     if test.precision is not control.precision or not np.isfinite(difference).all():
         return None
+    if half.steps[-1] > known.steps[-1]:
+        return None  # of steps that no repeat has: how a mean grows is not known
     learnt = mean_multiple(calibration.taught_by) * known.lasting
     limit = max(LASTING, learnt) + float(np.mean(_printed(test, control, signal, half)))
     means = f"the means of {counted(calibration.taught_by, 'repeat')}, off by {known.lasting:.1g}"

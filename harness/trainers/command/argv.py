@@ -43,6 +43,7 @@ from converge_harness.trainers.command.settings import (
     Command,
     RankLauncher,
     fill,
+    listed_key,
     placeholders,
 )
 from converge_harness.trainers.environment import OWN_STORE
@@ -120,7 +121,22 @@ def arguments(
     job: Job, folder: Path, data: Path | None = None, call: Call | None = None
 ) -> tuple[str, ...]:
     """The template filled in for a call (None: the first): the argv without the launcher's part."""
-    return tuple(filled(each, job, folder, data, call) for each in command_of(job.spec).argv)
+    return tuple(
+        argument
+        for each in command_of(job.spec).argv
+        for argument in _arguments(each, job, folder, data, call)
+    )
+
+
+def _arguments(
+    template: str, job: Job, folder: Path, data: Path | None, call: Call | None
+) -> Iterator[str]:
+    key = listed_key(template)
+    if key is None:
+        yield filled(template, job, folder, data, call)
+    else:
+        value = job.spec.setting(key)
+        yield from map(written, value if isinstance(value, list) else ())
 
 
 def filled(
@@ -368,7 +384,7 @@ OF_THE_RUN = frozenset({"output", "data", "python", "name", *OF_CHECKPOINTS})
 
 def describe_command(command: Command) -> str:
     """``train.py by torchrun, probed``."""
-    words = [each for each in command.argv if not each.startswith("-")]
+    words = [each for each in command.argv if not each.startswith(("-", "{*"))]
     # The path of the Python does not say what it runs.
     program = next((each for each in words if each != PYTHON), command.argv[0])
     by = "" if command.launcher is RankLauncher.NONE else f" by {command.launcher.value}"

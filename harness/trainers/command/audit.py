@@ -13,6 +13,7 @@ from converge_harness.model import (
     InForce,
     Precision,
     SetSpec,
+    Setting,
     ranks,
 )
 
@@ -52,11 +53,16 @@ class ProgramAudit:
 
         for argument in ran.probing.switched_off:
             # One that all sets are given may be meant for some of them alone.
-            if any(argument in str(value).split() for value in spec.overrides.values()):
+            if any(argument in _arguments(value) for value in spec.overrides.values()):
                 yield f"{argument} is named, and the program switched it off (its log says why)"
 
     def not_named(self, spec: SetSpec, ran: InForce) -> Iterable[str]:
         return ()  # the techniques of programs are not known
+
+
+def _arguments(value: Setting) -> Sequence[object]:
+    """What a value of the train config hands to a program: a list, or a text that it may split."""
+    return value if isinstance(value, list) else str(value).split()
 
 
 def _is_of(named: object, seen: Sequence[str]) -> bool:

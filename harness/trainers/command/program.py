@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from converge_harness.errors import Problem
 from converge_harness.model import SetSpec
@@ -20,7 +20,9 @@ from converge_harness.trainers.command.settings import (
     CONFIG,
     Command,
     RankLauncher,
+    TemplateError,
     fill,
+    listed_key,
     placeholders,
 )
 from converge_harness.trainers.table import environment_of, python_at
@@ -169,11 +171,8 @@ def with_files_of(command: Command, spec: SetSpec) -> Command:
     Values of ``{config.KEY}`` may be different files in different sets. An argument may be
     ``--option=PATH``; environment variables are searched, too.
     """
-    texts = (
-        filled
-        for text in (*command.argv, *command.environment.values())
-        if (filled := of_config(text, spec)) is not None
-    )
+    templates = (*command.argv, *command.environment.values())
+    texts = (text for template in templates for text in texts_of(template, spec))
     paths = (command.folder / path for text in texts for path in paths_in(text))
     found = (path for path in paths if _is_file(path))
     return replace(command, sources=tuple(dict.fromkeys((*command.sources, *found))))
@@ -184,17 +183,24 @@ def paths_in(text: str) -> tuple[str, ...]:
     return tuple(path for path in (text, text.partition("=")[2]) if path)
 
 
-def of_config(text: str, spec: SetSpec) -> str | None:
-    """A template filled from the train config's texts; None if it needs anything else."""
+def texts_of(template: str, spec: SetSpec) -> tuple[str, ...]:
+    """A template filled from the train config's texts; nothing if it needs anything else."""
     try:
-        names = placeholders(text)
-        values = {name: spec.setting(name.removeprefix(CONFIG)) for name in names}
-        known = all(
-            name.startswith(CONFIG) and isinstance(value, str) for name, value in values.items()
-        )
-        return fill(text, lambda name: str(values[name])) if known else None
-    except ValueError:  # an unmatched brace, which is reported elsewhere
-        return None
+        names = placeholders(template)
+    except TemplateError:  # which is reported elsewhere
+        return ()
+    values = {name: spec.setting(name.removeprefix(CONFIG)) for name in names}
+    if (key := listed_key(template)) is not None:
+        listed = values[CONFIG + key]
+        return tuple(each for each in listed if isinstance(each, str)) if is_list(listed) else ()
+    if not all(name.startswith(CONFIG) and isinstance(values[name], str) for name in names):
+        return ()
+    return (fill(template, lambda name: str(values[name])),)
+
+
+def is_list(value: object) -> TypeGuard[list[object]]:
+    """Whether a value of the train config can be several arguments."""
+    return isinstance(value, list) and all(isinstance(each, str | int | float) for each in value)
 
 
 def _folder_of(written: Sequence[Program], folders: Sequence[Path]) -> Path:

@@ -37,7 +37,8 @@ class Command:
     argv: tuple[str, ...]
     """The template: what follows the launcher's own options, or with ``NONE`` the whole argv. Each
     entry is one argument, in which ``{name}`` stands for a value (docs/any-trainer.md); ``{{`` and
-    ``}}`` are braces. No shell ever sees it."""
+    ``}}`` are braces. An entry ``{*config.KEY}`` is as many arguments as a list of the train config
+    has. No shell ever sees it."""
     folder: Path
     """Absolute path of the program's working directory."""
     launcher: RankLauncher = RankLauncher.TORCHRUN
@@ -94,6 +95,7 @@ PLACEHOLDERS = (
 """Placeholders other than keys of the train config."""
 CONFIG = "config."
 """Prefix of placeholders for the train config: ``{config.zero.stage}``."""
+_LIST = re.compile(r"\{\*config\.(?P<key>[^{}]*)\}")
 _PART = re.compile(r"\{\{|\}\}|\{(?P<name>[^{}]*)\}|[{}]")
 
 
@@ -101,31 +103,58 @@ def passed(command: Command) -> frozenset[str]:
     """The names of all placeholders in the command and its environment."""
     found: set[str] = set()
     for text in (*command.argv, *command.environment.values()):
-        with suppress(ValueError):  # an unmatched brace, which is reported for the file
+        with suppress(TemplateError):  # which is reported for the file
             found.update(placeholders(text))
     return frozenset(found)
+
+
+class TemplateError(ValueError):
+    """A template that cannot be filled, and how to write it."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def listed_key(template: str) -> str | None:
+    """The key whose list the whole argument stands for (``{*config.KEY}``); None for others."""
+    match = _LIST.fullmatch(template)
+    return match and match["key"]
 
 
 def placeholders(template: str) -> tuple[str, ...]:
     """The names of a template's placeholders, in order, known or not.
 
     Raises:
-        ValueError: a brace is unmatched; literal braces have to be doubled.
+        TemplateError: a brace is unmatched (literal braces have to be doubled), or ``{*…}`` is not
+        the whole argument, or no key of the train config.
     """
+    if (key := listed_key(template)) is not None:
+        return (CONFIG + key,)
     found = []
     for part in _PART.finditer(template):
-        if part["name"] is not None:
-            found.append(part["name"])
+        name = part["name"]
+        if name is not None and name.startswith("*"):
+            raise TemplateError(
+                f"{{{name}}} is no argument of its own from the train config",
+                f'write "{{*{CONFIG}KEY}}" as a whole argument',
+            )
+        if name is not None:
+            found.append(name)
         elif part[0] in "{}":
-            raise ValueError(f"the brace {part[0]!r} at character {part.start() + 1} is unmatched")
+            raise TemplateError(
+                f"the brace {part[0]!r} at character {part.start() + 1} is unmatched",
+                "write {{ and }} for braces",
+            )
     return tuple(found)
 
 
 def fill(template: str, value_of: Callable[[str], str]) -> str:
     """The template with placeholders replaced by their values, and doubled braces by single ones.
 
-    Values themselves are not expanded. Raises what ``value_of`` raises, and ValueError as
-    ``placeholders`` does.
+    Values themselves are not expanded. Raises what ``value_of`` raises, and TemplateError as
+    ``placeholders`` does. The template of a list (``listed_key``) is several arguments, and not for
+    this function.
     """
     placeholders(template)
 

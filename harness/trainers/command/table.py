@@ -24,6 +24,7 @@ As TOML (docs/any-trainer.md)::
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -52,7 +53,7 @@ from converge_harness.run_folder.checkpoints import STEP, CheckpointForm
 from converge_harness.run_folder.launcher_variables import is_of_launcher
 from converge_harness.run_folder.weight_mapping import WeightMapping
 from converge_harness.toml import FilePath, Table, Where, flatten, one_of
-from converge_harness.trainers.command.program import program_files
+from converge_harness.trainers.command.program import is_list, program_files
 from converge_harness.trainers.command.settings import (
     CHECKPOINT_DIR,
     CHECKPOINT_EVERY,
@@ -63,6 +64,8 @@ from converge_harness.trainers.command.settings import (
     STOP_AT,
     Command,
     RankLauncher,
+    TemplateError,
+    listed_key,
     passed,
     placeholders,
 )
@@ -143,6 +146,7 @@ class CommandTable(InlineTable):
 
 EXAMPLE = 'such as ["train.py", "--steps", "{steps}", "--output", "{output}"]'
 NAME_EXAMPLE = 'name = "step-{step}.pt"'
+ONE_TEXT = f"write {{{CONFIG}KEY}} without the *: a list is passed as JSON"
 OUTPUT = "{output}/"
 PROBE = "set probe = true, and call the probe in the program (docs/probe.md)"
 TRAINER_STATE = "trainer_state.json"
@@ -240,7 +244,7 @@ def _names(table: CommandTable) -> Iterator[str]:
     for _, text in _templates(table):
         try:
             yield from placeholders(text)
-        except ValueError:  # reported once, for the file
+        except TemplateError:  # reported once, for the file
             continue
 
 
@@ -249,7 +253,7 @@ def _is_readable(table: CommandTable) -> bool:
     try:
         for _, text in _templates(table):
             placeholders(text)
-    except ValueError:
+    except TemplateError:
         return False
     return bool(table.command)
 
@@ -264,9 +268,13 @@ def _template_problems(table: CommandTable, where: Where) -> Iterator[Problem]:
     for key, text in _templates(table):
         try:
             names = placeholders(text)
-        except ValueError as error:
-            yield Problem(where(key), f"{error} in {text!r}", "write {{ and }} for braces")
+        except TemplateError as error:
+            yield Problem(where(key), f"{error} in {text!r}", error.hint)
             continue
+        if listed_key(text) is not None and not key.startswith("command["):
+            yield Problem(
+                where(key), f"{text!r} is a list of arguments, and here is one text", ONE_TEXT
+            )
         for name in dict.fromkeys(names):
             if name not in PLACEHOLDERS and not name.startswith(CONFIG):
                 valid = (*PLACEHOLDERS, "config.KEY")
@@ -317,7 +325,7 @@ def _checkpoint_problems(table: CommandTable, where: Where) -> Iterator[Problem]
     """Placeholders by which a program is resumed, and what ``[trainer.checkpoints]`` needs."""
     if table.checkpoints is None:
         for key, text in _templates(table):
-            with suppress(ValueError):  # reported once, for the file
+            with suppress(TemplateError):  # reported once, for the file
                 for name in dict.fromkeys(placeholders(text)):
                     if name in OF_CHECKPOINTS:
                         yield Problem(
@@ -568,8 +576,11 @@ def set_problems(
     for key, text in _templates(table):
         try:
             names = placeholders(text)
-        except ValueError:  # reported once, for the file
+        except TemplateError:  # reported once, for the file
             continue
+        listed = listed_key(text)
+        if listed is not None and _missing(CONFIG + listed, spec) is None:
+            yield from _not_listed(text, spec.setting(listed), where=whole(key))
         for name in dict.fromkeys(names):
             if (message := _missing(name, spec)) is not None:
                 valid = [f"{CONFIG}{each}" for each in sorted(keys)]
@@ -586,6 +597,17 @@ def set_problems(
                 f"{{{CONFIG}{key}}}, so this set would run as if it were not set",
                 f'such as "--{key.rpartition(".")[2]}", "{{{CONFIG}{key}}}" in trainer.command',
             )
+
+
+def _not_listed(text: str, value: object, where: str) -> Iterator[Problem]:
+    """The value of ``{*config.KEY}``, if it is not a list of arguments."""
+    if not is_list(value):
+        given = json.dumps(value)
+        yield Problem(
+            where,
+            f"{text!r} is a list of arguments, and the train config has {given}",
+            'write a list of texts, such as ["--fused"], or [] for none',
+        )
 
 
 def _misspelt(table: CommandTable, spec: SetSpec, keys: set[str]) -> Iterator[Problem]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from converge_harness.model import SetSpec
 from converge_harness.trainers.base import normal_path
-from converge_harness.trainers.command.program import of_config, paths_in, with_files_of
-from converge_harness.trainers.command.settings import Command, RankLauncher, placeholders
+from converge_harness.trainers.command.program import paths_in, texts_of, with_files_of
+from converge_harness.trainers.command.settings import Command, RankLauncher
 
 
 def written_table(
@@ -79,22 +79,13 @@ def _fixed_elsewhere(specs: Sequence[SetSpec], placed: Mapping[Path, str]) -> st
         if command.launcher is RankLauncher.SRUN:
             return "is started by srun, which only Slurm has: give it launcher = 'torchrun'"
         for text in (*command.argv, *command.environment.values()):
-            filled = of_config(text, spec)
-            if filled is None or not _has_placeholders(text):
-                continue
-            if _moved(filled, command.folder, placed) != filled:
-                return (
-                    f"gets {filled!r} by {text!r}, a path that nobody else has: put the file below "
-                    f"{command.folder}, and write its path from there"
-                )
+            for filled in texts_of(text, spec) if "{" in text else ():
+                if _moved(filled, command.folder, placed) != filled:
+                    return (
+                        f"gets {filled!r} by {text!r}, a path that nobody else has: put the file "
+                        f"below {command.folder}, and write its path from there"
+                    )
     return ""
-
-
-def _has_placeholders(text: str) -> bool:
-    try:
-        return bool(placeholders(text))
-    except ValueError:  # an unmatched brace: no such file loads
-        return False
 
 
 def _moved(text: str, folder: Path, placed: Mapping[Path, str]) -> str:
