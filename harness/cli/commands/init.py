@@ -34,7 +34,9 @@ examples:
   an additional larger degree of a parallelism (all techniques together use the first):
     converge init --technique tp=2,cp=2,cp=8 --dp 8 --base train_configs/llama3_8b.toml
   an example of converge's own, with the train config that it starts from:
-    converge init --example smoke && converge run smoke.toml --build"""
+    converge init --example smoke && converge run smoke.toml --build
+  an example with a script, which one of your own may replace:
+    converge init --example tutorial/probed && converge plan probed.toml"""
 NOT_DONE = ""
 
 
