@@ -24,7 +24,7 @@ from converge_harness.judge.compare.envelopes import (
 )
 from converge_harness.judge.compare.limits import FEWEST_REPEATS
 from converge_harness.model import Limit, Outcome, Tier
-from converge_harness.wording import distinct_digits
+from converge_harness.wording import counted, distinct_digits
 
 Envelopes = Mapping[str, Envelope]
 
@@ -92,7 +92,8 @@ def _envelope(signal: str, envelopes: Envelopes) -> CheckResult:
         return CheckResult(
             Outcome.FAIL,
             f"the mean {signal.replace('_', ' ')} is off by {lasting.difference:+.2g} over steps "
-            f"{half[0]} to {half[-1]}, though no step is outside",
+            f"{half[0]} to {half[-1]}, and means of {counted(lasting.repeats, 'repeat')} by "
+            f"{lasting.of_repeats:.1g}, though no step is outside",
             measured=abs(lasting.difference),
             limit=lasting.limit,
             unit="relative",

@@ -78,6 +78,9 @@ class Lasting(NamedTuple):
     difference: float
     """Signed."""
     limit: Limit
+    of_repeats: float
+    """The same of the control's repeats: root mean square."""
+    repeats: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -328,9 +331,9 @@ def _lasting(
         return None  # of steps that no repeat has: how a mean grows is not known
     learnt = mean_multiple(calibration.taught_by) * known.lasting
     limit = max(LASTING, learnt) + float(np.mean(_printed(test, control, signal, half)))
-    means = f"the means of {counted(calibration.taught_by, 'repeat')}, off by {known.lasting:.1g}"
-    origin = means if learnt > LASTING else f"as for a mean loss; {means}"
-    return Lasting(float(np.mean(difference)), Limit(limit, origin))
+    repeats = calibration.taught_by
+    origin = f"means of {counted(repeats, 'repeat')}" if learnt > LASTING else "as for a mean loss"
+    return Lasting(float(np.mean(difference)), Limit(limit, origin), known.lasting, repeats)
 
 
 _ROUNDED = ", and the rounding of the log"
