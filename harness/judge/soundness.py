@@ -172,7 +172,7 @@ def began_later(evidence: Evidence) -> LateStart | None:
     return LateStart(int(loss.steps[first]))
 
 
-def counted_otherwise(evidence: Evidence, control: Evidence) -> Flaw | None:
+def numbered_otherwise(evidence: Evidence, control: Evidence) -> Flaw | None:
     """One counts its steps from 0 and the other, with as many steps, from 1.
 
     Then values at a common step are of different updates.
@@ -203,8 +203,8 @@ def other_steps(evidence: Evidence, control: Evidence) -> Flaw | None:
     """The steps are not exactly the control's."""
     if np.array_equal(evidence.steps, control.steps):
         return None
-    if counted := counted_otherwise(evidence, control):
-        return counted
+    if numbered := numbered_otherwise(evidence, control):
+        return numbered
     step = int(np.setxor1d(evidence.steps, control.steps).min(initial=2**62))
     which = "lacks" if step in control.steps else "alone has"
     sizes = f"{evidence.steps.size} steps, the control {control.steps.size}"

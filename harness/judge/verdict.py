@@ -289,7 +289,9 @@ def _next_of_curves(compared: RunComparison, judgement: Judgement, checks: Seque
     if judgement is Judgement.FAIL:
         return f"converge run EXPERIMENT.toml  # {PROBED}"
     if judgement is Judgement.INCONCLUSIVE and open_curves(compared.envelopes):
-        there = compared.calibration.taught_by if compared.calibration else 0
+        known = compared.calibration
+        # Those that taught a file are not at hand, so the command does not name them.
+        there = known.taught_by if known and known.sources else 0
         missing = range(1, FEWEST_REPEATS - there + 1)
         return same + "".join(f" --repeat RUN_{number}" for number in missing)
     options = next((each.compare_with for each in checks if each.compare_with), "")

@@ -373,6 +373,10 @@ def may_be_rounding(job: Job, verdict: Verdict) -> bool:
     return low and job.spec.trainer.can.references and verdict.judgement is Judgement.FAIL
 
 
+_OF_EVERY_STEP = ("-first-step", "-envelope")
+"""Ends of the names of checks that are open for want of repeats, a tolerance or printed digits."""
+
+
 def next_command(plan: Plan, job: Job, verdict: Verdict, control: Evidence) -> str:
     """The next command after a verdict on a set of a plan, with the reason as a shell comment.
 
@@ -381,8 +385,7 @@ def next_command(plan: Plan, job: Job, verdict: Verdict, control: Evidence) -> s
     if verdict.judgement is Judgement.FAIL:
         return _after_fail(plan, job, verdict)
     if verdict.judgement is Judgement.INCONCLUSIVE:
-        more = "or with [seeds]" if not plan.experiment.other_seeds else "or more seeds"
-        return f"{_run_again(plan, job)}  # with more steps, {more}"
+        return f"{_run_again(plan, job)}  # {_what_settles(plan, verdict)}"
     if verdict.judgement is Judgement.INVALID:
         invalid = [each.name for each in verdict.checks if each.outcome is Outcome.INVALID]
         if control.status in (RunStatus.CRASHED, RunStatus.HUNG):
@@ -416,6 +419,15 @@ def may_shrink(plan: Plan, job: Job) -> bool:
     """Whether a failed set has parts of which some may not be needed, and can be run without."""
     local = plan.experiment.launcher is Launcher.LOCAL
     return local and len(parts_of(job.spec)) > 1 and not why_not(job.spec)
+
+
+def _what_settles(plan: Plan, verdict: Verdict) -> str:
+    """What has to change before an open set is run again."""
+    left = [each.name for each in verdict.checks if each.outcome is Outcome.INCONCLUSIVE]
+    if any(name.endswith(_OF_EVERY_STEP) for name in left):
+        return "after what is named above; no more steps settle it"
+    more = "or with [seeds]" if not plan.experiment.other_seeds else "or more seeds"
+    return f"with more steps, {more}"
 
 
 def _run_again(plan: Plan, job: Job, *options: str) -> str:

@@ -372,7 +372,7 @@ def switched_off(given: Sequence[str], used: Mapping[str, Any]) -> list[str]:
     Its checks turn some off with a warning, such as ``--sequence-parallel`` without tensor
     parallelism (``validate_args`` of ``megatron/training/arguments.py``).
     """
-    following = (*given[1:], "--")
+    following = (*given, "--")[1:]
     return [
         argument
         for argument, after in zip(given, following, strict=True)

@@ -671,7 +671,7 @@ def test_masks_that_may_be_the_same_are_not_called_others(kept):
     test = drawn(off_from_the_start(), OWN)
     verdict = judged_by_masks(sums, test=test, states=OWN, kept=kept)
     assert verdict.cause.startswith("the forward pass or the objective differs")
-    unseen = "both draw random numbers, and other masks of dropout, which were not seen, look alike"
+    unseen = "both draw random numbers, and other masks of dropout, not seen, would look the same"
     assert (unseen in verdict.cause) is (kept == (639, 639))
 
 

@@ -94,6 +94,15 @@ def test_an_open_question_asks_for_more(plan):
     )
 
 
+def test_curves_of_which_no_repeat_shows_the_noise_need_more_than_steps(plan):
+    left = Check("loss-envelope", "…", Tier.ENVELOPE, Outcome.INCONCLUSIVE)
+    command = offered(plan, "ddp2", replace(verdict(Judgement.INCONCLUSIVE), checks=(left,)))
+    assert command.endswith("# after what is named above; no more steps settle it")
+    mean = replace(left, name="loss-equivalent", tier=Tier.EQUIVALENCE)
+    command = offered(plan, "ddp2", replace(verdict(Judgement.INCONCLUSIVE), checks=(mean,)))
+    assert "with more steps" in command
+
+
 def test_a_crash_shows_where_it_was_said(plan):
     assert offered(plan, "ddp2", verdict(Judgement.ERROR)) == "grep -rn Error x/logs"
 

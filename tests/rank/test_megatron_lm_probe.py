@@ -44,6 +44,8 @@ def test_a_switch_that_megatron_lm_turned_off_is_told():
     assert switched_off([*given, "--no-rope-fusion"], {**used, "sequence_parallel": True}) == []
     # An argument with a value is no switch.
     assert switched_off(["--bf16", "false"], {"bf16": False}) == []
+    # A program may be called without any, and set its arguments itself.
+    assert switched_off([], {"bf16": False}) == []
 
 
 def test_a_batch_that_is_looked_at_early_is_taken_once_and_in_order():

@@ -274,7 +274,7 @@ def learnt(taught_by, repeats=("c-rerun", "c-ulp", "c-ulp.2"), precision=Precisi
     ("precision", "calibration", "words"),
     [
         (Precision.FP32, learnt(3), None),
-        (Precision.FP32, learnt(1), "1 repeat of c cannot show how much correct runs differ"),
+        (Precision.FP32, learnt(1), "1 repeat that differs from c cannot show how much correct"),
         (Precision.BF16, learnt(1), "Limits of bf16 against fp32 are coarse"),
         (
             Precision.FP32,

@@ -167,7 +167,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RELATIVE",
         help="largest relative difference of the mean loss that still counts as equivalent, as "
         "0.005 for 0.5%% (default: by the precision of the runs); it decides about the mean alone: "
-        "without repeats or a tolerance, a single step fails only if it is grossly off",
+        "without a tolerance, and without repeats or with one or two that differ, a single step "
+        "fails only if it is grossly off",
     )
     parser.add_argument(
         "--from",

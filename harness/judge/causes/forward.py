@@ -607,11 +607,11 @@ def objective(context: Context) -> Cause | None:
 
 
 def _unseen_masks(context: Context) -> str:
-    """A clause if both runs draw, and nothing shows whether they drop the same units."""
+    """A clause if both runs draw, and it is not known whether they drop the same units."""
     test, control = context.compared.test, context.compared.control
     if not (drawing(test) and drawing(control)) or (masks_by_step(test) and masks_by_step(control)):
         return ""
-    return "; both draw random numbers, and other masks of dropout, which were not seen, look alike"
+    return "; both draw random numbers, and other masks of dropout, not seen, would look the same"
 
 
 _MEAN = "how the loss is normalised: over which tokens, microbatches and ranks it is averaged"

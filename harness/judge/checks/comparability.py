@@ -30,9 +30,9 @@ from converge_harness.judge.degrees import spec_of
 from converge_harness.judge.in_force import undeclared_differences
 from converge_harness.judge.probed_runs import differently_probed
 from converge_harness.judge.soundness import (
-    counted_otherwise,
     disordered,
     may_count_from_1,
+    numbered_otherwise,
     other_data,
     other_means,
     other_steps,
@@ -97,7 +97,7 @@ def same_numbering(test: Evidence, control: Evidence) -> CheckResult:
     One log counts from 0 and the other from 1. Compared at common steps, every step of one is
     judged by the next one of the other, and right runs look like different ones.
     """
-    flaw = counted_otherwise(test, control)
+    flaw = numbered_otherwise(test, control)
     if flaw is None:
         return passed()
     option = "--count-from-1" if may_count_from_1(test, control) else ""

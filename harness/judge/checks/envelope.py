@@ -87,13 +87,14 @@ def _envelope(signal: str, envelopes: Envelopes) -> CheckResult:
             "because it is smaller than the last printed digit: log more digits",
         )
     lasting = envelope.lasting
-    if lasting and not envelope.outside.size and abs(lasting.difference) > lasting.limit.value:
+    if lasting and lasting.is_outside and not envelope.outside.size:
         half = envelope.steps[count // 2 :]
         return CheckResult(
             Outcome.FAIL,
-            f"the mean {signal.replace('_', ' ')} is off by {lasting.difference:+.2g} over steps "
-            f"{half[0]} to {half[-1]}, and means of {counted(lasting.repeats, 'repeat')} by "
-            f"{lasting.of_repeats:.1g}, though no step is outside",
+            f"the mean {signal.replace('_', ' ')} is off by {lasting.difference:+.2g} ± "
+            f"{lasting.half_width:.1g} over steps {half[0]} to {half[-1]}, and means of "
+            f"{counted(lasting.repeats, 'repeat')} by {lasting.of_repeats:.1g}, though no step is "
+            "outside",
             measured=abs(lasting.difference),
             limit=lasting.limit,
             unit="relative",
@@ -203,7 +204,7 @@ def what_settles(found: Sequence[Envelope], mean: float | None) -> str:
     return (
         f"{', '.join(clauses)}, which is more than rounding in print and in float32, and "
         f"{found[0].unmeasured}{bound}. What settles it: {FEWEST_REPEATS} or more runs "
-        "of the control as --repeat (on other hardware or with other kernels, where the test set "
+        "of the control in all, as --repeat (on other hardware or with other kernels, where the test set "
         "has those); or the largest difference of the mean loss that you accept, as --margin; or "
         f"of single steps, as --tolerance {signals}"
     )

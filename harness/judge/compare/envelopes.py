@@ -59,6 +59,7 @@ from converge_harness.judge.compare.limits import (
     multiples,
     widest_scale,
 )
+from converge_harness.judge.compare.tost import equivalence
 from converge_harness.model import (
     Calibration,
     Evidence,
@@ -77,10 +78,17 @@ class Lasting(NamedTuple):
 
     difference: float
     """Signed."""
+    half_width: float
+    """Of the interval around it; infinite for few steps."""
     limit: Limit
     of_repeats: float
     """The same of the control's repeats: root mean square."""
     repeats: int
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether the whole interval is above the limit."""
+        return abs(self.difference) - self.half_width > self.limit.value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,7 +191,7 @@ def compare_signal(
     judges_mean = alone and signal in NORMS and tolerance is None and not unmeasured
     return replace(
         made,
-        lasting=_lasting(signal, test, control, calibration, curves) if judges_mean else None,
+        lasting=_lasting(made, test, control, calibration) if judges_mean else None,
         unmeasured=unmeasured,
         tolerated=tolerance is not None,
         by_margin=margin is not None,
@@ -306,34 +314,34 @@ def _learnt(
 
 LASTING = 1e-3
 """A mean norm may differ by as much as a mean loss does without a margin that somebody set."""
+LASTING_ALPHA = 1e-3
+"""How often noise of single steps, larger than the repeats', is taken for a lasting difference."""
 
 
 def _lasting(
-    signal: str,
-    test: Evidence,
-    control: Evidence,
-    calibration: Calibration | None,
-    curves: CurvePair,
+    made: Envelope, test: Evidence, control: Evidence, calibration: Calibration | None
 ) -> Lasting | None:
     """How far the mean of a norm is off, where repeats that differ show how far it may be.
 
     Limits of single steps are a hundred times what a few repeats differ by, or more; one mean is
     one look. A learning rate that is 1% off shows in no step of a bf16 run, and in this.
     """
-    known = calibration.signals.get(signal) if calibration else None
-    half = second_half(curves)
-    difference = signed_difference(half)
-    if calibration is None or known is None or known.lasting is None or not difference.size:
+    known = calibration.signals.get(made.signal) if calibration else None
+    half = second_half(made.curves)
+    if calibration is None or known is None or known.lasting is None or not half.steps.size:
         return None
-    if test.precision is not control.precision or not np.isfinite(difference).all():
-        return None
-    if half.steps[-1] > known.steps[-1]:
-        return None  # of steps that no repeat has: how a mean grows is not known
+    if test.precision is not control.precision or half.steps[-1] > known.steps[-1]:
+        return None  # how a mean grows after the last step of the repeats is not known
+    not_printed = unprinted(test, control, made.signal, half)
+    difference = np.where(not_printed, 0.0, signed_difference(half))
     learnt = mean_multiple(calibration.taught_by) * known.lasting
-    limit = max(LASTING, learnt) + float(np.mean(_printed(test, control, signal, half)))
-    repeats = calibration.taught_by
+    limit, repeats = max(LASTING, learnt), calibration.taught_by
+    if not np.isfinite((*difference, limit)).all() or not made.judged[-half.steps.size :].all():
+        return None
     origin = f"means of {counted(repeats, 'repeat')}" if learnt > LASTING else "as for a mean loss"
-    return Lasting(float(np.mean(difference)), Limit(limit, origin), known.lasting, repeats)
+    printed = float(np.mean(_printed(test, control, made.signal, half)))
+    found = equivalence(difference, limit, LASTING_ALPHA, rounding=printed)
+    return Lasting(found.mean, found.half_width, Limit(limit, origin), known.lasting, repeats)
 
 
 _ROUNDED = ", and the rounding of the log"
@@ -389,7 +397,8 @@ def unmeasured_noise(calibration: Calibration | None, control: str = "the contro
         return f"no repeat of {control} shows how much correct runs differ"
     if 0 < calibration.taught_by < FEWEST_REPEATS:
         few = counted(calibration.taught_by, "repeat")
-        return f"{few} of {control} cannot show how much correct runs differ"
+        differ = "differs" if calibration.taught_by == 1 else "differ"
+        return f"{few} that {differ} from {control} cannot show how much correct runs differ"
     return ""
 
 

@@ -31,8 +31,12 @@ from converge_harness.wording import control_called, counted
 WIDE = 1000
 """A learnt limit above this multiple of the floor of its arithmetic gets a sentence."""
 UNSTABLE = 50
-"""So do repeats that differ by more than this multiple of it, as their fault: of 16 and more
-repeats a limit is about 20 times what they differ by, of 3 up to 200 times."""
+"""Where the repeats themselves differ by more than this multiple of the floor, that is why a limit
+is wide; below, it is because they are few: of 16 and more repeats a limit is about 20 times what
+they differ by, of 3 up to 1,000 times and more (docs/curves.md)."""
+
+MANY = 8
+"""Of so many repeats a limit is 46 times what they differ by: they are not too few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +251,7 @@ def _wide(control: str, learnt: LearntLimit, *, experts: bool) -> str:
     times = f"{learnt.limit / learnt.floor:,.0f} times the floor of its arithmetic"
     signal = learnt.signal.replace("_", " ")
     called = control_called(plain(control))
-    if learnt.scale <= UNSTABLE * learnt.floor:
+    if learnt.repeats < MANY and learnt.scale <= UNSTABLE * learnt.floor:
         return (
             f"{counted(learnt.repeats, 'repeat')} of the {called} differ by {digits(learnt.scale)} "
             f"in the {signal} at step {learnt.step}. So few do not exclude that a correct run is "
