@@ -205,8 +205,8 @@ def what_settles(found: Sequence[Envelope], mean: float | None) -> str:
         f"{', '.join(clauses)}, which is more than rounding in print and in float32, and "
         f"{found[0].unmeasured}{bound}. What settles it: {FEWEST_REPEATS} or more runs "
         "of the control in all, as --repeat (on other hardware or with other kernels, where the "
-        "test set has those); or the largest difference of the mean loss that you accept, as --margin; or "
-        f"of single steps, as --tolerance {signals}"
+        "test set has those); or the largest difference of the mean loss that you accept, as "
+        f"--margin; or of single steps, as --tolerance {signals}"
     )
 
 
