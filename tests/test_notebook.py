@@ -257,7 +257,8 @@ def test_files_frames_and_columns_are_judged_alike(tmp_path):
     assert by_path.verdicts["next_command"][1].startswith("converge ")
     assert by_frame.verdicts["next_command"][1] == ""
     assert by_frame.parameters.empty
-    assert main(["compare", str(control), str(tests[0]), "--repeat", *map(str, paths[3:4])]) == 0
+    repeats = [f"--repeat={each}" for each in paths[3:]]
+    assert main(["compare", str(control), str(tests[0]), *repeats]) == 0
 
 
 def test_a_frame_may_have_its_steps_in_its_index():
