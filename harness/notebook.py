@@ -365,6 +365,7 @@ def compare(
     ask: str | None = None,
     since: int | None = None,
     without: Collection[str] = (),
+    count_from_1: bool = False,
 ) -> Report:
     """Judge curves as ``converge compare`` does, and return the same frames as :func:`load`.
 
@@ -381,6 +382,7 @@ def compare(
         ask: ``"same"`` (the default) or ``"no worse"``.
         since: leave out the steps before it.
         without: signals of curves to leave out, such as ``["grad_norm"]``.
+        count_from_1: add 1 to every step of a curve that begins at step 0.
 
     Raises:
         EvidenceError: a curve cannot be read or understood, or one is given twice.
@@ -394,7 +396,9 @@ def compare(
             raise EvidenceError(
                 f"tolerances: there is no signal {signal!r}; {suggest(signal, JUDGED_SIGNALS)}"
             )
-    read = functools.partial(_evidence, columns=columns or {}, since=since, without=without)
+    read = functools.partial(
+        _evidence, columns=columns or {}, since=since, without=without, count_from_1=count_from_1
+    )
     believed = read(control, "control")
     taught = [read(each, f"repeat {number}") for number, each in enumerate(repeated, 1)]
     given = tuple(_given(tests, believed, read))
@@ -431,13 +435,18 @@ def _evidence(
     columns: Mapping[str, str],
     since: int | None,
     without: Collection[str],
+    *,
+    count_from_1: bool,
 ) -> Evidence:
     if isinstance(curve, str | Path):
-        return read_curves(Path(curve), columns, since=since, without=without)
+        return read_curves(
+            Path(curve), columns, since=since, without=without, count_from_1=count_from_1
+        )
     if isinstance(curve, pd.DataFrame) and curve.index.name is not None:
         curve = curve.reset_index()
     columns_of = {str(key): list(values) for key, values in curve.items()}
-    return read_table(name, columns_of, columns, since=since).without(without)
+    read = read_table(name, columns_of, columns, since=since, count_from_1=count_from_1)
+    return read.without(without)
 
 
 def _require_apart(

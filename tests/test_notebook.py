@@ -357,3 +357,19 @@ def test_the_interface_is_imported_only_when_it_is_asked_for():
     assert converge_harness.compare is notebook.compare
     with pytest.raises(ImportError, match="cannot import name 'lod'"):
         from converge_harness import lod  # noqa: F401
+
+
+@pytest.mark.parametrize("since", [None, 50])
+def test_a_frame_that_counts_from_0_is_no_other_run(tmp_path, since):
+    control = frame(0)
+    from_0, wrong = (
+        frame(seed, factor).assign(step=STEPS - STEPS[0]) for seed, factor in ((0, 1.0), (0, 1.2))
+    )
+    if since is None:
+        assert notebook.compare(control, from_0).verdicts["verdict"].tolist() == ["INVALID"]
+    counted = notebook.compare(control, [from_0, wrong], count_from_1=True, since=since)
+    assert counted.verdicts["verdict"].tolist() == ["PASS", "FAIL"]
+    path = tmp_path / "from_0.csv"
+    from_0.to_csv(path, index=False)
+    read = notebook.compare(control, path, count_from_1=True, since=since)
+    assert read.verdicts["verdict"].tolist() == ["PASS"]

@@ -22,9 +22,16 @@ from converge_harness.readers.points import Points, last_values
 
 
 def read_table(
-    name: str, table: Mapping[str, Sequence[Any]], columns: Columns, *, since: int | None = None
+    name: str,
+    table: Mapping[str, Sequence[Any]],
+    columns: Columns,
+    *,
+    since: int | None = None,
+    count_from_1: bool = False,
 ) -> Evidence:
     """A curve named ``name`` from columns of equal length, one of them the steps.
+
+    ``since`` and ``count_from_1`` as for ``read_curves``.
 
     The rules are those for files: of a step that occurs twice the last value counts and the
     evidence says so; NaN is a value that the run had; None and ``pandas.NA`` are missing values.
@@ -39,6 +46,8 @@ def read_table(
         lengths_text = ", ".join(f"{column} {length}" for column, length in lengths.items())
         raise EvidenceError(f"{name}: its columns have different lengths: {lengths_text}")
     steps = _steps(name, wanted[STEP], table[wanted[STEP]])
+    from_0 = count_from_1 and bool(steps.size) and int(steps.min()) == 0
+    steps = steps + 1 if from_0 else steps
     kept = np.ones(steps.size, dtype=np.bool_) if since is None else steps >= since
     if not kept.any():
         why = f"has no step from {since} on" if steps.size else "has no row"
@@ -53,7 +62,9 @@ def read_table(
         digits[signal] = digits_of(values)
     found = {signal: column for signal, column in wanted.items() if signal != STEP}
     others = overlooked((each for each in names if _begins(table[each])), found)
-    read = last_values(signals).evidence(name, source=name, overlooked=others)
+    read = last_values(signals).evidence(
+        name, source=name, overlooked=others, counted_from_1=from_0
+    )
     return printed_with(read, digits)
 
 
