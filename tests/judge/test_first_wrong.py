@@ -211,8 +211,11 @@ def test_another_loss_is_not_taken_for_a_wrong_module():
 def test_a_factor_of_all_gradients_is_no_module():
     place = place_of(activations(scale=4.0), CauseClass.GRADIENT_SCALE)
     assert place.module == ""
-    assert place.sentence.startswith("no module: the outputs of all 5 modules")
-    assert "at 4 times the control's, agree to" in place.sentence
+    begins = "no module: in the first batches the outputs of all 5 modules agree to "
+    assert place.sentence.startswith(begins)
+    assert "the gradients that flow back through them once they are divided by 4; so" in (
+        place.sentence
+    )
     assert place.sentence.endswith("in the gradients of weights or their reduction")
 
 

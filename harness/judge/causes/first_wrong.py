@@ -125,9 +125,9 @@ def _none(
     every = (*modules.forward, *modules.backward)
     count = len({each.row.module for each in modules.forward})
     furthest = max(every, key=lambda each: each.distance, default=None)
-    agree = f"agree to {furthest.distance:.1g} (rounding: {furthest.noise:.1g})" if furthest else ""
+    to = f" to {furthest.distance:.1g} (rounding: {furthest.noise:.1g})" if furthest else ""
     scaled = abs(modules.factor - 1) > _NEARLY_ONE
-    factor = f", at {modules.factor:.4g} times the control's," if scaled else ""
+    divided = f" once they are divided by {modules.factor:.4g}" if scaled else ""
     owners = {_caller(modules, name) for name in gradients}
     owner = owners.pop() if len(owners) == 1 and kind is not CauseClass.OBJECTIVE else MODEL
     if kind is CauseClass.OBJECTIVE:
@@ -137,8 +137,8 @@ def _none(
     else:
         so = f"only the gradients of {owner}'s own weights are wrong"
     sentence = (
-        f"no module: the outputs of all {count} modules in the first batches, and the gradients "
-        f"that flow back through them{factor} {agree}, so {so}"
+        f"no module: in the first batches the outputs of all {count} modules agree{to}, and so do "
+        f"the gradients that flow back through them{divided}; so {so}"
     )
     return FirstWrong("" if owner == MODEL else owner, sentence)
 
