@@ -84,6 +84,14 @@ class SlurmDaemons:
                 raise TimeoutError(f"{names} did not become idle:\n{self.log_tails()}")
             time.sleep(0.1)
 
+    def wait_for_reason(self, reason, timeout_s=60):
+        """Until the queue has one job, which pends for this reason."""
+        deadline = time.monotonic() + timeout_s
+        while (found := self.ask("squeue", "--noheader", "-o", "%r").split()) != [reason]:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the queue says {found}, not {reason}:\n{self.log_tails()}")
+            time.sleep(0.1)
+
     def log_tails(self):
         """The ends of all daemons' logs."""
         return "\n".join(

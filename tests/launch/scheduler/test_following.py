@@ -138,19 +138,34 @@ def test_an_impossible_request_is_refused_while_others_run(light, site):
 
 
 def test_a_job_that_pends_for_ever_is_refused_and_leaves_the_queue(light, site, slurm):
-    site = site()
-    job = light("held", ranks=1)
-    # As where EnforcePartLimits is off: the limit is lowered once the job waits.
+    def lower_the_limit(event):
+        # Once the job waits, as where EnforcePartLimits is off.
+        if isinstance(event, launch.Queued):
+            slurm.ask("scontrol", "update", "PartitionName=main", "MaxTime=1")
+            slurm.ask("scontrol", "update", "PartitionName=main", "State=UP")
+
+    slurm.ask("scontrol", "update", "PartitionName=main", "State=DOWN")
+    try:
+        (record,) = follow_plan(plan_of(light("held", ranks=1)), site(), lower_the_limit)
+    finally:
+        slurm.ask("scontrol", "update", "PartitionName=main", "MaxTime=INFINITE", "State=UP")
+    assert record.status is RunStatus.REFUSED
+    assert "PartitionTimeLimit" in record.error.message
+    assert not queue(slurm)
+
+
+def test_a_job_that_was_refused_while_it_waited_is_submitted_again(light, site, slurm):
+    site, job = site(), light("held", ranks=1)
     slurm.ask("scontrol", "update", "PartitionName=main", "State=DOWN")
     submit_plan(plan_of(job), site, lambda event: None)
     slurm.ask("scontrol", "update", "PartitionName=main", "MaxTime=1")
     slurm.ask("scontrol", "update", "PartitionName=main", "State=UP")
     try:
-        records, _ = follow(site, job)
+        slurm.wait_for_reason("PartitionTimeLimit")
     finally:
         slurm.ask("scontrol", "update", "PartitionName=main", "MaxTime=INFINITE")
-    assert records["held"].status is RunStatus.REFUSED
-    assert "PartitionTimeLimit" in records["held"].error.message
+    records, events = follow(site, job)
+    assert records["held"].status is RunStatus.FINISHED
     assert not queue(slurm)
 
 
