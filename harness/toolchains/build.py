@@ -9,6 +9,7 @@ waiting.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import shutil
@@ -42,16 +43,17 @@ from converge_harness.toolchains.installer import (
     run_logged,
 )
 from converge_harness.toolchains.recipes import (
-    CHECKOUT_VARIABLE,
     RECIPES,
     TRAIN,
     Recipe,
+    at_revision,
+    checkouts,
     constraints_of,
     has_recipe,
     pinned_by,
     purpose,
     recipe_of,
-    torchtitan_of,
+    upstream_of,
     without,
 )
 
@@ -111,8 +113,8 @@ class Stamp:
 
     recipe: str
     """A digest of all versions and of the recipe."""
-    torchtitan: str
-    """What was installed as torchtitan; empty if none was."""
+    source: str
+    """What its upstream was installed from, as the installer was given it; empty: as pinned."""
     extra: tuple[str, ...]
     """Packages that were asked for besides."""
     converge: str
@@ -123,6 +125,8 @@ class _Step(NamedTuple):
     says: str
     what: tuple[str, ...]
     """Options and packages for the installer."""
+    python: tuple[int, int] = (0, 0)
+    """The Python that these packages declare to need."""
 
 
 # ------------------------------------------------------------------ what is there
@@ -159,7 +163,7 @@ def _out_of_date(name: str, folder: Path) -> str:
         return "an older converge built it"
     if not has_recipe(name):
         return "this converge has no recipe for it"
-    wanted = _stamp(name, found.extra, asked_before=found.torchtitan)
+    wanted = _stamp(name, found.extra, asked_before=found.source)
     reasons = {
         "its recipe or pinned versions are others now": wanted.recipe != found.recipe,
         f"it has another converge ({found.converge})": wanted.converge != found.converge,
@@ -179,9 +183,11 @@ def disk_use(folder: Path) -> int:
 
 def _read_stamp(folder: Path) -> Stamp | None:
     try:
-        document: Mapping[str, Any] = json.loads((folder / STAMP).read_text())
+        document: dict[str, Any] = json.loads((folder / STAMP).read_text())
+        if "torchtitan" in document:  # its name until there were commits of Megatron-LM
+            document["source"] = document.pop("torchtitan")
         return Stamp(**{**document, "extra": tuple(document["extra"])})
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -191,23 +197,25 @@ def _stamp(name: str, extra: Sequence[str], *, asked_before: str = "") -> Stamp:
     Without a checkout named, a toolchain of a revision counts as that of which it was built.
     """
     recipe, revision = recipe_of(name)
-    checkout = os.environ.get(CHECKOUT_VARIABLE)
-    titan = ""
-    if recipe.torchtitan:
-        known = revision and not checkout and asked_before
-        titan = asked_before if known else torchtitan_of(recipe.torchtitan, revision, checkout)
-    parts = [repr(recipe), _constraints(name), *(TRAIN if titan else ()), titan]
+    upstream, clones = upstream_of(name), checkouts()
+    source = f"torchtitan=={recipe.torchtitan}" if recipe.torchtitan else ""
+    if upstream is not None and revision:
+        known = not clones and asked_before
+        source = asked_before if known else at_revision(upstream, revision, clones)
+    parts = [repr(recipe), _constraints(name), *(TRAIN if recipe.torchtitan else ()), source]
     if recipe.modules:
         parts += [path.read_text() for path in _modules(recipe.modules)]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    return Stamp(digest, titan, tuple(sorted(set(extra))), this_package.code_version())
+    return Stamp(digest, source, tuple(sorted(set(extra))), this_package.code_version())
 
 
 def _constraints(name: str) -> str:
     recipe, revision = recipe_of(name)
     instead = dict(recipe.instead)
     if recipe.torchtitan:
-        instead["torchtitan"] = None if revision else recipe.torchtitan
+        instead["torchtitan"] = recipe.torchtitan
+    if revision and (upstream := upstream_of(name)) is not None:
+        instead[upstream.package] = None
     return constraints_of(shipped(CONSTRAINTS).read_text(), instead)
 
 
@@ -231,7 +239,7 @@ def build(
     Args:
         name: of a recipe; ``torchtitan-0.3.0@REVISION`` has that release's packages, but
             torchtitan from a git checkout, and is built again when the revision has moved;
-            ``torchtitan-main`` is built from one, too.
+            ``torchtitan-main`` is built from one, too. Those of Megatron-Core likewise.
         root: the folder of toolchains.
         extra: more packages to install, by names that pip understands.
         fresh: build it anew, even if it is up to date.
@@ -305,7 +313,7 @@ def _build(
     with _replacing(folder, keep=refill):
         constraints = wheels / "constraints.txt"
         wheels.mkdir(exist_ok=True)
-        constraints.write_text(without(_constraints(name), pinned_by(wanted.torchtitan)))
+        constraints.write_text(without(_constraints(name), pinned_by(wanted.source)))
         steps = _steps(name, wanted, this_package.requirement(wheels), refill=refill)
         total = len(steps) + (not refill) + 1
         environment = {**installer.environment, **recipe.environment}
@@ -317,7 +325,9 @@ def _build(
             for number, step in enumerate(steps, 1 + (not refill)):
                 observer(Doing(name, number, total, step.says))
                 what = ("-c", str(constraints), *step.what)
-                _run(name, installer.install(python, *what), log, environment)
+                _require_pip(name, step.python)
+                command = installer.install(python, *what, declared=step.python)
+                _run(name, command, log, environment)
             if recipe.modules:
                 (packages,) = folder.glob("lib/python*/site-packages")
                 for module in _modules(recipe.modules):
@@ -362,7 +372,12 @@ def _link_if_same(compiled: Path, mine: Path) -> None:
 def _steps(name: str, wanted: Stamp, converge: Sequence[str], *, refill: bool) -> tuple[_Step, ...]:
     """What is installed, in this order."""
     recipe, _ = recipe_of(name)
-    titan = (*TRAIN, wanted.torchtitan) if wanted.torchtitan else ()
+    titan = (*TRAIN, wanted.source) if recipe.torchtitan else ()
+    upstream = upstream_of(name)
+    alone = (
+        wanted.source if wanted.source and upstream and each == upstream.package else each
+        for each in recipe.alone
+    )
     release = f"torchtitan {recipe.torchtitan}" if titan else ""
     contents = ", ".join(filter(None, (release, *recipe.packages)))
     steps = (
@@ -375,7 +390,8 @@ def _steps(name: str, wanted: Stamp, converge: Sequence[str], *, refill: bool) -
         ),
         _Step(
             f"installing {', '.join(recipe.alone)}",
-            ("--no-deps", *recipe.alone) if recipe.alone else (),
+            ("--no-deps", *alone) if recipe.alone else (),
+            recipe.python,
         ),
     )
     last = (
@@ -384,6 +400,16 @@ def _steps(name: str, wanted: Stamp, converge: Sequence[str], *, refill: bool) -
         _Step("installing converge", ("--no-deps", "--force-reinstall", *converge)),
     )
     return tuple(step for step in (*(() if refill else steps), *last) if step.what)
+
+
+def _require_pip(name: str, declared: tuple[int, int]) -> None:
+    """Refuse what only pip can install (``Installer.install``) where there is none."""
+    if sys.version_info[:2] < declared and importlib.util.find_spec("pip") is None:
+        needed, here = (".".join(map(str, each)) for each in (declared, sys.version_info[:2]))
+        raise ToolchainError(
+            f"toolchain {name}: its packages declare to need Python {needed}, and only pip "
+            f"installs them in {here}: install pip into {sys.executable}"
+        )
 
 
 def _run(name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:

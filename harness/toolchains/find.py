@@ -2,8 +2,8 @@
 
 A toolchain is a virtual environment ``<root>/<name>`` with one trainer in it, made by ``converge
 toolchain build NAME``. A suffix of the name says what else is in it
-(``torchtitan-0.3.0-streaming``). With ``@REVISION`` torchtitan is that commit of a git checkout
-(``torchtitan-main@b5bcd76c6``): it is driven as its code asks for, and the commit is part of its
+(``torchtitan-0.3.0-streaming``). With ``@REVISION`` what it is named after is that commit of a git
+checkout (``torchtitan-main@b5bcd76c6``, ``megatron-core-main@d98e8a64d``), which is part of its
 version.
 The root is ``$CONVERGE_TOOLCHAINS``, else ``.toolchains`` in the current directory if it is there,
 else a folder in the user's cache.

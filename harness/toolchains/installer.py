@@ -36,13 +36,24 @@ class Installer:
         """The command that makes an empty environment."""
         return (*self._venv, str(folder))
 
-    def install(self, python: Path, *what: str) -> tuple[str, ...]:
-        """The command that installs packages in the environment of a Python."""
-        if self.name == "uv":
+    def install(
+        self, python: Path, *what: str, declared: tuple[int, int] = (0, 0)
+    ) -> tuple[str, ...]:
+        """The command that installs packages in the environment of a Python.
+
+        Args:
+            python: of the environment; its version is that of this process.
+            what: options and packages.
+            declared: the Python that the packages declare to need. An older one is told to be good
+                enough, which only pip can be.
+        """
+        too_old = sys.version_info[:2] < declared
+        if self.name == "uv" and not too_old:
             options = ("--quiet", "--python", str(python), *self._options)
             return (*self._install, *options, *what)
+        pip = (sys.executable, "-m", "pip") if self.name == "uv" else self._install
         options = ("--python", str(python), "install", "--quiet", "--no-compile")
-        return (*self._install, *options, *what)
+        return (*pip, *options, *(("--ignore-requires-python",) if too_old else ()), *what)
 
 
 def find_installer(python: str = sys.executable) -> Installer | None:

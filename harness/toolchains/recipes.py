@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -20,12 +20,45 @@ from packaging.version import InvalidVersion, Version
 from converge_harness.errors import ToolchainError, suggest
 
 CHECKOUT_VARIABLE = "CONVERGE_CHECKOUT"
-"""Names a clone of torchtitan, for toolchains of one of its revisions."""
+"""Names clones of upstream repositories, for toolchains of their revisions; ``:`` between them."""
 TRAIN = (
     *("datasets<4.8", "numpy>=2.0", "tensorboard", "tokenizers>=0.20", "torch", "torchao"),
     "triton; sys_platform == 'linux'",
 )
 """What torchtitan needs here besides itself: the extra ``train`` of pyproject.toml."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """A package of whose git commits toolchains are made."""
+
+    package: str
+    """The name of its distribution, with which the names of its toolchains begin."""
+    repository: str
+    url: str
+    holds: str
+    """A file that its commits have."""
+
+
+UPSTREAMS = (
+    Upstream(
+        "torchtitan",
+        "torchtitan",
+        "https://github.com/pytorch/torchtitan",
+        "torchtitan/__init__.py",
+    ),
+    Upstream(
+        "megatron-core",
+        "Megatron-LM",
+        "https://github.com/NVIDIA/Megatron-LM",
+        "megatron/core/__init__.py",
+    ),
+)
+
+
+def upstream_of(name: str) -> Upstream | None:
+    """The package after which a toolchain is named, if toolchains are made of its commits."""
+    return next((each for each in UPSTREAMS if name.startswith(f"{each.package}-")), None)
 
 
 @dataclass(frozen=True)
@@ -36,9 +69,9 @@ class Recipe:
     """One line for people."""
     torchtitan: str | None = None
     """The release of torchtitan, or a branch, with its requirements; None: no torchtitan."""
-    branch: bool = field(default=False, repr=False)
-    """Whether it is a branch, which is installed from a git checkout. (Digests of recipes, which
-    say whether a toolchain is up to date, are of what is installed.)"""
+    branch: str = field(default="", repr=False)
+    """Its upstream's branch, which is installed from a git checkout; empty: a release. (Digests of
+    recipes, which say whether a toolchain is up to date, are of what is installed.)"""
     instead: Mapping[str, str | None] = field(default_factory=dict)
     """Versions that replace those in constraints.txt, by package; None: any version."""
     packages: tuple[str, ...] = ()
@@ -46,6 +79,8 @@ class Recipe:
     """Packages built from source, with what is installed by then."""
     alone: tuple[str, ...] = ()
     """Packages installed without their declared dependencies; the needed ones are in `packages`."""
+    python: tuple[int, int] = field(default=(3, 11), repr=False)
+    """The Python that those in `alone` declare to need, though they have files for older ones."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables for building packages."""
     modules: str | None = None
@@ -56,6 +91,16 @@ class Recipe:
 
 OLDER_TORCH: Mapping[str, str | None] = {"torch": "2.13.0", "triton": "3.7.1"}
 """The older torch, with the triton that its CUDA build pins."""
+_MEGATRON = Recipe(
+    "Megatron-Core",
+    instead=OLDER_TORCH,
+    # Its modules for inference, which all others import, define kernels of triton.
+    packages=("numpy", "packaging", "triton; sys_platform == 'linux'"),
+    alone=("megatron-core",),
+    python=(3, 12),
+    imports=("megatron.core",),
+)
+"""From 0.17 on: with files for Python 3.11, and metadata that ask for 3.12."""
 RECIPES = {
     "torchtitan-0.3.0": Recipe("torchtitan 0.3.0 on torch 2.15", "0.3.0"),
     "torchtitan-0.3.0-torch-2.13": Recipe(
@@ -63,7 +108,7 @@ RECIPES = {
     ),
     # What a commit of it needs beyond torch (Grain, in the version that it pins) comes with it.
     "torchtitan-main": Recipe(
-        "torchtitan's main branch on torch 2.15, from a git checkout", "main", branch=True
+        "torchtitan's main branch on torch 2.15, from a git checkout", "main", branch="main"
     ),
     "torchtitan-0.2.2": Recipe("torchtitan 0.2.2 on torch 2.13", "0.2.2", instead=OLDER_TORCH),
     # What MosaicML Streaming pins (numpy < 2.2, transformers < 5, a torchvision that PyPI has for
@@ -118,12 +163,16 @@ RECIPES = {
         alone=("megatron-core",),
         imports=("megatron.core",),
     ),
+    "megatron-core-0.19.2": replace(_MEGATRON, instead={**OLDER_TORCH, "megatron-core": "0.19.2"}),
+    "megatron-core-main": replace(
+        _MEGATRON, what="Megatron-LM's main branch, from a git checkout", branch="main"
+    ),
 }
 """Name to recipe; versions are in constraints.txt, and those of the older torch above."""
 
 
 class Wanted(NamedTuple):
-    """A toolchain by its name: the recipe, and the revision of torchtitan after an ``@``.
+    """A toolchain by its name: the recipe, and the revision of its upstream after an ``@``.
 
     A branch without a revision means its newest commit in the checkout.
     """
@@ -163,18 +212,17 @@ def has_recipe(name: str) -> bool:
         return False
     if "+" in name.partition("@")[0] and not (package and _is_version(version)):
         return False
-    if package == "torchtitan" and revision:  # which of them?
+    if "@" not in name:
+        return True
+    upstream = upstream_of(release)
+    if upstream is None or package == upstream.package:  # which of them?
         return False
-    return "@" not in name or (_has_revisions(release) and bool(revision) and "/" not in revision)
+    return bool(revision) and "/" not in revision
 
 
 def has_revisions(name: str) -> bool:
     """Whether converge builds a toolchain of that name at any revision: ``NAME@REVISION``."""
-    return has_recipe(name) and _has_revisions(NameParts.of(name).release)
-
-
-def _has_revisions(release: str) -> bool:
-    return release.startswith("torchtitan-")
+    return has_recipe(name) and upstream_of(name) is not None
 
 
 def recipe_of(name: str) -> Wanted:
@@ -183,7 +231,7 @@ def recipe_of(name: str) -> Wanted:
     if not has_recipe(name):
         raise ToolchainError(
             f"there is no recipe for a toolchain {name!r}; {suggest(release, list(RECIPES))}; for "
-            "a revision of torchtitan, torchtitan-RELEASE@REVISION or torchtitan-main@REVISION; "
+            "a git revision, NAME@REVISION, such as torchtitan-main@REVISION; "
             "for another version of a package, NAME+PACKAGE-VERSION, such as "
             "torchtitan-0.3.0+torchao-0.17.0"
         )
@@ -194,7 +242,7 @@ def recipe_of(name: str) -> Wanted:
         # Every torch has its own triton.
         beside = {"triton": None} if package == "torch" else {}
         recipe = replace(recipe, instead={**recipe.instead, **beside, package: version})
-    return Wanted(recipe, revision or (recipe.torchtitan or "" if recipe.branch else ""))
+    return Wanted(recipe, revision or recipe.branch)
 
 
 def purpose(name: str) -> tuple[str, ...]:
@@ -218,53 +266,63 @@ def constraints_of(text: str, instead: Mapping[str, str | None]) -> str:
     return text
 
 
-_NAME_A_CHECKOUT = (
-    f"set {CHECKOUT_VARIABLE}=FOLDER, a clone of https://github.com/pytorch/torchtitan"
-)
+def _name_a_checkout(upstream: Upstream) -> str:
+    return f"set {CHECKOUT_VARIABLE}=FOLDER, a clone of {upstream.url}"
 
 
-def require_checkout() -> Path:
-    """The clone of torchtitan that the environment names; raises ToolchainError if it names none.
+def checkouts() -> tuple[Path, ...]:
+    """The clones that the environment names."""
+    named = os.environ.get(CHECKOUT_VARIABLE, "").split(os.pathsep)
+    return tuple(Path(each).expanduser().resolve() for each in named if each)
 
-    What is asked of it later says whether it is one.
+
+def require_checkout(upstream: Upstream) -> Path:
+    """The clone of a repository that the environment names.
+
+    Raises ToolchainError if it names none. Of several, the first whose HEAD has the package; what
+    is asked of a single one says whether it is one.
     """
-    if named := os.environ.get(CHECKOUT_VARIABLE):
-        return Path(named).expanduser().resolve()
-    raise ToolchainError(f"commits of which torchtitan? {_NAME_A_CHECKOUT}")
-
-
-def torchtitan_of(release: str, revision: str, checkout: str | None) -> str:
-    """What an installer is given: a release, or a commit of a checkout by its full hash.
-
-    Raises ToolchainError where the checkout is none, or lacks the revision.
-    """
-    if not revision:
-        return f"torchtitan=={release}"
-    if not checkout:
-        raise ToolchainError(f"torchtitan at {revision} of which checkout? {_NAME_A_CHECKOUT}")
-    folder = Path(checkout).expanduser().resolve()
-    resolve = ("git", "-C", str(folder), "rev-parse", "--verify", f"{revision}^{{commit}}")
-    try:
-        asked = subprocess.run(resolve, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise ToolchainError(f"there is no git on the PATH, to find {revision}") from None
-    commit = asked.stdout.strip()
-    if not re.fullmatch("[0-9a-f]{40,64}", commit) or not _has_torchtitan(folder, commit):
+    named = checkouts()
+    if not named:
         raise ToolchainError(
-            f"{CHECKOUT_VARIABLE}={checkout}: not a clone of torchtitan that has {revision} "
-            "(its branches and tags: git branch --all, git tag; git fetch brings new ones)"
+            f"commits of which {upstream.repository}? {_name_a_checkout(upstream)}"
         )
-    return f"git+{folder.as_uri()}@{commit}"
+    return next((each for each in named if _has_package(upstream, each, "HEAD")), named[0])
 
 
-def pinned_by(torchtitan: str) -> tuple[str, ...]:
-    """Packages that a commit of torchtitan pins itself, in the form that PyPI gives their names.
+def at_revision(upstream: Upstream, revision: str, clones: Sequence[Path]) -> str:
+    """What an installer is given: a commit of the first clone that has the revision.
+
+    Raises ToolchainError where none has it.
+    """
+    if not clones:
+        raise ToolchainError(
+            f"{upstream.repository} at {revision} of which checkout? {_name_a_checkout(upstream)}"
+        )
+    for folder in clones:
+        resolve = ("git", "-C", str(folder), "rev-parse", "--verify", f"{revision}^{{commit}}")
+        try:
+            asked = subprocess.run(resolve, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            raise ToolchainError(f"there is no git on the PATH, to find {revision}") from None
+        commit = asked.stdout.strip()
+        if re.fullmatch("[0-9a-f]{40,64}", commit) and _has_package(upstream, folder, commit):
+            return f"git+{folder.as_uri()}@{commit}"
+    raise ToolchainError(
+        f"{CHECKOUT_VARIABLE}={os.pathsep.join(map(str, clones))}: not a clone of "
+        f"{upstream.repository} that has {revision} (its branches and tags: git branch --all, "
+        "git tag; git fetch brings new ones)"
+    )
+
+
+def pinned_by(source: str) -> tuple[str, ...]:
+    """Packages that a commit pins itself, in the form that PyPI gives their names.
 
     Args:
-        torchtitan: as ``torchtitan_of`` returns it. Nothing for a release: constraints.txt has what
+        source: as ``at_revision`` returns it. Nothing for a release: constraints.txt has what
             releases pin.
     """
-    found = re.fullmatch(r"git\+file://(.+)@([0-9a-f]+)", torchtitan)
+    found = re.fullmatch(r"git\+file://(.+)@([0-9a-f]+)", source)
     if found is None:
         return ()
     show = ("git", "-C", unquote(found[1]), "show", f"{found[2]}:pyproject.toml")
@@ -287,9 +345,9 @@ def without(constraints: str, packages: Collection[str]) -> str:
     return "".join(line for line in lines if line.partition("==")[0] not in packages)
 
 
-def _has_torchtitan(folder: Path, commit: str) -> bool:
+def _has_package(upstream: Upstream, folder: Path, commit: str) -> bool:
     """Whether a commit has the package; the checkout may be bare, or at another commit."""
-    look = ("git", "-C", str(folder), "cat-file", "-e", f"{commit}:torchtitan/__init__.py")
+    look = ("git", "-C", str(folder), "cat-file", "-e", f"{commit}:{upstream.holds}")
     return subprocess.run(look, capture_output=True, check=False).returncode == 0
 
 

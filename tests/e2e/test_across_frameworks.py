@@ -8,7 +8,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    need("megatron-core-0.16.1")
+    need("megatron-core-0.19.2")
     return tmp_path_factory.mktemp("across_frameworks")
 
 

@@ -61,7 +61,7 @@ def folder(folder):
 
 def test_a_set_has_the_train_config_the_toolchain_and_the_keys_of_its_trainer(load):
     tp2, pp2 = load(TEXT).tests
-    assert (tp2.trainer.kind, tp2.toolchain) == ("megatron", "megatron-core-0.16.1")
+    assert (tp2.trainer.kind, tp2.toolchain) == ("megatron", "megatron-core-0.19.2")
     assert tp2.train_config.path == "megatron.toml"
     assert tp2.overrides == {"optimizer.clip_grad": 0.5}
     assert tp2.starts_from_control

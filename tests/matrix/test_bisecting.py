@@ -14,7 +14,7 @@ from converge_harness.experiment import load_experiment
 from converge_harness.matrix.bisect import (
     Releases,
     Revision,
-    TorchtitanCommits,
+    UpstreamCommits,
     alone,
     asked_for,
 )
@@ -94,7 +94,7 @@ def test_control_and_test_set_train_with_the_version(pair):
 
 
 def test_commits_are_those_of_the_clone_that_the_environment_names(clone, pair):
-    subject = TorchtitanCommits(pair, assume_toolchain)
+    subject = UpstreamCommits(pair, assume_toolchain)
     asked = asked_for(subject, "main~2", "main")
     line = subject.line(asked.good, asked.bad)
     subjects = [each.title.partition(" ")[2].partition(" ")[2] for each in line]
@@ -108,7 +108,7 @@ def test_commits_are_those_of_the_clone_that_the_environment_names(clone, pair):
 def test_a_control_in_another_toolchain_keeps_it(clone, tmp_path, monkeypatch):
     monkeypatch.setenv("CONVERGE_TOOLCHAINS", str(tmp_path / "toolchains"))
     pair = alone(load_experiment(ROOT / "experiments" / "upgrade_torch.toml"), "fsdp2_tp2")
-    subject = TorchtitanCommits(pair, assume_toolchain)
+    subject = UpstreamCommits(pair, assume_toolchain)
     names = toolchains(subject, pair, subject.revision("main"))
     assert pair.controls[0].toolchain in names
     assert len(names) == 2
@@ -117,19 +117,19 @@ def test_a_control_in_another_toolchain_keeps_it(clone, tmp_path, monkeypatch):
 def test_what_has_no_revisions_to_build_is_refused(clone, pair, monkeypatch):
     monkeypatch.delenv("CONVERGE_CHECKOUT")
     with pytest.raises(ToolchainError, match="set CONVERGE_CHECKOUT=FOLDER"):
-        TorchtitanCommits(pair, assume_toolchain)
+        UpstreamCommits(pair, assume_toolchain)
     zero = alone(load_experiment(ROOT / "experiments" / "hf.toml"), "ddp2_accumulate2")
     # A package of its toolchain may be another one; torchtitan is not in it.
     assert toolchains(Releases("transformers", zero, assume_toolchain), zero, Revision("5.22", ""))
     monkeypatch.setenv("CONVERGE_CHECKOUT", str(clone))
     with pytest.raises(ConfigError, match="--of code"):
-        TorchtitanCommits(zero, assume_toolchain)
+        UpstreamCommits(zero, assume_toolchain)
     own = replace(pair, tests=(replace(pair.tests[0], toolchain="mine"),))
     with pytest.raises(ConfigError, match="needs a toolchain that converge builds"):
         Releases("torch", own, assume_toolchain)
     monkeypatch.setenv("CONVERGE_CHECKOUT", str(clone.parent))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(clone.parents[1]))
     with pytest.raises(CheckoutError, match="is not a git checkout, so it has no revision 'main'"):
-        TorchtitanCommits(pair, assume_toolchain).revision("main")
+        UpstreamCommits(pair, assume_toolchain).revision("main")
     with pytest.raises(ConfigError, match="is not a single test set"):
         alone(load_experiment(SMOKE), "fsdp2")

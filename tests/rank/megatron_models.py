@@ -4,7 +4,7 @@ import importlib.util
 import warnings
 from dataclasses import replace
 
-NEEDED = "needs toolchain megatron-core-0.16.1"
+NEEDED = "needs toolchain megatron-core-0.19.2"
 
 
 def prepared_megatron():

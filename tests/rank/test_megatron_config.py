@@ -68,6 +68,20 @@ def test_bf16_is_named_by_the_technique_or_by_the_data_type(tmp_path):
         build_config(job_of(tmp_path, overrides=mixed))
 
 
+def test_keys_of_what_is_refused_are_no_evidence_unless_a_job_sets_them(tmp_path):
+    """Between releases their defaults differ (``cuda_graph_scope``, ``muon_tp_mode``)."""
+    key = "transformer.cuda_graph_impl"
+    silent, said = (
+        build_config(job_of(tmp_path)),
+        build_config(job_of(tmp_path, overrides={key: "none"})),
+    )
+    assert not any(
+        each.startswith(("transformer.cuda_graph_", "optimizer.muon_")) for each in silent.flat
+    )
+    assert (said.flat[key], said.declared[-1]) == ("none", key)
+    assert silent.flat.keys() | {key} == said.flat.keys()
+
+
 def test_a_key_that_no_class_has_is_refused_with_the_nearest(tmp_path):
     found = problem_of(tmp_path, overrides={"transformer.sequence_paralel": True})
     assert (found.key, found.valid[0]) == (

@@ -1,5 +1,6 @@
 """Building, checking and removing toolchains, by an installer that notes what it is asked."""
 
+import importlib.util
 import json
 import os
 import py_compile
@@ -11,6 +12,7 @@ from importlib import metadata
 
 import pytest
 from filelock import FileLock
+from own_fork import git
 
 from converge_harness.errors import ToolchainError
 from converge_harness.toolchains import build as building
@@ -131,6 +133,38 @@ def test_what_another_toolchain_compiled_of_the_same_file_is_shared(root):
     said = subprocess.check_output([sys.executable, "-c", asked], cwd=mine, text=True)
     assert said.split() == [str(shared), str(mine / "same.py")]
     assert shared.samefile(finished / shared.relative_to(mine))  # Python took it as it was
+
+
+def test_a_stamp_of_when_only_torchtitan_had_commits_is_read(installer, root):
+    installer()
+    build(NAME, root)
+    stamp = root / NAME / STAMP
+    old = json.loads(stamp.read_text())
+    old["torchtitan"] = old.pop("source")
+    stamp.write_text(json.dumps(old))
+    assert condition(NAME, root).state is State.READY
+
+
+def test_a_commit_of_megatron_lm_replaces_its_release(installer, root, tmp_path, monkeypatch):
+    asked, clone = installer(), tmp_path / "clone"
+    core = clone / "megatron" / "core"
+    core.mkdir(parents=True)
+    (core / "__init__.py").write_text("")
+    git(clone, "init", "-q", "-b", "main")
+    git(clone, "add", ".")
+    git(clone, "commit", "-q", "-m", "one")
+    monkeypatch.setenv("CONVERGE_CHECKOUT", str(clone))
+    commit = git(clone, "rev-parse", "main")
+    monkeypatch.setattr(sys, "version_info", (3, 12))  # which its metadata ask for
+    build("megatron-core-main", root)
+    (alone,) = (line for line in asked() if "--no-deps" in line and "git+" in line)
+    assert alone.endswith(f" --no-deps git+{clone.as_uri()}@{commit}")
+    monkeypatch.delenv("CONVERGE_CHECKOUT")
+    assert condition("megatron-core-main", root).state is State.READY
+    monkeypatch.setattr(sys, "version_info", (3, 11))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ToolchainError, match=r"need Python 3.12, and only pip installs .* 3.11"):
+        build("megatron-core-0.19.2", root)
 
 
 def test_a_toolchain_with_another_converge_gets_this_one(installer, root):

@@ -100,3 +100,17 @@ def test_uvs_own_words_are_understood(tmp_path):
     told = installer.first_error(done.stdout + done.stderr)
     assert told.startswith("error: No solution found")
     assert "no-such-package was not found" in told
+
+
+def test_only_pip_installs_what_asks_for_a_newer_python(tmp_path):
+    """The metadata of Megatron-Core 0.17 ask for 3.12, beside its files for 3.11."""
+    here, newer = sys.version_info[:2], (sys.version_info[0], sys.version_info[1] + 1)
+    uv = installer.Installer("uv", ("uv", "venv"), ("uv", "pip", "install"), ("--no-index",))
+    pip = installer.Installer("pip", ("python", "-m", "venv"), ("other", "-m", "pip"))
+    python = tmp_path / "python"
+    assert uv.install(python, "x", declared=here)[:3] == ("uv", "pip", "install")
+    command = uv.install(python, "x", declared=newer)
+    assert command[:3] == (sys.executable, "-m", "pip")
+    assert command[-2:] == ("--ignore-requires-python", "x")
+    assert pip.install(python, "x", declared=newer)[:3] == ("other", "-m", "pip")
+    assert "--ignore-requires-python" not in pip.install(python, "x", declared=here)

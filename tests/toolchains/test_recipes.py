@@ -11,10 +11,12 @@ from converge_harness.errors import ToolchainError
 from converge_harness.toolchains.recipes import (
     RECIPES,
     TRAIN,
+    at_revision,
     constraints_of,
     pinned_by,
     recipe_of,
-    torchtitan_of,
+    require_checkout,
+    upstream_of,
     without,
 )
 
@@ -69,6 +71,7 @@ def test_another_version_of_one_package_replaces_what_is_pinned():
         *("torchtitan-0.3.0+", "torchtitan-0.3.0+torch", "mine+torch-2.14.1"),
         *("torchtitan-0.3.0+torch-", "torchtitan-0.3.0+torch-../../x"),
         "torchtitan-0.3.0+torchtitan-0.2.2@main",
+        "megatron-core-0.19.2+megatron-core-0.18.2@main",
         "transformers-5.23.0@main",
     ],
 )
@@ -78,12 +81,21 @@ def test_a_name_without_a_recipe_is_refused_with_those_that_have_one(name):
     assert "torchtitan-0.3.0" in str(caught.value)
 
 
+TITAN, MEGATRON = upstream_of("torchtitan-main"), upstream_of("megatron-core-0.19.2")
+
+
+def test_a_toolchain_is_named_after_the_package_of_which_it_has_commits():
+    assert (TITAN.repository, MEGATRON.repository) == ("torchtitan", "Megatron-LM")
+    assert upstream_of("transformers-5.23.0") is None
+
+
 def test_a_revision_is_one_of_a_clone_that_has_it(tmp_path):
-    assert torchtitan_of("0.3.0", "", None) == "torchtitan==0.3.0"
-    with pytest.raises(ToolchainError, match="set CONVERGE_CHECKOUT=FOLDER"):
-        torchtitan_of("0.3.0", "main", None)
+    with pytest.raises(
+        ToolchainError, match=r"Megatron-LM at main of .* set CONVERGE_CHECKOUT=FOLD"
+    ):
+        at_revision(MEGATRON, "main", ())
     with pytest.raises(ToolchainError, match="not a clone of torchtitan that has main"):
-        torchtitan_of("0.3.0", "main", str(tmp_path))
+        at_revision(TITAN, "main", (tmp_path,))
 
 
 def test_a_branch_is_a_revision_unless_another_is_named():
@@ -91,31 +103,55 @@ def test_a_branch_is_a_revision_unless_another_is_named():
     assert recipe_of("torchtitan-main@b5bcd76c6").revision == "b5bcd76c6"
     assert recipe_of("torchtitan-main").recipe == recipe_of("torchtitan-main@x").recipe
     assert recipe_of("torchtitan-0.3.0").revision == ""
-    with pytest.raises(ToolchainError, match="torchtitan at main of which checkout"):
-        torchtitan_of("main", "main", None)
+    assert recipe_of("megatron-core-main").revision == "main"
+    assert recipe_of("megatron-core-0.19.2@x").revision == "x"
+    assert recipe_of("megatron-core-0.19.2").revision == ""
+
+
+def clone_with(folder, upstream):
+    """A clone whose first commit, on main, has the package, and whose newest has not."""
+    held = folder / upstream.holds
+    held.parent.mkdir(parents=True)
+    held.write_text("")
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "one")
+    git(folder, "branch", "has_it")
+    held.rename(folder / "other.py")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "no package")
+    return folder
 
 
 def test_a_bare_clone_is_one_too(tmp_path):
-    package = tmp_path / "work" / "torchtitan"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    git(package.parent, "init", "-q", "-b", "main")
-    git(package.parent, "add", ".")
-    git(package.parent, "commit", "-q", "-m", "one")
+    work = clone_with(tmp_path / "work", TITAN)
     bare = tmp_path / "bare"
     git(tmp_path, "clone", "-q", "--bare", "work", "bare")
-    commit = git(bare, "rev-parse", "main")
-    assert torchtitan_of("main", "main", str(bare)) == f"git+{bare.as_uri()}@{commit}"
-    (package / "__init__.py").rename(package.parent / "other.py")
-    git(package.parent, "add", ".")
-    git(package.parent, "commit", "-q", "-m", "no package")
+    commit = git(bare, "rev-parse", "has_it")
+    assert at_revision(TITAN, "has_it", (bare,)) == f"git+{bare.as_uri()}@{commit}"
     with pytest.raises(ToolchainError, match="not a clone of torchtitan that has HEAD"):
-        torchtitan_of("main", "HEAD", str(package.parent))
+        at_revision(TITAN, "HEAD", (work,))
+
+
+def test_of_several_clones_the_one_with_the_package_is_taken(tmp_path, monkeypatch):
+    titan = clone_with(tmp_path / "titan", TITAN)
+    megatron = clone_with(tmp_path / "megatron", MEGATRON)
+    for folder in (titan, megatron):
+        git(folder, "switch", "-q", "has_it")
+    monkeypatch.setenv("CONVERGE_CHECKOUT", f"{titan}:{megatron}")
+    assert require_checkout(TITAN) == titan
+    assert require_checkout(MEGATRON) == megatron
+    found = at_revision(MEGATRON, "has_it", (titan, megatron))
+    assert found.startswith(f"git+{megatron.as_uri()}@")
+    monkeypatch.setenv("CONVERGE_CHECKOUT", "")
+    with pytest.raises(ToolchainError, match="commits of which Megatron-LM"):
+        require_checkout(MEGATRON)
 
 
 def test_that_a_recipe_is_of_a_branch_leaves_other_toolchains_up_to_date():
     """Digests of recipes are of their repr: a toolchain of 6 GB is not built again for a name."""
     assert "branch=" not in repr(RECIPES["torchtitan-main"])
+    assert "python=" not in repr(RECIPES["megatron-core-0.19.2"])
 
 
 def test_what_a_commit_pins_itself_replaces_our_pins(tmp_path):
@@ -128,7 +164,7 @@ def test_what_a_commit_pins_itself_replaces_our_pins(tmp_path):
     (folder / "torchtitan" / "__init__.py").write_text("")
     git(folder, "add", ".")
     git(folder, "commit", "-q", "-m", "x")
-    titan = torchtitan_of("0.3.0", "HEAD", str(folder))
+    titan = at_revision(TITAN, "HEAD", (folder,))
     assert pinned_by(titan) == ("spmd-types",)
     text = without("spmd-types==0.2.3\ndatasets==4.7\n# spmd-types\n", pinned_by(titan))
     assert text == "datasets==4.7\n# spmd-types\n"

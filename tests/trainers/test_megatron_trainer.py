@@ -66,7 +66,7 @@ def test_a_set_has_its_degrees_settings_and_techniques(tmp_path):
         "set = { transformer.sequence_parallel = true }",
     )
     (test,) = experiment.tests
-    assert test.toolchain == "megatron-core-0.16.1"
+    assert test.toolchain == "megatron-core-0.19.2"
     assert test.overrides == {"transformer.sequence_parallel": True}
     assert test.train_config.own_loader
 
@@ -160,7 +160,11 @@ def test_a_toolchain_without_a_fitting_megatron_is_refused(tmp_path):
     install(tmp_path, "good", torch="2.13.0", megatron_core="0.16.1")
     with pytest.raises(ToolchainError, match="has no megatron-core"):
         find_toolchain("none", tmp_path, MEGATRON)
-    with pytest.raises(ToolchainError, match=r"megatron-core 0.12.0; .* written for 0.16.x"):
-        find_toolchain("old", tmp_path, MEGATRON)
-    assert find_toolchain("good", tmp_path, MEGATRON).dialect == "megatron_0_16"
+    install(tmp_path, "newer", torch="2.13.0", megatron_core="0.21.0")
+    install(tmp_path, "main", torch="2.13.0", megatron_core="0.20.0+d98e8a64d")
+    for name in ("old", "newer"):
+        with pytest.raises(ToolchainError, match=r"megatron-core 0.\d+.0; .* for 0.16 to 0.20"):
+            find_toolchain(name, tmp_path, MEGATRON)
+    for name in ("good", "main"):
+        assert find_toolchain(name, tmp_path, MEGATRON).dialect == "megatron_0_16"
     assert assume_toolchain("megatron-core-0.16.1", tmp_path, MEGATRON).versions == {}

@@ -28,7 +28,8 @@ tensors). If the good revision is the newer one, it finds the first that no long
 that cannot be built, run or judged, or that fail in another way, are skipped; of a merge, only
 the first parent is followed. The revisions are
 
-  commits of torchtitan, in the clone that $CONVERGE_CHECKOUT names (toolchains are built from it);
+  commits of torchtitan or Megatron-LM, in the clone that $CONVERGE_CHECKOUT names (toolchains are
+  built from it);
   commits of your own code or fork, in the checkout that the experiment takes it from (--of code);
   released versions of a package of the toolchain (--package torchao)."""
 EPILOG = """\
@@ -62,8 +63,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     of.add_argument(
         "--of",
         choices=(TOOLCHAIN, CODE),
-        help="whose commits: of the torchtitan in the set's toolchain, or of the experiment's own "
-        "code or fork (default: toolchain, if it is one that converge builds for torchtitan)",
+        help="whose commits: of the torchtitan or Megatron-LM in the set's toolchain, or of the "
+        "experiment's own code or fork (default: toolchain, if converge builds it at any commit)",
     )
     of.add_argument("--package", metavar="NAME", help="versions of a package instead of commits")
 
@@ -103,13 +104,13 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 def _subject(experiment: Experiment, arguments: argparse.Namespace, console: Console) -> Subject:
     from converge_harness.cli.building import building
-    from converge_harness.matrix.bisect import OwnCommits, Releases, TorchtitanCommits, trains_in
+    from converge_harness.matrix.bisect import OwnCommits, Releases, UpstreamCommits, trains_in
 
     if arguments.package:
         return Releases(arguments.package, experiment, building(console, quiet=True))
     of = arguments.of or (TOOLCHAIN if trains_in(experiment) else CODE)
     if of == TOOLCHAIN:
-        return TorchtitanCommits(experiment, building(console, quiet=True))
+        return UpstreamCommits(experiment, building(console, quiet=True))
     return OwnCommits(experiment)
 
 

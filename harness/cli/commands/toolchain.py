@@ -140,7 +140,7 @@ def _show(console: Console, found: Sequence[Condition]) -> None:
         what = recipe_of(each.name).recipe.what if has_recipe(each.name) else ""
         _, package, version, revision = NameParts.of(each.name)
         pin = f"{package}-{version}" if package else ""
-        others = (pin, f"torchtitan at {revision}" if revision else "")
+        others = (pin, f"at {revision}" if revision else "")
         missing = each.state is State.MISSING
         size = "" if missing else f"{disk_use(each.folder) / 1e9:.1f} GB"
         style = styles.get(each.state, "")

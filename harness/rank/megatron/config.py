@@ -66,7 +66,12 @@ _NEED_A_GPU = (
 )
 """Switches of kernels, norms, graphs and collectives that a CPU with gloo does not have."""
 
-
+_UNREAD = (
+    *("transformer.cuda_graph_", "transformer.moe_deepep_", "transformer.moe_hybridep_"),
+    "optimizer.muon_",
+)
+"""Beginnings of keys of what is refused (CUDA graphs, the dispatcher ``flex``, other optimizers).
+Their defaults differ between releases, and nothing reads them."""
 _DISPATCHERS = ("allgather", "alltoall")
 """Megatron-Core's dispatchers of tokens that a CPU has; ``flex`` calls DeepEP or HybridEP."""
 _BALANCINGS = ("none", "aux_loss", "seq_aux_loss")
@@ -137,7 +142,7 @@ class MegatronConfig:
 
     tables: MegatronTables
     flat: Mapping[str, Any]
-    """Every value by dotted key, as JSON."""
+    """Every value that something reads or the job itself set, by dotted key, as JSON."""
     declared: tuple[str, ...]
     """Keys of ``flat`` that the job itself set: where the configs of two jobs may differ."""
     degrees: Degrees
@@ -183,11 +188,14 @@ def build_config(job: RankJob) -> MegatronConfig:
     _refuse([*_sizes_problems(tables, job, degrees, microbatches), *_value_problems(tables, job)])
     if job.data_folder is None:
         raise SettingError(KeyProblem("converge.data", "is missing, so there is nothing to read"))
-    flat = flat_config(tables)
+    declared = {**implied, **job.overrides}
+    flat = {
+        key: value
+        for key, value in flat_config(tables).items()
+        if key in declared or not key.startswith(_UNREAD)
+    }
     _validate(tables)
-    return MegatronConfig(
-        tables, flat, tuple({**implied, **job.overrides}), degrees, microbatches, job.data_folder
-    )
+    return MegatronConfig(tables, flat, tuple(declared), degrees, microbatches, job.data_folder)
 
 
 def _implied(job: RankJob, degrees: Degrees, chunks: int | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Every hook wraps what was there and is put on the instance, so it ends with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from typing import Any
 
 import megatron.core
@@ -64,10 +65,22 @@ def view_of(
         fused=fused_of(parts),
         pieces=_pieces_of(parts),
         module_names=module_names(parts),
-        versions={"torch": torch.__version__, "megatron-core": megatron.core.__version__},
+        versions={"torch": torch.__version__, "megatron-core": _version()},
         reads_batches=reads_batches,
         logits_optional=logits_optional,
     )
+
+
+def _version() -> str:
+    """Of the installed distribution; of a checkout that is on the path, what it says itself.
+
+    Since 0.18 ``megatron.core.__version__`` ends with the commit of the git checkout in which the
+    package lies, whose ever that is.
+    """
+    try:
+        return metadata.version("megatron-core")
+    except metadata.PackageNotFoundError:
+        return str(megatron.core.__version__)
 
 
 def _pieces_of(parts: Sequence[CanonicalPart]) -> dict[str, int]:

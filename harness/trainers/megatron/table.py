@@ -24,7 +24,7 @@ from converge_harness.model import SetSpec, Technique, TrainConfig
 from converge_harness.toml import Environment, FilePath, Where, flatten
 from converge_harness.trainers.table import TrainerTable, plain_train_config
 
-DEFAULT_TOOLCHAIN = "megatron-core-0.16.1"
+DEFAULT_TOOLCHAIN = "megatron-core-0.19.2"
 OWNED = {
     "transformer.tensor_model_parallel_size": "parallelism.tp",
     "transformer.pipeline_model_parallel_size": "parallelism.pp",
@@ -69,6 +69,9 @@ REFUSED: Mapping[str, str] = {
             *("transformer.moe_permute_fusion", "transformer.moe_router_fusion"),
             *("transformer.moe_latent_size", "transformer.moe_router_padding_for_fp8"),
             "transformer.moe_router_padding_for_quantization",
+            *("transformer.fp8_output_proj", "transformer.use_transformer_engine_op_fuser"),
+            *("transformer.fused_residual_rmsnorm", "transformer.use_grouped_gemm_for_dense_mlp"),
+            *("transformer.use_grouped_gemm_for_shared_expert", "ddp.fp4_param_gather"),
             *("optimizer.use_precision_aware_optimizer", "ddp.fp8_param_gather"),
         ),
         _ENGINE,
@@ -78,7 +81,7 @@ REFUSED: Mapping[str, str] = {
             *("transformer.multi_latent_attention", "transformer.mtp_num_layers"),
             *("transformer.attention_output_gate", "transformer.experimental_attention_variant"),
             *("transformer.is_hybrid_model", "transformer.heterogeneous_block_specs"),
-            "transformer.qk_l2_norm",
+            *("transformer.qk_l2_norm", "transformer.enable_mhc_connections"),
         ),
         _OTHER_MODEL,
     ),
@@ -94,15 +97,27 @@ REFUSED: Mapping[str, str] = {
             *("transformer.moe_expert_capacity_factor", "transformer.moe_token_dropping"),
             *("transformer.moe_router_enable_expert_bias", "transformer.moe_enable_routing_replay"),
             *("transformer.moe_router_topk_limited_devices", "transformer.moe_z_loss_coeff"),
+            *("transformer.moe_expert_rank_capacity_factor", "transformer.moe_paged_stash"),
+            *("transformer.moe_mlp_glu_interleave_size", "transformer.moe_use_grouped_tensor"),
+            *("transformer.moe_single_grouped_weight", "transformer.moe_single_grouped_bias"),
+            *("transformer.moe_router_quantile_balancing_ema", "transformer.use_mup"),
+            *("transformer.gtp_weight_remat_size", "transformer.expert_gtp_weight_remat_size"),
+            "transformer.tensor_parallel_num_weight_shards",
+            "transformer.expert_tensor_parallel_num_weight_shards",
             "optimizer.overlap_param_gather_with_optimizer_step",
+            "optimizer.use_layer_wise_distributed_optimizer",
         ),
         _UNTESTED,
     ),
     **dict.fromkeys(
-        ("transformer.moe_input_jitter_eps", "transformer.moe_router_force_load_balancing"), _DRAWS
+        (
+            *("transformer.moe_input_jitter_eps", "transformer.moe_router_force_load_balancing"),
+            "transformer.moe_router_force_biased",
+        ),
+        _DRAWS,
     ),
 }
-"""Train config keys that no job may set, and why."""
+"""Train config keys that no job may set, and why; some of them only in newer releases."""
 
 
 class MegatronTable(TrainerTable):

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from packaging.version import Version
+
 from converge_harness.errors import Problem, ToolchainError
 from converge_harness.model import (
     DATA_TYPE_KEYS,
@@ -50,8 +52,8 @@ from converge_harness.trainers.table import TrainerOfFile, environment_of
 from converge_harness.trainers.torchrun import TorchrunTrainer
 
 DISTRIBUTION = "megatron-core"
-SERIES = "0.16."
-"""The releases that the dialect drives."""
+FIRST, NEWEST = "0.16", "0.20"
+"""The oldest and newest series that the dialect drives; 0.20 is not released yet, but main."""
 DIALECT = "megatron_0_16"
 AUXILIARY_LOSS = OfMicrobatch(
     "the auxiliary loss", "use a per-sample loss (seq_aux_loss) in both sets"
@@ -153,10 +155,10 @@ class Megatron(TorchrunTrainer):
             other = has_recipe(name) and DISTRIBUTION not in recipe_of(name).recipe.alone
             hint = f"name toolchain = {DEFAULT_TOOLCHAIN!r}" if other else build_hint(name)
             raise ToolchainError(f"{found.python} has no {DISTRIBUTION}; {hint}")
-        if not version.startswith(SERIES):
+        if not Version(FIRST).release <= Version(version).release[:2] <= Version(NEWEST).release:
             raise ToolchainError(
                 f"{found.python} has {DISTRIBUTION} {version}; converge's rank code is written for "
-                f"{SERIES}x: name toolchain = {DEFAULT_TOOLCHAIN!r}"
+                f"{FIRST} to {NEWEST}: name toolchain = {DEFAULT_TOOLCHAIN!r}"
             )
         return found
 

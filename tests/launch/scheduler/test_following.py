@@ -164,7 +164,7 @@ def test_a_job_that_was_refused_while_it_waited_is_submitted_again(light, site, 
         slurm.wait_for_reason("PartitionTimeLimit")
     finally:
         slurm.ask("scontrol", "update", "PartitionName=main", "MaxTime=INFINITE")
-    records, events = follow(site, job)
+    records, _ = follow(site, job)
     assert records["held"].status is RunStatus.FINISHED
     assert not queue(slurm)
 
