@@ -1,6 +1,7 @@
 """The experiments that come with the project can all be planned."""
 
 from dataclasses import replace
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
@@ -273,3 +274,35 @@ def test_guide_drift_stops_nothing():
         "one_head_unscaled",
         "one_layer_stale",
     }
+
+
+def levels_of(spec):
+    """What a set of ``megatron_pairs`` says of each factor."""
+    degrees, setting = spec.parallelism, spec.setting
+    overlapped = setting("ddp.overlap_param_gather")
+    sharded = "overlapped" if overlapped else "sharded" if degrees.dp_shard > 1 else "replicated"
+    tensor = "sequence parallel" if setting("transformer.sequence_parallel") else degrees.tp
+    tied = setting("gpt.share_embeddings_and_output_weights")
+    experts = setting("transformer.moe_token_dispatcher_type") if degrees.ep > 1 else None
+    return {
+        "data": sharded,
+        "tensor": tensor,
+        "pipeline": spec.pipeline_schedule,
+        "model": experts or ("tied" if tied else "dense"),
+        "recomputed": bool(setting("transformer.recompute_granularity")),
+        "bf16": Technique.BF16 in spec.techniques,
+    }
+
+
+def test_the_pairs_of_megatron_core_all_meet():
+    sets = [levels_of(job.spec) for job in plan_of("megatron_pairs").jobs if job.role is Role.TEST]
+    levels = {factor: {each[factor] for each in sets} for factor in sets[0]}
+    assert [len(found) for found in levels.values()] == [3, 3, 3, 4, 2, 2]
+    missing = [
+        (one, other)
+        for first, second in combinations(levels, 2)
+        for one, other in product(levels[first], levels[second])
+        if not any(each[first] == one and each[second] == other for each in sets)
+    ]
+    # Experts under tensor parallelism need sequence parallelism.
+    assert sorted(missing) == [(2, "allgather"), (2, "alltoall")]

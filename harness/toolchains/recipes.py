@@ -79,7 +79,7 @@ class Recipe:
     """Packages built from source, with what is installed by then."""
     alone: tuple[str, ...] = ()
     """Packages installed without their declared dependencies; the needed ones are in `packages`."""
-    python: tuple[int, int] = field(default=(3, 11), repr=False)
+    python: tuple[int, int] = field(default=(0, 0), repr=False)
     """The Python that those in `alone` declare to need, though they have files for older ones."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables for building packages."""
@@ -94,13 +94,15 @@ OLDER_TORCH: Mapping[str, str | None] = {"torch": "2.13.0", "triton": "3.7.1"}
 _MEGATRON = Recipe(
     "Megatron-Core",
     instead=OLDER_TORCH,
-    # Its modules for inference, which all others import, define kernels of triton.
+    # Of its declared dependencies it imports only numpy and packaging, but its modules for
+    # inference, which all others import, define kernels of triton. Its CUDA kernels are those of
+    # Transformer Engine and Apex, without which it falls back to torch.
     packages=("numpy", "packaging", "triton; sys_platform == 'linux'"),
     alone=("megatron-core",),
     python=(3, 12),
     imports=("megatron.core",),
 )
-"""From 0.17 on: with files for Python 3.11, and metadata that ask for 3.12."""
+"""Its metadata ask for Python 3.12 since 0.17, and it has wheels for 3.11."""
 RECIPES = {
     "torchtitan-0.3.0": Recipe("torchtitan 0.3.0 on torch 2.15", "0.3.0"),
     "torchtitan-0.3.0-torch-2.13": Recipe(
@@ -154,16 +156,8 @@ RECIPES = {
         packages=("numpy", "transformers", "accelerate"),
         imports=("transformers", "accelerate"),
     ),
-    # Of its declared dependencies it imports only numpy and packaging. Its CUDA kernels are those
-    # of Transformer Engine and Apex, without which it falls back to torch.
-    "megatron-core-0.16.1": Recipe(
-        "Megatron-Core",
-        instead=OLDER_TORCH,
-        packages=("numpy", "packaging"),
-        alone=("megatron-core",),
-        imports=("megatron.core",),
-    ),
-    "megatron-core-0.19.2": replace(_MEGATRON, instead={**OLDER_TORCH, "megatron-core": "0.19.2"}),
+    "megatron-core-0.19.2": _MEGATRON,
+    "megatron-core-0.16.1": replace(_MEGATRON, instead={**OLDER_TORCH, "megatron-core": "0.16.1"}),
     "megatron-core-main": replace(
         _MEGATRON, what="Megatron-LM's main branch, from a git checkout", branch="main"
     ),
