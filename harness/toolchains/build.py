@@ -46,6 +46,7 @@ from converge_harness.toolchains.recipes import (
     RECIPES,
     TRAIN,
     Recipe,
+    Upstream,
     at_revision,
     checkouts,
     constraints_of,
@@ -194,19 +195,27 @@ def _read_stamp(folder: Path) -> Stamp | None:
 def _stamp(name: str, extra: Sequence[str], *, asked_before: str = "") -> Stamp:
     """What `build` would make now.
 
-    Without a checkout named, a toolchain of a revision counts as that of which it was built.
+    Without a checkout that has it, a toolchain of a revision counts as that of which it was built.
     """
     recipe, revision = recipe_of(name)
     upstream, clones = upstream_of(name), checkouts()
     source = f"torchtitan=={recipe.torchtitan}" if recipe.torchtitan else ""
     if upstream is not None and revision:
-        known = not clones and asked_before
-        source = asked_before if known else at_revision(upstream, revision, clones)
+        source = _source(upstream, revision, clones, asked_before)
     parts = [repr(recipe), _constraints(name), *(TRAIN if recipe.torchtitan else ()), source]
     if recipe.modules:
         parts += [path.read_text() for path in _modules(recipe.modules)]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return Stamp(digest, source, tuple(sorted(set(extra))), this_package.code_version())
+
+
+def _source(upstream: Upstream, revision: str, clones: Sequence[Path], asked_before: str) -> str:
+    try:
+        return at_revision(upstream, revision, clones)
+    except ToolchainError:
+        if asked_before:
+            return asked_before
+        raise
 
 
 def _constraints(name: str) -> str:
@@ -309,6 +318,8 @@ def _build(
     recipe, _ = recipe_of(name)
     log = folder.with_name(f"{name}.log")
     wheels = folder.with_name(f".{name}.wheel")
+    if not refill:
+        _require_pip(name, recipe.python)
     log.write_text("")
     with _replacing(folder, keep=refill):
         constraints = wheels / "constraints.txt"
@@ -325,7 +336,6 @@ def _build(
             for number, step in enumerate(steps, 1 + (not refill)):
                 observer(Doing(name, number, total, step.says))
                 what = ("-c", str(constraints), *step.what)
-                _require_pip(name, step.python)
                 command = installer.install(python, *what, declared=step.python)
                 _run(name, command, log, environment)
             if recipe.modules:

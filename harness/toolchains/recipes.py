@@ -157,7 +157,9 @@ RECIPES = {
         imports=("transformers", "accelerate"),
     ),
     "megatron-core-0.19.2": _MEGATRON,
-    "megatron-core-0.16.1": replace(_MEGATRON, instead={**OLDER_TORCH, "megatron-core": "0.16.1"}),
+    "megatron-core-0.16.1": replace(
+        _MEGATRON, instead={**OLDER_TORCH, "megatron-core": "0.16.1"}, python=(3, 10)
+    ),
     "megatron-core-main": replace(
         _MEGATRON, what="Megatron-LM's main branch, from a git checkout", branch="main"
     ),
@@ -206,17 +208,23 @@ def has_recipe(name: str) -> bool:
         return False
     if "+" in name.partition("@")[0] and not (package and _is_version(version)):
         return False
-    if "@" not in name:
-        return True
-    upstream = upstream_of(release)
-    if upstream is None or package == upstream.package:  # which of them?
-        return False
-    return bool(revision) and "/" not in revision
+    if _is_upstream(package, release) and (revision or RECIPES[release].branch):
+        return False  # which of them?
+    return "@" not in name or (_has_revisions(release) and bool(revision) and "/" not in revision)
 
 
 def has_revisions(name: str) -> bool:
     """Whether converge builds a toolchain of that name at any revision: ``NAME@REVISION``."""
-    return has_recipe(name) and upstream_of(name) is not None
+    return has_recipe(name) and _has_revisions(NameParts.of(name).release)
+
+
+def _has_revisions(release: str) -> bool:
+    return upstream_of(release) is not None
+
+
+def _is_upstream(package: str, release: str) -> bool:
+    upstream = upstream_of(release)
+    return upstream is not None and canonicalize_name(package) == upstream.package
 
 
 def recipe_of(name: str) -> Wanted:
@@ -236,6 +244,8 @@ def recipe_of(name: str) -> Wanted:
         # Every torch has its own triton.
         beside = {"triton": None} if package == "torch" else {}
         recipe = replace(recipe, instead={**recipe.instead, **beside, package: version})
+    if release.startswith("megatron-core-") and (revision or package == "megatron-core"):
+        recipe = replace(recipe, python=_MEGATRON.python)  # it may be a newer one
     return Wanted(recipe, revision or recipe.branch)
 
 
@@ -273,15 +283,25 @@ def checkouts() -> tuple[Path, ...]:
 def require_checkout(upstream: Upstream) -> Path:
     """The clone of a repository that the environment names.
 
-    Raises ToolchainError if it names none. Of several, the first whose HEAD has the package; what
-    is asked of a single one says whether it is one.
+    The first whose HEAD has the package. Raises ToolchainError if there is none; what is no
+    checkout is returned, for what is asked of it says so.
     """
     named = checkouts()
     if not named:
         raise ToolchainError(
             f"commits of which {upstream.repository}? {_name_a_checkout(upstream)}"
         )
-    return next((each for each in named if _has_package(upstream, each, "HEAD")), named[0])
+    for each in named:
+        if _has_package(upstream, each, "HEAD") or not _is_checkout(each):
+            return each
+    raise ToolchainError(
+        f"{CHECKOUT_VARIABLE}={_listed(named)}: no clone of {upstream.repository} by its HEAD; "
+        f"{_name_a_checkout(upstream)}"
+    )
+
+
+def _listed(clones: Sequence[Path]) -> str:
+    return os.pathsep.join(map(str, clones))
 
 
 def at_revision(upstream: Upstream, revision: str, clones: Sequence[Path]) -> str:
@@ -303,9 +323,8 @@ def at_revision(upstream: Upstream, revision: str, clones: Sequence[Path]) -> st
         if re.fullmatch("[0-9a-f]{40,64}", commit) and _has_package(upstream, folder, commit):
             return f"git+{folder.as_uri()}@{commit}"
     raise ToolchainError(
-        f"{CHECKOUT_VARIABLE}={os.pathsep.join(map(str, clones))}: not a clone of "
-        f"{upstream.repository} that has {revision} (its branches and tags: git branch --all, "
-        "git tag; git fetch brings new ones)"
+        f"{CHECKOUT_VARIABLE}={_listed(clones)}: no clone of {upstream.repository} that has "
+        f"{revision} (its branches and tags: git branch --all, git tag; git fetch brings new ones)"
     )
 
 
@@ -342,6 +361,11 @@ def without(constraints: str, packages: Collection[str]) -> str:
 def _has_package(upstream: Upstream, folder: Path, commit: str) -> bool:
     """Whether a commit has the package; the checkout may be bare, or at another commit."""
     look = ("git", "-C", str(folder), "cat-file", "-e", f"{commit}:{upstream.holds}")
+    return subprocess.run(look, capture_output=True, check=False).returncode == 0
+
+
+def _is_checkout(folder: Path) -> bool:
+    look = ("git", "-C", str(folder), "rev-parse", "--git-dir")
     return subprocess.run(look, capture_output=True, check=False).returncode == 0
 
 

@@ -41,7 +41,8 @@ def index(tmp_path, monkeypatch):
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
     folder = tmp_path / "titan"
-    folder.mkdir()
+    (folder / "torchtitan").mkdir(parents=True)
+    (folder / "torchtitan" / "__init__.py").write_text("")
     git(folder, "init", "-q", "-b", "main")
     for number in range(3):
         (folder / "code.py").write_text(f"{number}")

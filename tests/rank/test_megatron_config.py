@@ -5,10 +5,14 @@ from megatron_models import NEEDED, job_of, prepared_megatron
 
 if not prepared_megatron():
     pytest.skip(NEEDED, allow_module_level=True)
+from importlib import metadata
+
+import megatron.core as megatron_core
 import torch
 
 from converge_harness.rank import megatron
 from converge_harness.rank.megatron.config import build_config
+from converge_harness.rank.megatron.view import _version
 from converge_harness.rank.settings import SettingError
 from converge_harness.rank.start.entry import config_problems
 
@@ -66,6 +70,14 @@ def test_bf16_is_named_by_the_technique_or_by_the_data_type(tmp_path):
     mixed = {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"}
     with pytest.raises(SettingError, match="Megatron-Core computes in their type"):
         build_config(job_of(tmp_path, overrides=mixed))
+
+
+def test_the_version_is_that_of_the_megatron_that_is_imported(monkeypatch, tmp_path):
+    assert _version() == metadata.version("megatron-core")
+    checkout = tmp_path / "megatron" / "core" / "__init__.py"  # first on the path
+    monkeypatch.setattr(megatron_core, "__file__", str(checkout))
+    monkeypatch.setattr(megatron_core, "__version__", "0.20.0+of.a.checkout")
+    assert _version() == "0.20.0+of.a.checkout"
 
 
 def test_keys_of_what_is_refused_are_no_evidence_unless_a_job_sets_them(tmp_path):

@@ -1,5 +1,7 @@
 """The probe of Megatron-LM's loop, as far as no checkout is needed: its batches, and refusals."""
 
+from types import SimpleNamespace
+
 import pytest
 from megatron_models import NEEDED, prepared_megatron
 
@@ -10,7 +12,7 @@ import torch
 from probed_loop import write_job
 
 from converge_harness.probe import ProbeError, megatron_lm
-from converge_harness.probe.megatron_loop import _Batches, switched_off
+from converge_harness.probe.megatron_loop import _Batches, _require_readable, switched_off
 from converge_harness.rank.recorder.step_recorder import RankRow, measured
 
 
@@ -80,3 +82,19 @@ def row(dp_rank, digest, *, reads):
 def test_only_ranks_that_read_batches_have_to_agree(rows, agrees):
     found = measured(rows, np.zeros((len(rows), 0)), [], [], logits_optional=True)
     assert found["batch_agrees"] is agrees
+
+
+@pytest.mark.parametrize(
+    ("key", "off", "on"),
+    [("use_mup", False, True), ("gtp_weight_remat_size", 1, 2), ("mtp_num_layers", None, 1)],
+)
+def test_models_whose_entries_nobody_knows_are_refused(key, off, on):
+    optimizer = SimpleNamespace(chained_optimizers=[])
+
+    def gpt(value):
+        config = SimpleNamespace(**{key: value})
+        return SimpleNamespace(decoder=None, pre_process=True, vocab_size=8, config=config)
+
+    with pytest.raises(ProbeError, match=key):
+        _require_readable([gpt(on)], optimizer)
+    _require_readable([gpt(off)], optimizer)

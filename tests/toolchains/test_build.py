@@ -161,10 +161,16 @@ def test_a_commit_of_megatron_lm_replaces_its_release(installer, root, tmp_path,
     assert alone.endswith(f" --no-deps git+{clone.as_uri()}@{commit}")
     monkeypatch.delenv("CONVERGE_CHECKOUT")
     assert condition("megatron-core-main", root).state is State.READY
+    monkeypatch.setenv("CONVERGE_CHECKOUT", str(tmp_path))  # of something else
+    assert condition("megatron-core-main", root).state is State.READY
+    with pytest.raises(ToolchainError, match="no clone of Megatron-LM that has main"):
+        build("megatron-core-main", root)
+    before = len(asked())
     monkeypatch.setattr(sys, "version_info", (3, 11))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ToolchainError, match=r"need Python 3.12, and only pip installs .* 3.11"):
         build("megatron-core-0.19.2", root)
+    assert len(asked()) == before  # nothing was installed that would have to be thrown away
 
 
 def test_a_toolchain_with_another_converge_gets_this_one(installer, root):

@@ -72,6 +72,8 @@ def test_another_version_of_one_package_replaces_what_is_pinned():
         *("torchtitan-0.3.0+torch-", "torchtitan-0.3.0+torch-../../x"),
         "torchtitan-0.3.0+torchtitan-0.2.2@main",
         "megatron-core-0.19.2+megatron-core-0.18.2@main",
+        "megatron-core-0.19.2+megatron_core-0.18.2@main",
+        "megatron-core-main+megatron-core-0.18.2",
         "transformers-5.23.0@main",
     ],
 )
@@ -94,8 +96,18 @@ def test_a_revision_is_one_of_a_clone_that_has_it(tmp_path):
         ToolchainError, match=r"Megatron-LM at main of .* set CONVERGE_CHECKOUT=FOLD"
     ):
         at_revision(MEGATRON, "main", ())
-    with pytest.raises(ToolchainError, match="not a clone of torchtitan that has main"):
+    with pytest.raises(ToolchainError, match="no clone of torchtitan that has main"):
         at_revision(TITAN, "main", (tmp_path,))
+
+
+def test_what_is_older_is_installed_as_any_package_until_another_version_is_asked_for():
+    """Only metadata of Megatron-Core from 0.17 on ask for a newer Python than ours."""
+    assert recipe_of("megatron-core-0.16.1").recipe.python < (3, 11)
+    for name in (
+        *("megatron-core-0.19.2", "megatron-core-main", "megatron-core-0.16.1@x"),
+        "megatron-core-0.16.1+megatron-core-0.18.2",
+    ):
+        assert recipe_of(name).recipe.python == (3, 12), name
 
 
 def test_a_branch_is_a_revision_unless_another_is_named():
@@ -129,7 +141,7 @@ def test_a_bare_clone_is_one_too(tmp_path):
     git(tmp_path, "clone", "-q", "--bare", "work", "bare")
     commit = git(bare, "rev-parse", "has_it")
     assert at_revision(TITAN, "has_it", (bare,)) == f"git+{bare.as_uri()}@{commit}"
-    with pytest.raises(ToolchainError, match="not a clone of torchtitan that has HEAD"):
+    with pytest.raises(ToolchainError, match="no clone of torchtitan that has HEAD"):
         at_revision(TITAN, "HEAD", (work,))
 
 
@@ -143,6 +155,9 @@ def test_of_several_clones_the_one_with_the_package_is_taken(tmp_path, monkeypat
     assert require_checkout(MEGATRON) == megatron
     found = at_revision(MEGATRON, "has_it", (titan, megatron))
     assert found.startswith(f"git+{megatron.as_uri()}@")
+    monkeypatch.setenv("CONVERGE_CHECKOUT", str(titan))
+    with pytest.raises(ToolchainError, match="no clone of Megatron-LM by its HEAD"):
+        require_checkout(MEGATRON)
     monkeypatch.setenv("CONVERGE_CHECKOUT", "")
     with pytest.raises(ToolchainError, match="commits of which Megatron-LM"):
         require_checkout(MEGATRON)

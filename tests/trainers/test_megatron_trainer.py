@@ -136,6 +136,25 @@ def test_what_is_switched_off_is_not_refused(tmp_path):
     load(tmp_path, f"parallelism = {{ tp = 2 }}\nset = {{ {off} }}")
 
 
+@pytest.mark.parametrize(
+    ("setting", "off"),
+    [
+        ("transformer.moe_router_force_biased = 0.0", None),
+        ("transformer.mlp_chunks_for_training = 2", "transformer.mlp_chunks_for_training = 1"),
+        ("transformer.gtp_weight_remat_size = 2", "transformer.gtp_weight_remat_size = 1"),
+        ("transformer.use_mup = true", "transformer.use_mup = false"),
+        ("optimizer.grad_norm_skip_threshold = 10.0", None),
+        ('ddp.param_name_patterns_for_fp32_local_accumulation = ["router"]', None),
+    ],
+)
+def test_what_newer_releases_brought_is_refused_unless_it_is_off(tmp_path, setting, off):
+    key = setting.partition(" ")[0]
+    with pytest.raises(ConfigError, match=key):
+        load(tmp_path, f"parallelism = {{ tp = 2 }}\nset = {{ {setting} }}")
+    if off:
+        load(tmp_path, f"parallelism = {{ tp = 2 }}\nset = {{ {off} }}")
+
+
 def test_only_what_makes_the_model_makes_other_initial_weights(tmp_path):
     surroundings = Surroundings(hardware="cpu", rank_code="r", data={}, injected={}, sources={})
     toolchain = Toolchain("megatron-core-0.16.1", tmp_path / "python", "megatron_0_16", {})
@@ -163,7 +182,9 @@ def test_a_toolchain_without_a_fitting_megatron_is_refused(tmp_path):
     install(tmp_path, "newer", torch="2.13.0", megatron_core="0.21.0")
     install(tmp_path, "main", torch="2.13.0", megatron_core="0.20.0+d98e8a64d")
     for name in ("old", "newer"):
-        with pytest.raises(ToolchainError, match=r"megatron-core 0.\d+.0; .* for 0.16 to 0.20"):
+        with pytest.raises(
+            ToolchainError, match=r"megatron-core 0.\d+.0; .* for 0.16 to 0.19 and main"
+        ):
             find_toolchain(name, tmp_path, MEGATRON)
     for name in ("good", "main"):
         assert find_toolchain(name, tmp_path, MEGATRON).dialect == "megatron_0_16"

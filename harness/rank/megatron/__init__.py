@@ -1,4 +1,4 @@
-"""Megatron-Core 0.16: a GPT of its own layers, trained as Megatron-LM's ``train_step`` does.
+"""Megatron-Core: a GPT of its own layers, trained as Megatron-LM's ``train_step`` does.
 
 ::
 

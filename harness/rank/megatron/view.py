@@ -6,6 +6,7 @@ Every hook wraps what was there and is put on the instance, so it ends with it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
@@ -72,15 +73,16 @@ def view_of(
 
 
 def _version() -> str:
-    """Of the installed distribution; of a checkout that is on the path, what it says itself.
+    """Of the distribution that is imported; of a checkout on the path, what it says itself.
 
     Since 0.18 ``megatron.core.__version__`` ends with the commit of the git checkout in which the
     package lies, whose ever that is.
     """
-    try:
-        return metadata.version("megatron-core")
-    except metadata.PackageNotFoundError:
-        return str(megatron.core.__version__)
+    for installed in metadata.distributions(name="megatron-core"):
+        place = installed.locate_file("megatron/core/__init__.py")
+        if os.path.realpath(str(place)) == os.path.realpath(str(megatron.core.__file__)):
+            return installed.version
+    return str(megatron.core.__version__)
 
 
 def _pieces_of(parts: Sequence[CanonicalPart]) -> dict[str, int]:

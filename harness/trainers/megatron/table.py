@@ -72,6 +72,7 @@ REFUSED: Mapping[str, str] = {
             *("transformer.fp8_output_proj", "transformer.use_transformer_engine_op_fuser"),
             *("transformer.fused_residual_rmsnorm", "transformer.use_grouped_gemm_for_dense_mlp"),
             *("transformer.use_grouped_gemm_for_shared_expert", "ddp.fp4_param_gather"),
+            "transformer.batch_invariant_backend",
             *("optimizer.use_precision_aware_optimizer", "ddp.fp8_param_gather"),
         ),
         _ENGINE,
@@ -104,6 +105,10 @@ REFUSED: Mapping[str, str] = {
             *("transformer.gtp_weight_remat_size", "transformer.expert_gtp_weight_remat_size"),
             "transformer.tensor_parallel_num_weight_shards",
             "transformer.expert_tensor_parallel_num_weight_shards",
+            *("transformer.gtp_remat_opt_in_modules", "transformer.mlp_chunks_for_training"),
+            *("transformer.moe_dispatch_fwd_dtype", "transformer.moe_combine_bwd_dtype"),
+            "ddp.param_name_patterns_for_fp32_local_accumulation",
+            *("optimizer.grad_norm_skip_threshold", "optimizer.optimizer_cuda_graph"),
             "optimizer.overlap_param_gather_with_optimizer_step",
             "optimizer.use_layer_wise_distributed_optimizer",
         ),
@@ -118,6 +123,13 @@ REFUSED: Mapping[str, str] = {
     ),
 }
 """Train config keys that no job may set, and why; some of them only in newer releases."""
+_OFF_AT: Mapping[str, tuple[object, ...]] = {
+    "transformer.moe_router_force_biased": (None,),  # 0.0 draws random routes
+    "transformer.mlp_chunks_for_training": (1,),
+    "transformer.gtp_weight_remat_size": (1,),
+    "transformer.expert_gtp_weight_remat_size": (1,),
+}
+"""Keys of ``REFUSED``, and the values that switch them off; for all others see ``_is_off``."""
 
 
 class MegatronTable(TrainerTable):
@@ -164,8 +176,12 @@ def megatron_train_config(tables: Mapping[str, Any], path: str, place: str) -> T
 def refused_settings(settings: Mapping[str, Any], where: Where) -> Iterator[Problem]:
     """Keys that no job may set to anything but off."""
     for key, value in settings.items():
-        if key in REFUSED and value and value != "none":
+        if key in REFUSED and not _is_off(key, value):
             yield Problem(where(key), REFUSED[key], "leave it out")
+
+
+def _is_off(key: str, value: object) -> bool:
+    return value in _OFF_AT[key] if key in _OFF_AT else not value or value == "none"
 
 
 def has_auxiliary_loss(spec: SetSpec) -> bool:

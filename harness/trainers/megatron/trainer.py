@@ -52,8 +52,8 @@ from converge_harness.trainers.table import TrainerOfFile, environment_of
 from converge_harness.trainers.torchrun import TorchrunTrainer
 
 DISTRIBUTION = "megatron-core"
-FIRST, NEWEST = "0.16", "0.20"
-"""The oldest and newest series that the dialect drives; 0.20 is not released yet, but main."""
+FIRST, MAIN = "0.16", "0.20"
+"""The oldest series that the dialect drives, and that of Megatron-LM's main branch."""
 DIALECT = "megatron_0_16"
 AUXILIARY_LOSS = OfMicrobatch(
     "the auxiliary loss", "use a per-sample loss (seq_aux_loss) in both sets"
@@ -155,10 +155,10 @@ class Megatron(TorchrunTrainer):
             other = has_recipe(name) and DISTRIBUTION not in recipe_of(name).recipe.alone
             hint = f"name toolchain = {DEFAULT_TOOLCHAIN!r}" if other else build_hint(name)
             raise ToolchainError(f"{found.python} has no {DISTRIBUTION}; {hint}")
-        if not Version(FIRST).release <= Version(version).release[:2] <= Version(NEWEST).release:
+        if not Version(FIRST).release <= Version(version).release[:2] <= Version(MAIN).release:
             raise ToolchainError(
                 f"{found.python} has {DISTRIBUTION} {version}; converge's rank code is written for "
-                f"{FIRST} to {NEWEST}: name toolchain = {DEFAULT_TOOLCHAIN!r}"
+                f"{FIRST} to 0.19 and main ({MAIN}): name toolchain = {DEFAULT_TOOLCHAIN!r}"
             )
         return found
 

@@ -154,7 +154,7 @@ def test_a_job_that_pends_for_ever_is_refused_and_leaves_the_queue(light, site, 
     assert not queue(slurm)
 
 
-def test_a_job_that_was_refused_while_it_waited_is_submitted_again(light, site, slurm):
+def test_a_job_that_pended_for_ever_is_submitted_again_and_refused_by_sbatch(light, site, slurm):
     site, job = site(), light("held", ranks=1)
     slurm.ask("scontrol", "update", "PartitionName=main", "State=DOWN")
     submit_plan(plan_of(job), site, lambda event: None)
@@ -162,10 +162,13 @@ def test_a_job_that_was_refused_while_it_waited_is_submitted_again(light, site, 
     slurm.ask("scontrol", "update", "PartitionName=main", "State=UP")
     try:
         slurm.wait_for_reason("PartitionTimeLimit")
+        records, events = follow(site, job)
     finally:
         slurm.ask("scontrol", "update", "PartitionName=main", "MaxTime=INFINITE")
-    records, _ = follow(site, job)
-    assert records["held"].status is RunStatus.FINISHED
+    # The first is taken out of the queue, as one that failed; the limit is now known at once.
+    assert "runs again: held (refused before)" in notices(events)
+    assert records["held"].status is RunStatus.REFUSED
+    assert "Requested time limit is invalid" in records["held"].error.message
     assert not queue(slurm)
 
 
