@@ -9,7 +9,7 @@ On GPUs none of this is needed. There ``pretrain_gpt.py`` has an import and a ca
 
 Here ``pretrain_gpt.py`` runs as it is, and this script makes the call before it starts. What it
 replaces is what a machine without GPUs lacks: ``torch.cuda`` and functions of Megatron-Core (as for
-``kind = "megatron"``), the check that there is a GPU, the compilation of kernels, and triton.
+``kind = "megatron"``), the check that there is a GPU, and the compilation of kernels.
 
     megatron_lm.py BUG ARGUMENTS…     arguments of pretrain_gpt.py
 
@@ -40,26 +40,12 @@ def main() -> None:
     import torch
 
     prepare_megatron()
-    _import_without_triton()
     _stand_in_for_a_gpu(torch)
     BUGS[bug]()
     from converge_harness.probe import megatron_lm
 
     megatron_lm.watch()
     runpy.run_path(str(PROGRAM), run_name="__main__")
-
-
-def _import_without_triton() -> None:
-    """Kernels for triton, which need a GPU, are defined and never called."""
-    importlib.import_module("torch._dynamo")  # asks whether there is triton, too
-    language = types.ModuleType("triton.language")
-    language.constexpr = object
-    triton = types.ModuleType("triton")
-    triton.jit = lambda kernel=None, **_: kernel or (lambda each: each)
-    triton.language = language
-    sys.modules |= {"triton": triton, "triton.language": language}
-    importlib.import_module("megatron.core.transformer.custom_layers.batch_invariant_kernels")
-    del sys.modules["triton"], sys.modules["triton.language"]
 
 
 def _stand_in_for_a_gpu(torch: types.ModuleType) -> None:
