@@ -132,7 +132,7 @@ def test_every_rule_has_an_example_of_each_kind():
     assert {rule for rule, _ in BROKEN} | elsewhere == set(RULES)
 
 
-MEGATRON = Toolchain("megatron-core-0.16.1", Path("/toolchain/bin/python"), "megatron_0_16", {})
+MEGATRON = Toolchain("megatron-core-0.19.2", Path("/toolchain/bin/python"), "megatron_0_16", {})
 BALANCED = "transformer = { num_moe_experts = 4, moe_aux_loss_coeff = 0.1 }"
 BY_SAMPLE = BALANCED.replace(" }", ', moe_router_load_balancing_type = "seq_aux_loss" }')
 HALF = "training.local_batch_size = 2"
