@@ -44,8 +44,8 @@ class Installer:
         Args:
             python: of the environment; its version is that of this process.
             what: options and packages.
-            declared: the Python that the packages declare to need. An older one is told to be good
-                enough, which only pip can be.
+            declared: the oldest Python that the packages' metadata allow. If this one is older, pip
+                installs them and ignores that; uv has no option for it.
         """
         too_old = sys.version_info[:2] < declared
         if self.name == "uv" and not too_old:

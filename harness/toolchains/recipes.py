@@ -38,6 +38,8 @@ class Upstream:
     url: str
     holds: str
     """A file that its commits have."""
+    python: tuple[int, int] = (0, 0)
+    """The Python that its newer versions declare to need, though they have files for older ones."""
 
 
 UPSTREAMS = (
@@ -52,6 +54,7 @@ UPSTREAMS = (
         "Megatron-LM",
         "https://github.com/NVIDIA/Megatron-LM",
         "megatron/core/__init__.py",
+        python=(3, 12),
     ),
 )
 
@@ -244,8 +247,9 @@ def recipe_of(name: str) -> Wanted:
         # Every torch has its own triton.
         beside = {"triton": None} if package == "torch" else {}
         recipe = replace(recipe, instead={**recipe.instead, **beside, package: version})
-    if release.startswith("megatron-core-") and (revision or package == "megatron-core"):
-        recipe = replace(recipe, python=_MEGATRON.python)  # it may be a newer one
+    upstream = upstream_of(release)
+    if upstream is not None and (revision or _is_upstream(package, release)):
+        recipe = replace(recipe, python=upstream.python)  # it may be a newer version
     return Wanted(recipe, revision or recipe.branch)
 
 

@@ -123,13 +123,13 @@ REFUSED: Mapping[str, str] = {
     ),
 }
 """Train config keys that no job may set, and why; some of them only in newer releases."""
-_OFF_AT: Mapping[str, tuple[object, ...]] = {
-    "transformer.moe_router_force_biased": (None,),  # 0.0 draws random routes
-    "transformer.mlp_chunks_for_training": (1,),
-    "transformer.gtp_weight_remat_size": (1,),
-    "transformer.expert_gtp_weight_remat_size": (1,),
+_OFF_AT: Mapping[str, object] = {
+    "transformer.moe_router_force_biased": None,  # 0.0 draws random routes
+    "transformer.mlp_chunks_for_training": 1,
+    "transformer.gtp_weight_remat_size": 1,
+    "transformer.expert_gtp_weight_remat_size": 1,
 }
-"""Keys of ``REFUSED``, and the values that switch them off; for all others see ``_is_off``."""
+"""Keys of ``REFUSED``, and the value that switches each off; for all others see ``_is_off``."""
 
 
 class MegatronTable(TrainerTable):
@@ -181,7 +181,9 @@ def refused_settings(settings: Mapping[str, Any], where: Where) -> Iterator[Prob
 
 
 def _is_off(key: str, value: object) -> bool:
-    return value in _OFF_AT[key] if key in _OFF_AT else not value or value == "none"
+    if key in _OFF_AT:
+        return value == _OFF_AT[key]
+    return not value or value == "none"
 
 
 def has_auxiliary_loss(spec: SetSpec) -> bool:
