@@ -98,9 +98,10 @@ _MEGATRON = Recipe(
     "Megatron-Core",
     instead=OLDER_TORCH,
     # Of its declared dependencies it imports only numpy and packaging, but its modules for
-    # inference, which all others import, define kernels of triton. Its CUDA kernels are those of
-    # Transformer Engine and Apex, without which it falls back to torch.
-    packages=("numpy", "packaging", "triton; sys_platform == 'linux'"),
+    # inference, which all others import, define kernels of triton, and Megatron-FSDP has einops
+    # arrange its ranks. Its CUDA kernels are those of Transformer Engine and Apex, without which it
+    # falls back to torch.
+    packages=("numpy", "packaging", "einops", "triton; sys_platform == 'linux'"),
     alone=("megatron-core",),
     python=(3, 12),
     imports=("megatron.core",),

@@ -3,8 +3,8 @@
 The tensor-parallel degree is how many times the width of all heads is that of a rank's weight, the
 expert-parallel degree how many times all experts are those of a rank; the pipeline stages follow
 from the layers that ranks hold; the data-parallel degree is the size of the group over which DDP
-reduces, and it shards if the optimizer is the distributed one. Sequence parallelism is seen in the
-length of the sequence that a layer's norm gets.
+reduces, and it shards if the optimizer is the distributed one. What Megatron-FSDP shards is seen in
+its buffers. Sequence parallelism is seen in the length of the sequence that a layer's norm gets.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.moe.moe_layer import MoELayer
@@ -22,16 +24,18 @@ from megatron.core.transformer.moe.token_dispatcher import (
     MoEAlltoAllTokenDispatcher,
 )
 
-from converge_harness.rank.megatron.config import INTERLEAVED
-from converge_harness.rank.megatron.parameters import CanonicalPart
+from converge_harness.rank.megatron.config import INTERLEAVED, NO_SHARD
+from converge_harness.rank.megatron.model import Wrapped
+from converge_harness.rank.megatron.parameters import CanonicalPart, optimizers_of
 from converge_harness.rank.megatron.trainer import MegatronTrainer
 from converge_harness.rank.recorder import world
 from converge_harness.rank.recorder.names import names_by_type
-from converge_harness.rank.recorder.placement import Piece
+from converge_harness.rank.recorder.placement import Piece, local_shard
 from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.run_folder import in_force
 
 _SEQUENCE_PARALLEL = "transformer.sequence_parallel"
+_STRATEGY = "ddp.data_parallel_sharding_strategy"
 _DISPATCHER = "transformer.moe_token_dispatcher_type"
 _DISPATCHERS = {
     MoEAllGatherTokenDispatcher: "allgather",
@@ -102,8 +106,9 @@ def _seen(
         "tp": tp_degree(parts),
         **experts_of(parts),
         "layers": sorted(int(number) for part in parts for number in part.layers),
-        "dp": trainer.parts[0].dp_group.size(),
+        "dp": _dp_group(trainer.parts[0]).size(),
         "shards": shards(trainer.optimizer),
+        "strategies": sorted({strategy_of(part) for part in trainer.parts}),
         "seq_len": seq_len,
         "sequence_parallel": bool(first.lengths) and max(first.lengths) < seq_len,
         "samples": recorder.samples if recorder.view.first_of_dp else 0,
@@ -119,7 +124,39 @@ def _seen(
 
 def shards(optimizer: Any) -> bool:
     """Whether some optimizer of a ``ChainedOptimizer`` is the distributed one."""
-    return any(isinstance(each, DistributedOptimizer) for each in optimizer.chained_optimizers)
+    return any(isinstance(each, DistributedOptimizer) for each in optimizers_of(optimizer))
+
+
+def _dp_group(part: Wrapped) -> dist.ProcessGroup:
+    if isinstance(part, DistributedDataParallel):
+        return part.dp_group
+    return part.megatron_fsdp_dist_index.get_dp_group()
+
+
+def strategy_of(part: Wrapped) -> str:
+    """Which of parameters, gradients and optimizer states Megatron-FSDP shards, by its buffers."""
+    if isinstance(part, DistributedDataParallel):
+        return NO_SHARD
+    # Experts that ranks have to themselves (ep equal to dp) are not sharded any further.
+    groups = [
+        group
+        for group in part.param_and_grad_buffer.parameter_groups
+        if group.main_grad_buffer.data_parallel_group.size() > 1
+    ]
+    weights, gradients = (
+        {getattr(group, name).is_data_distributed for group in groups}
+        for name in ("model_weight_buffer", "main_grad_buffer")
+    )
+    held = {
+        each.megatron_fsdp_slice.stop - each.megatron_fsdp_slice.start == each.numel()
+        for _, each in part.param_and_grad_buffer.optimizer_named_parameters
+    }
+    sharded = (
+        ("optim", held != {True}),
+        ("grads", gradients == {True}),
+        ("params", weights == {True}),
+    )
+    return "_".join(name for name, is_sharded in sharded if is_sharded) or NO_SHARD
 
 
 def tp_degree(parts: Sequence[CanonicalPart]) -> int:
@@ -127,7 +164,8 @@ def tp_degree(parts: Sequence[CanonicalPart]) -> int:
     for part in parts:
         for layer in part.layers.values():
             width = layer.config.num_attention_heads * layer.config.kv_channels
-            return int(width // layer.self_attention.linear_proj.weight.shape[1])
+            mine = local_shard(layer.self_attention.linear_proj.weight)
+            return int(width // mine.shape[1])
     return 1
 
 
@@ -167,10 +205,12 @@ def _merged(
     stages = len({tuple(seen["layers"]) for seen in everyone})
     schedule = next((seen["schedule"] for seen in everyone if seen["schedule"]), None)
     dispatchers = {each for seen in everyone for each in seen["dispatchers"]}
+    strategies = {each for seen in everyone for each in seen["strategies"]}
     config = {
         **trainer.config.flat,
         # Joined where layers or ranks differ, so that it is none of the names of a job.
         **({_DISPATCHER: "+".join(sorted(dispatchers))} if dispatchers else {}),
+        _STRATEGY: "+".join(sorted(strategies)),
         _SEQUENCE_PARALLEL: any(seen["sequence_parallel"] for seen in everyone),
     }
     dtype, dtypes = in_force.param_dtypes(names_by_type(seen["dtypes"] for seen in everyone))

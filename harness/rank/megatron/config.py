@@ -13,6 +13,7 @@ implies, the experiment's ``set``. Then Megatron-Core's own checks run.
 from __future__ import annotations
 
 import enum
+import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -28,12 +29,14 @@ from converge_harness.rank.job_checks import (
     repeat_problems,
     unknown_fixes,
 )
+from converge_harness.rank.megatron.parameters import ZERO_3
 from converge_harness.rank.settings import (
     DATA_TYPE_KEYS,
     KeyProblem,
     SettingError,
     apply_setting,
     flatten,
+    value_of,
 )
 from converge_harness.run_folder.job import Degrees, RankJob
 
@@ -74,6 +77,9 @@ _UNREAD = (
 Their defaults differ between releases, and nothing reads them."""
 _DISPATCHERS = ("allgather", "alltoall")
 """Megatron-Core's dispatchers of tokens that a CPU has; ``flex`` calls DeepEP or HybridEP."""
+NO_SHARD = "no_shard"
+_STRATEGIES = ("optim", "optim_grads", ZERO_3)
+"""What Megatron-FSDP may shard (``ddp.data_parallel_sharding_strategy``): ZeRO-1, 2 and 3."""
 _BALANCINGS = ("none", "aux_loss", "seq_aux_loss")
 """What may keep experts equally busy. Others work on counts of several steps or passes."""
 
@@ -225,7 +231,10 @@ def _implied(job: RankJob, degrees: Degrees, chunks: int | None) -> dict[str, An
 _OF_ONE_RANK = {
     "transformer.sequence_parallel": False,
     "transformer.expert_tensor_parallel_size": None,
+    "ddp.use_megatron_fsdp": False,
+    "ddp.data_parallel_sharding_strategy": NO_SHARD,
 }
+_BUFFERS = "ddp.megatron_fsdp_"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -268,9 +277,18 @@ def _unchecked(kind: type[Config]) -> Config:
 def _apply(tables: MegatronTables, settings: Iterable[tuple[str, Any]]) -> Iterator[KeyProblem]:
     for key, value in settings:
         try:
-            apply_setting(tables, key, value)
+            _set(tables, key, value)
         except SettingError as error:
             yield from error.problems
+
+
+def _set(tables: MegatronTables, key: str, value: Any) -> None:
+    """Files name the types of Megatron-FSDP's buffers, and cannot have any others."""
+    if not key.startswith(_BUFFERS) or str(value) not in _DTYPES:
+        apply_setting(tables, key, value)
+        return
+    value_of(tables, key)
+    setattr(tables.ddp, key.removeprefix("ddp."), _DTYPES[value])
 
 
 def _name_function(tables: MegatronTables) -> Iterator[KeyProblem]:
@@ -312,6 +330,7 @@ def _sizes_problems(
         if size % divisor:
             yield KeyProblem(key, f"{size} is not a multiple of {name} {divisor}")
     yield from _expert_problems(transformer, degrees)
+    yield from _sharding_problems(tables, degrees)
     if job.makes_seed_checkpoint or degrees.pp == 1:
         return
     if job.pipeline_schedule not in SCHEDULES:
@@ -352,6 +371,38 @@ def _expert_problems(transformer: TransformerConfig, degrees: Degrees) -> Iterat
         if value not in known:
             why = "needs DeepEP, whose kernels need a GPU" if value == "flex" else "is not tested"
             yield KeyProblem(f"transformer.{key}", f"{value!r} {why}", tuple(map(repr, known)))
+
+
+def _sharding_problems(tables: MegatronTables, degrees: Degrees) -> Iterator[KeyProblem]:
+    """What Megatron-FSDP needs of a layout, and of its own settings."""
+    ddp = tables.ddp
+    if ddp.use_megatron_fsdp and degrees.dp_shard == 1:
+        message = "needs ranks to shard over: set parallelism.dp_shard"
+        yield KeyProblem("ddp.use_megatron_fsdp", message)
+    if ddp.use_megatron_fsdp and degrees.pp > 1:
+        message = f"has no mesh with {degrees.pp} pipeline stages: set parallelism.pp to 1"
+        yield KeyProblem("ddp.use_megatron_fsdp", message)
+    if ddp.use_megatron_fsdp and not importlib.util.find_spec("einops"):
+        message = "needs einops, which this toolchain was built without: build it again"
+        yield KeyProblem("ddp.use_megatron_fsdp", message)
+    levels = _STRATEGIES if ddp.use_megatron_fsdp else (NO_SHARD,)
+    strategy = ddp.data_parallel_sharding_strategy
+    if strategy not in levels:
+        why = (
+            "is not one of Megatron-FSDP's that shard something"
+            if ddp.use_megatron_fsdp
+            else "is of Megatron-FSDP: set ddp.use_megatron_fsdp, too"
+        )
+        yield KeyProblem(
+            "ddp.data_parallel_sharding_strategy", f"{strategy!r} {why}", tuple(map(repr, levels))
+        )
+    if (
+        ddp.use_megatron_fsdp
+        and ddp.gradient_reduce_div_fusion
+        and not tables.transformer.calculate_per_token_loss
+    ):
+        message = "needs NCCL, which divides while it reduces: set it to false"
+        yield KeyProblem("ddp.gradient_reduce_div_fusion", message)
 
 
 def _value_problems(tables: MegatronTables, job: RankJob) -> Iterator[KeyProblem]:

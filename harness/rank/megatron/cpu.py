@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from converge_harness.rank.cpu import stay_forkable
 
@@ -41,11 +43,13 @@ class _Stream:
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
-    def wait_stream(self, _: Any) -> None:
+    def wait(self, *_: Any) -> None:
         """What was to come first has been computed."""
 
-    def synchronize(self) -> None:
-        """The same."""
+    wait_stream = wait_event = synchronize = record = wait
+
+    def query(self) -> bool:
+        return True
 
     def record_event(self, *_: Any) -> _Stream:
         return self
@@ -60,6 +64,8 @@ def _answer_for_cuda() -> None:
         "synchronize": lambda *_: None,
         "current_stream": lambda *_: stream,
         "Stream": _Stream,
+        "Event": _Stream,
+        "empty_cache": lambda: None,
         "stream": lambda _: contextlib.nullcontext(),
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
@@ -113,10 +119,65 @@ def prepare_megatron() -> None:
     if not moe_utils.HAVE_TE:
         moe_utils.te_general_gemm = None  # routers ask whether it is None, and it is not defined
     token_dispatcher.maybe_move_tensor_to_cpu = _counts
+    _shard_on_the_cpu()
+    _finish_gathers_at_once()
     _exchange_uneven_parts()
     random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
     WrappedTorchNorm.__new__ = _norm
+
+
+class _Mesh(DeviceMesh):
+    """Megatron-FSDP's mesh of ranks, of whatever it calls their devices: ``"cuda"``."""
+
+    @staticmethod
+    def from_group(*args: Any, **kwargs: Any) -> DeviceMesh:
+        return DeviceMesh.from_group(*args, **{**kwargs, "device_type": CPU.type})
+
+
+def _shard_on_the_cpu() -> None:
+    """Have Megatron-FSDP make its buffers and its mesh here."""
+    from megatron.core.distributed.fsdp import mcore_fsdp_adapter as adapter
+
+    # On main the name without a version is a function that chooses one.
+    wrapper = getattr(adapter, "FullyShardedDataParallelV1", adapter.FullyShardedDataParallel)
+    make = wrapper.__init__
+
+    def made(*args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(make).bind(*args, **kwargs)
+        given.arguments["device"] = CPU
+        answer = torch.cuda.current_device
+        torch.cuda.current_device = lambda: 0  # of which it makes the name of a device
+        try:
+            make(*given.args, **given.kwargs)
+        finally:
+            torch.cuda.current_device = answer
+
+    wrapper.__init__ = made
+    adapter.DeviceMesh = _Mesh
+    if getattr(adapter, "TELinear", None) is None:
+        adapter.TELinear = ()  # 0.16 asks of every module whether it is one
+
+
+def _finish_gathers_at_once() -> None:
+    """Megatron-FSDP frees weights that are being gathered: a GPU's streams keep the order.
+
+    Gloo's threads do not, and write into what is no longer there.
+    """
+    from megatron.core.distributed.fsdp.src.megatron_fsdp import param_and_grad_buffer as buffers
+
+    together, gather = buffers._coalescing_manager, buffers.AllGatherPipeline.async_bucket_gather
+
+    def gathered(pipeline: Any, bucket_id: int, bwd: Any) -> None:
+        gather(pipeline, bucket_id, bwd)
+        key = pipeline.get_bucket_key(bucket_id, bwd)
+        work, _ = pipeline.param_gather_event_map.get(key, (None, None))
+        # Of several together none has begun: the manager waits for them.
+        if work is not None and not isinstance(work, dist.distributed_c10d._IllegalWork):
+            work.wait()
+
+    buffers._coalescing_manager = lambda group, **_: together(group)
+    buffers.AllGatherPipeline.async_bucket_gather = gathered
 
 
 def _counts(tensor: Any, *, as_numpy: bool = False, **_: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from converge_harness.rank.data_order import Sample
+from converge_harness.rank.megatron.model import gpt_of
 from converge_harness.rank.megatron.parameters import CanonicalPart, Trained
 from converge_harness.rank.megatron.trainer import MegatronTrainer
 from converge_harness.rank.megatron.view import view_of, watch_clipping, watch_logits
@@ -63,9 +64,10 @@ def _watch_batches(trainer: MegatronTrainer, recorder: StepRecorder) -> None:
 
     trainer.forward_step = watched  # type: ignore[method-assign]
     for part in trainer.parts:
-        if part.module.post_process:
+        gpt = gpt_of(part)
+        if gpt.post_process:
             watch_logits(
-                part.module,
+                gpt,
                 recorder,
                 lambda labels: labels.where(latest[0].labels != IGNORE_INDEX, IGNORE_INDEX),
             )

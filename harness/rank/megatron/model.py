@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.distributed.data_parallel_base import _BaseDataParallel
+from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_decoder_block_spec,
@@ -21,6 +23,9 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from converge_harness.rank.megatron.config import MegatronConfig
 from converge_harness.run_folder.job import RankJob
+
+Wrapped: TypeAlias = _BaseDataParallel
+"""A model chunk as the training loop calls it: in ``DistributedDataParallel`` or Megatron-FSDP."""
 
 
 def start_ranks(job: RankJob, config: MegatronConfig) -> torch.device:
@@ -86,21 +91,49 @@ def _layers(config: MegatronConfig, stage: int | None) -> Any:
     )
 
 
-def wrap_model(config: MegatronConfig, chunks: Sequence[GPTModel]) -> list[DistributedDataParallel]:
-    """The chunks in Megatron-Core's DDP, which puts parameters and gradients into its buffers."""
-    return [
-        DistributedDataParallel(
-            config.tables.transformer,
+def wrap_model(config: MegatronConfig, chunks: Sequence[GPTModel]) -> list[Wrapped]:
+    """The chunks in Megatron-Core's DDP or FSDP, which have buffers of parameters and gradients."""
+    tables = config.tables
+    wrapper = FullyShardedDataParallel if tables.ddp.use_megatron_fsdp else DistributedDataParallel
+    parts = [
+        wrapper(
+            tables.transformer,
             # It fills in a bucket size.
-            replace(config.tables.ddp),
+            replace(tables.ddp),
             chunk,
             disable_bucketing=number > 0,
         )
         for number, chunk in enumerate(chunks)
     ]
+    _overlap(config, parts)
+    return parts
 
 
-def build_optimizer(config: MegatronConfig, parts: Sequence[DistributedDataParallel]) -> Any:
+def gpt_of(part: Wrapped) -> GPTModel:
+    """The model chunk in its wrappers: DDP is one, FSDP are two."""
+    found: torch.nn.Module = part
+    while not isinstance(found, GPTModel):
+        found = found.module  # type: ignore[assignment]
+    return found
+
+
+def _overlap(config: MegatronConfig, parts: Sequence[Wrapped]) -> None:
+    """Have the schedule call what overlaps communication, as Megatron-LM's ``train`` does."""
+    transformer, ddp = config.tables.transformer, config.tables.ddp
+    if not ddp.overlap_grad_reduce:
+        return
+
+    def of_all(name: str) -> Any:
+        found = [getattr(part, name) for part in parts]
+        return found if len(found) > 1 else found[0]
+
+    transformer.no_sync_func = of_all("no_sync")
+    transformer.grad_sync_func = of_all("start_grad_sync")
+    if ddp.overlap_param_gather and ddp.align_param_gather:
+        transformer.param_sync_func = of_all("start_param_sync")
+
+
+def build_optimizer(config: MegatronConfig, parts: Sequence[Wrapped]) -> Any:
     """A ``ChainedOptimizer`` of the parts' parameters. Collective over the world."""
     return get_megatron_optimizer(config.tables.optimizer, list(parts))
 

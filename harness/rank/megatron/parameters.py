@@ -28,6 +28,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,11 +37,13 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.transformer.moe.moe_layer import MoELayer
 
 from converge_harness.rank.recorder.block_shard import BlockShard
-from converge_harness.rank.recorder.placement import Held, HeldRun, Piece, Runs
+from converge_harness.rank.recorder.placement import Held, HeldRun, Piece, Runs, local_shard
 from converge_harness.rank.recorder.rows import Fused
 from converge_harness.rank.settings import KeyProblem, SettingError
 from converge_harness.run_folder.weight_mapping import WeightMapping
 
+ZERO_3 = "optim_grads_params"
+"""Megatron-FSDP's ``ddp.data_parallel_sharding_strategy`` that shards the weights, too."""
 _EMBEDDING = "embedding.word_embeddings.weight"
 _OUTPUT = "output_layer.weight"
 _OF_HEADS = ".softmax_offset"
@@ -241,6 +244,12 @@ class Trained:
     """What other ranks may have copies of."""
 
 
+def optimizers_of(optimizer: Any) -> Sequence[Any]:
+    """The optimizers that a ``ChainedOptimizer`` calls; with Megatron-FSDP there is only one."""
+    found: Sequence[Any] = getattr(optimizer, "chained_optimizers", (optimizer,))
+    return found
+
+
 def trained_by(optimizer: Any, pieces: Sequence[Piece]) -> Trained:
     """What an optimizer of ``get_megatron_optimizer`` updates on this rank.
 
@@ -248,7 +257,8 @@ def trained_by(optimizer: Any, pieces: Sequence[Piece]) -> Trained:
     optimizer each updates every parameter that it has. With it each data-parallel rank has
     a run of the flattened parameter, which is up to three blocks. Gradients are read where DDP
     reduces them to, ``main_grad``, of which the reduce-scatter of the distributed optimizer leaves
-    the rank's own run valid; once the optimizer has taken them, from where it clips them.
+    the rank's own run valid; once the optimizer has taken them, from where it clips them. With
+    Megatron-FSDP the distributed optimizer has parameters of its own: these runs, as DTensors.
 
     Raises SettingError if no optimizer has a parameter that is to be trained. With the distributed
     optimizer that cannot be seen on one rank, because a parameter's runs may be on others.
@@ -258,10 +268,13 @@ def trained_by(optimizer: Any, pieces: Sequence[Piece]) -> Trained:
     """
     found: list[tuple[str, BlockShard]] = []
     gathered = False
-    for each in optimizer.chained_optimizers:
+    for each in optimizers_of(optimizer):
         if isinstance(each, DistributedOptimizer):
-            gathered = not each.ddp_config.overlap_param_gather
-            found += _own_runs(each, pieces)
+            ddp = each.ddp_config
+            # Megatron-FSDP's third level frees whole weights after each use.
+            kept = not ddp.use_megatron_fsdp or ddp.data_parallel_sharding_strategy != ZERO_3
+            gathered = kept and not ddp.overlap_param_gather
+            found += (_fsdp_runs if ddp.use_megatron_fsdp else _own_runs)(each, pieces)
         else:
             its = {id(main) for group in each.param_groups for main in group["params"]}
             found += [
@@ -269,7 +282,7 @@ def trained_by(optimizer: Any, pieces: Sequence[Piece]) -> Trained:
                 for piece in pieces
                 if id(_main_of(piece.parameter)) in its
             ]
-    if not any(isinstance(each, DistributedOptimizer) for each in optimizer.chained_optimizers):
+    if not any(isinstance(each, DistributedOptimizer) for each in optimizers_of(optimizer)):
         _refuse_untrained(pieces, frozenset(name for name, _ in found))
     copies = [(piece.name, _weight(piece)) for piece in pieces] if gathered else found
     return Trained(tuple(found), tuple(copies))
@@ -314,22 +327,77 @@ def _own_runs(
     for parameters, mains in groups:
         for parameter, main in zip(parameters, mains, strict=True):
             run = optimizer._get_model_param_range_map(parameter)["param"]
-            blocks = _blocks(optimizer, known[parameter], main, run.start, run.end)
+            blocks = _blocks(
+                known[parameter],
+                slice(run.start, run.end),
+                partial(_value_of, main),
+                partial(_taken_or_reduced, main, parameter, slice(run.start, run.end)),
+                partial(_states_of, optimizer, main),
+            )
             found += [(known[parameter].name, block) for block in blocks]
     return found
 
 
+def _value_of(main: torch.Tensor) -> torch.Tensor:
+    return main.data
+
+
+def _taken_or_reduced(main: torch.Tensor, parameter: Any, run: slice) -> torch.Tensor:
+    taken = main.grad
+    reduced: torch.Tensor = parameter.main_grad.view(-1)[run]
+    return reduced if taken is None else taken
+
+
+def _states_of(optimizer: Any, main: torch.Tensor) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = optimizer.optimizer.state.get(main, {})
+    return found
+
+
+def _fsdp_runs(
+    optimizer: DistributedOptimizer, pieces: Sequence[Piece]
+) -> list[tuple[str, BlockShard]]:
+    """What Megatron-FSDP's ``optimizer_named_parameters`` hold.
+
+    Placements of these DTensors do not say which rows a rank has: they are divided where a bucket's
+    shards end, and Megatron-FSDP keeps the run beside each.
+    """
+    known = {id(piece.parameter): piece for piece in pieces}
+    found: list[tuple[str, BlockShard]] = []
+    for group in optimizer.param_groups:
+        for main in group["params"]:
+            piece = known[id(main.orig_param)]
+            blocks = _blocks(
+                piece,
+                main.megatron_fsdp_slice,
+                partial(local_shard, main),
+                partial(_local_gradient, main),
+                partial(_local_states, optimizer, main),
+            )
+            found += [(piece.name, block) for block in blocks]
+    return found
+
+
+def _local_gradient(main: torch.Tensor) -> torch.Tensor | None:
+    return None if main.grad is None else local_shard(main.grad)
+
+
+def _local_states(optimizer: Any, main: torch.Tensor) -> Mapping[str, Any]:
+    return {
+        name: local_shard(value) if isinstance(value, torch.Tensor) else value
+        for name, value in _states_of(optimizer, main).items()
+    }
+
+
 def _blocks(
-    optimizer: DistributedOptimizer, piece: Piece, main: torch.Tensor, start: int, stop: int
+    piece: Piece,
+    run: slice,
+    value: Callable[[], torch.Tensor],
+    gradient: Callable[[], torch.Tensor | None],
+    states: Callable[[], Mapping[str, Any]],
 ) -> Iterator[BlockShard]:
-    """Entries ``start`` to ``stop`` of a flattened parameter, as blocks of the whole tensor."""
-    parameter: Any = piece.parameter
-    rows, columns = _as_matrix(tuple(parameter.shape))
-
-    def gradient() -> torch.Tensor:
-        taken = main.grad
-        return parameter.main_grad.view(-1)[start:stop] if taken is None else taken
-
+    """A run of a flattened parameter's entries, as blocks of the whole tensor."""
+    start, stop = run.start, run.stop
+    rows, columns = _as_matrix(tuple(piece.parameter.shape))
     for part, block in HeldRun((rows, columns), start, stop).matrices(rows, columns):
         runs = [
             _chosen(held, chosen[0])
@@ -338,9 +406,9 @@ def _blocks(
         yield BlockShard(
             piece.held.whole,
             runs,
-            _cut(lambda: main.data, part),
-            _cut(gradient, part),
-            _states(lambda: optimizer.optimizer.state.get(main, {}), stop - start, part),
+            _cut(value, part),
+            _cut_gradient(gradient, part),
+            _states(states, stop - start, part),
         )
 
 
@@ -363,6 +431,16 @@ def _chosen(held: Runs, chosen: range) -> Runs:
 
 def _cut(fetch: Callable[[], torch.Tensor], part: slice) -> Callable[[], torch.Tensor]:
     return lambda: fetch().view(-1)[part]
+
+
+def _cut_gradient(
+    fetch: Callable[[], torch.Tensor | None], part: slice
+) -> Callable[[], torch.Tensor | None]:
+    def cut() -> torch.Tensor | None:
+        found = fetch()
+        return None if found is None else found.view(-1)[part]
+
+    return cut
 
 
 def _states(

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from converge_harness.rank.data_order import Sample, SampleStream
 from converge_harness.rank.megatron.config import MegatronConfig
+from converge_harness.rank.megatron.model import Wrapped
 from converge_harness.rank.recorder.cross_entropy import IGNORE_INDEX
 
 
@@ -44,14 +44,14 @@ class MegatronTrainer:
     def __init__(
         self,
         config: MegatronConfig,
-        parts: list[DistributedDataParallel],
+        parts: list[Wrapped],
         optimizer: Any,
         schedule: OptimizerParamScheduler,
         stream: SampleStream,
     ) -> None:
         self.config = config
         self.parts = parts
-        """The model chunks of this rank, in DDP."""
+        """The model chunks of this rank, in DDP or FSDP."""
         self.optimizer = optimizer
         """Megatron-Core's ``ChainedOptimizer``."""
         self.schedule = schedule
@@ -99,7 +99,7 @@ class MegatronTrainer:
         )
         return found
 
-    def forward_step(self, batches: Iterator[Sample], part: DistributedDataParallel) -> Any:
+    def forward_step(self, batches: Iterator[Sample], part: Wrapped) -> Any:
         """A model chunk's output for the next microbatch, and the function that makes it a loss."""
         sample = next(batches)
         positions = torch.arange(sample.inputs.shape[1]).expand_as(sample.inputs)

@@ -24,6 +24,7 @@ from converge_harness.rank.megatron.model import (
 from converge_harness.rank.megatron.parameters import (
     CanonicalPart,
     fused_of,
+    optimizers_of,
     pieces_of,
     trained_by,
     weights_of,
@@ -133,7 +134,7 @@ def _rewind(trainer: MegatronTrainer, consumed: int) -> None:
 def _without_updates(trainer: MegatronTrainer) -> AbstractContextManager[None]:
     """No update of weights, optimizer states or learning rate, and nothing is logged."""
     return silenced(
-        *((each, "step_with_ready_grads", True) for each in trainer.optimizer.chained_optimizers),
+        *((each, "step_with_ready_grads", True) for each in optimizers_of(trainer.optimizer)),
         (trainer.schedule, "step", None),
         (trainer, "log", None),
     )

@@ -88,8 +88,9 @@ REFUSED: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         (
-            *("transformer.fp16", "optimizer.fp16", "ddp.use_megatron_fsdp"),
-            *("ddp.use_custom_fsdp", "ddp.num_distributed_optimizer_instances"),
+            *("transformer.fp16", "optimizer.fp16", "ddp.use_custom_fsdp"),
+            *("ddp.num_distributed_optimizer_instances", "ddp.megatron_fsdp_use_decoupled_grad"),
+            "ddp.megatron_fsdp_version",
             *("transformer.pipeline_model_parallel_layout", "transformer.hybrid_context_parallel"),
             "transformer.num_layers_in_first_pipeline_stage",
             "transformer.num_layers_in_last_pipeline_stage",
@@ -126,6 +127,7 @@ REFUSED: Mapping[str, str] = {
 _OFF_AT: Mapping[str, object] = {
     "transformer.moe_router_force_biased": None,  # 0.0 draws random routes
     "transformer.mlp_chunks_for_training": 1,
+    "ddp.megatron_fsdp_version": 1,
     "transformer.gtp_weight_remat_size": 1,
     "transformer.expert_gtp_weight_remat_size": 1,
 }
