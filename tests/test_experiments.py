@@ -330,8 +330,4 @@ def test_the_pairs_of_megatron_core_all_meet():
 def test_the_pairs_of_megatron_fsdp_all_meet():
     counts, missing = pairs_of("megatron_fsdp", of_fsdp)
     assert counts == [3, 3, 4, 2, 2, 2, 2]
-    # The same, and experts on several microbatches are a bug (megatron_bugs).
-    assert missing == [
-        *(("allgather", True), ("alltoall", True)),
-        *((2, "allgather"), (2, "alltoall")),
-    ]
+    assert missing == [(2, "allgather"), (2, "alltoall")]  # the same

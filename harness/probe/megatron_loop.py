@@ -430,7 +430,7 @@ def _require_readable(gpts: list[Any], optimizer: Any) -> None:
     if not hasattr(optimizer, "chained_optimizers"):
         raise ProbeError(
             f"megatron_lm.watch(): the optimizer is a {type(optimizer).__name__}, and converge "
-            "reads those that get_megatron_optimizer makes"
+            "reads a ChainedOptimizer, which get_megatron_optimizer makes without Megatron-FSDP"
         )
     if parallel_state.get_context_parallel_world_size() > 1:
         raise ProbeError("megatron_lm.watch(): context parallelism is not supported yet")

@@ -106,3 +106,28 @@ def test_bugs_of_both_releases_are_named_where_they_begin(folder):
     assert "the input of layers.3.mlp.router is off" in tests["balanced_tp2_sp"]["first_wrong"]
     interleaved = tests["interleaved_batched"]["first_wrong"]
     assert "the input of layers.1 (in.hidden_states) is off" in interleaved
+
+
+def test_megatron_fsdp_is_the_control_where_it_is_right(folder):
+    right = "zero3_experts_alltoall_tp2_sp_accumulated_overlapped_recomputed"
+    tests = run_some(folder, "megatron_fsdp", right)
+    assert verdicts(tests) == {right: "PASS"}
+    outcomes = {check["name"]: check["outcome"] for check in tests[right]["checks"]}
+    for check in (
+        *("same-initial-parameters", "gradients-first-steps", "updates-first-steps"),
+        *("reported-grad-norm-is-recomputed", "optimizer-state-first-steps", "replicas-agree"),
+        "named-in-force",
+    ):
+        assert outcomes[check] == "PASS", check
+
+
+def test_bugs_of_megatron_fsdp_in_a_release_are_named(folder):
+    says = {
+        "fsdp_experts": "by 2, which equals the shard degree (2), or the EP degree (2)",
+        "fsdp_zero1_overlapped": "every gradient is off",
+    }
+    tests = run_some(folder, "megatron_bugs", *says)
+    assert verdicts(tests) == dict.fromkeys(says, "FAIL")
+    for name, words in says.items():
+        assert words in tests[name]["cause"], name
+        assert tests[name]["loss_only_gate"]["passes"], name

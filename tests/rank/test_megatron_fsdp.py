@@ -1,6 +1,7 @@
 """Megatron-FSDP: its shards are read where they are, at every strategy, by real ranks over gloo."""
 
 from dataclasses import replace
+from importlib import metadata
 
 import pytest
 from gloo_ranks import run_on_ranks
@@ -30,6 +31,7 @@ from converge_harness.rank.settings import SettingError
 # What Megatron-Core and torch warn of while it builds models and optimizers is theirs.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+IS_0_16 = metadata.version("megatron-core").startswith("0.16.")
 STRATEGIES = ("optim", "optim_grads", "optim_grads_params")
 OVERLAPPED = {
     "ddp.overlap_grad_reduce": True,
@@ -56,7 +58,12 @@ def backward(model):
 
 def read_all(folder, degrees, more):
     for strategy in STRATEGIES:
-        read(folder, degrees, fsdp(strategy, **more))
+        if (strategy, more, IS_0_16) == ("optim", OVERLAPPED, True):
+            # A bug of it, and no other reading: it adds the sum to a rank's own gradients.
+            with pytest.raises(AssertionError, match="word_embeddings"):
+                read(folder, degrees, fsdp(strategy, **more))
+        else:
+            read(folder, degrees, fsdp(strategy, **more))
         parallel_state.destroy_model_parallel()
 
 
@@ -146,6 +153,46 @@ def alone_with_its_experts(folder):
     assert experts
     assert all(held[name] == sizes[name] for name in experts)
     assert sum(held.values()) < sum(sizes.values())
+
+
+def partly_sharded(folder):
+    """What the audit has to see: buffers, or an optimizer, with all of what ranks should share."""
+    overrides = fsdp("optim_grads_params")
+    config, chunks, _ = started(job_of(folder, {"dp_shard": 2, "tp": 2}, overrides=overrides))
+    (wrapped,) = wrap_model(config, chunks)
+    buffer = wrapped.param_and_grad_buffer
+    assert strategy_of(wrapped) == "optim_grads_params"
+    buffer.parameter_groups[0].model_weight_buffer.is_data_distributed = False
+    assert strategy_of(wrapped) == "optim_grads_params?"
+    for _, main in buffer.optimizer_named_parameters:
+        main._local_tensor = torch.empty(main.orig_param.shape)
+    assert strategy_of(wrapped) == "grads_params?"
+
+
+def test_what_is_not_sharded_is_seen(tmp_path):
+    run_on_ranks(partly_sharded, 4, tmp_path)
+
+
+def test_what_it_overlaps_by_itself_is_in_the_config(tmp_path):
+    def overlapped(strategy):
+        flat = build_config(job_of(tmp_path, {"dp_shard": 2}, overrides=fsdp(strategy))).flat
+        return flat["ddp.overlap_grad_reduce"], flat["ddp.overlap_param_gather"]
+
+    assert list(map(overlapped, STRATEGIES)) == [(False, False), (True, False), (True, True)]
+
+
+def test_reduction_in_float32_is_asked_for_by_its_own_key(tmp_path):
+    def job(**more):
+        overrides = fsdp("optim", **more)
+        return job_of(tmp_path, {"dp_shard": 2}, overrides=overrides, techniques=("bf16",))
+
+    if IS_0_16:
+        assert build_config(job()).tables.ddp.grad_reduce_in_fp32
+        return
+    with pytest.raises(SettingError, match="grad_reduce_in_fp32: is ignored by Megatron-FSDP"):
+        build_config(job())
+    build_config(job(**{"ddp.grad_reduce_in_fp32": False}))
+    build_config(job(**{"ddp.megatron_fsdp_main_grads_dtype": "float32"}))
 
 
 def test_experts_that_no_other_rank_has_are_whole(tmp_path):

@@ -132,7 +132,7 @@ def test_repeats_that_its_rank_code_cannot_make_are_refused(tmp_path):
 
 
 def test_what_is_switched_off_is_not_refused(tmp_path):
-    off = 'ddp.use_megatron_fsdp = false, transformer.cuda_graph_impl = "none"'
+    off = 'ddp.use_custom_fsdp = false, transformer.cuda_graph_impl = "none"'
     load(tmp_path, f"parallelism = {{ tp = 2 }}\nset = {{ {off} }}")
 
 
@@ -143,6 +143,12 @@ def test_what_is_switched_off_is_not_refused(tmp_path):
         ("transformer.mlp_chunks_for_training = 2", "transformer.mlp_chunks_for_training = 1"),
         ("transformer.gtp_weight_remat_size = 2", "transformer.gtp_weight_remat_size = 1"),
         ("transformer.use_mup = true", "transformer.use_mup = false"),
+        (
+            'ddp.outer_dp_sharding_strategy = "optim"',
+            'ddp.outer_dp_sharding_strategy = "no_shard"',
+        ),
+        ("ddp.preserve_fp32_weights = false", "ddp.preserve_fp32_weights = true"),
+        ("ddp.megatron_fsdp_version = 2", "ddp.megatron_fsdp_version = 1"),
         ("optimizer.grad_norm_skip_threshold = 10.0", None),
         ('ddp.param_name_patterns_for_fp32_local_accumulation = ["router"]', None),
     ],

@@ -35,6 +35,7 @@ from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.run_folder import in_force
 
 _SEQUENCE_PARALLEL = "transformer.sequence_parallel"
+_IN_FLOAT32 = "ddp.grad_reduce_in_fp32"
 _STRATEGY = "ddp.data_parallel_sharding_strategy"
 _DISPATCHER = "transformer.moe_token_dispatcher_type"
 _DISPATCHERS = {
@@ -109,6 +110,7 @@ def _seen(
         "dp": _dp_group(trainer.parts[0]).size(),
         "shards": shards(trainer.optimizer),
         "strategies": sorted({strategy_of(part) for part in trainer.parts}),
+        "reduces_in_float32": all(map(reduces_in_float32, trainer.parts)),
         "seq_len": seq_len,
         "sequence_parallel": bool(first.lengths) and max(first.lengths) < seq_len,
         "samples": recorder.samples if recorder.view.first_of_dp else 0,
@@ -134,29 +136,44 @@ def _dp_group(part: Wrapped) -> dist.ProcessGroup:
 
 
 def strategy_of(part: Wrapped) -> str:
-    """Which of parameters, gradients and optimizer states Megatron-FSDP shards, by its buffers."""
+    """Which of optimizer states, gradients and weights Megatron-FSDP shards, by its buffers.
+
+    What only some of the parameters have gets a question mark, and is no strategy's name.
+    """
     if isinstance(part, DistributedDataParallel):
         return NO_SHARD
+    buffer = part.param_and_grad_buffer
     # Experts that ranks have to themselves (ep equal to dp) are not sharded any further.
     groups = [
         group
-        for group in part.param_and_grad_buffer.parameter_groups
-        if group.main_grad_buffer.data_parallel_group.size() > 1
+        for group in buffer.parameter_groups
+        if group.main_grad_buffer and group.main_grad_buffer.data_parallel_group.size() > 1
     ]
-    weights, gradients = (
-        {getattr(group, name).is_data_distributed for group in groups}
-        for name in ("model_weight_buffer", "main_grad_buffer")
-    )
-    held = {
-        each.megatron_fsdp_slice.stop - each.megatron_fsdp_slice.start == each.numel()
-        for _, each in part.param_and_grad_buffer.optimizer_named_parameters
+    mains = {id(main.orig_param): main for _, main in buffer.optimizer_named_parameters}
+    shared = [mains[id(each)] for group in groups for each in group.params]
+    # A small one may be on one rank as a whole.
+    entries = sum(local_shard(main).numel() for main in shared)
+    seen = {
+        "optim": {entries < sum(main.orig_param.numel() for main in shared)},
+        "grads": {group.main_grad_buffer.is_data_distributed for group in groups},
+        "params": {group.model_weight_buffer.is_data_distributed for group in groups},
     }
-    sharded = (
-        ("optim", held != {True}),
-        ("grads", gradients == {True}),
-        ("params", weights == {True}),
+    return "_".join(
+        name if found == {True} else f"{name}?" for name, found in seen.items() if True in found
     )
-    return "_".join(name for name, is_sharded in sharded if is_sharded) or NO_SHARD
+
+
+def reduces_in_float32(part: Wrapped) -> bool:
+    """Whether gradients of microbatches and ranks are added up in float32.
+
+    Since 0.17 Megatron-FSDP ignores ``grad_reduce_in_fp32``, and has keys of its own.
+    """
+    if isinstance(part, DistributedDataParallel):
+        return bool(part.ddp_config.grad_reduce_in_fp32)
+    sent = getattr(part.ddp_config, "megatron_fsdp_grad_comm_dtype", None)
+    groups = part.param_and_grad_buffer.parameter_groups
+    kinds = {group.main_grad_buffer.dtype for group in groups if group.main_grad_buffer}
+    return kinds == {torch.float32} and sent in (None, torch.float32)
 
 
 def tp_degree(parts: Sequence[CanonicalPart]) -> int:
@@ -206,11 +223,15 @@ def _merged(
     schedule = next((seen["schedule"] for seen in everyone if seen["schedule"]), None)
     dispatchers = {each for seen in everyone for each in seen["dispatchers"]}
     strategies = {each for seen in everyone for each in seen["strategies"]}
+    # What is in float32 anyway needs no reduction in it.
+    low = trainer.config.dtype is not torch.float32
+    in_float32 = all(seen["reduces_in_float32"] for seen in everyone)
     config = {
         **trainer.config.flat,
         # Joined where layers or ranks differ, so that it is none of the names of a job.
         **({_DISPATCHER: "+".join(sorted(dispatchers))} if dispatchers else {}),
         _STRATEGY: "+".join(sorted(strategies)),
+        **({_IN_FLOAT32: in_float32} if low else {}),
         _SEQUENCE_PARALLEL: any(seen["sequence_parallel"] for seen in everyone),
     }
     dtype, dtypes = in_force.param_dtypes(names_by_type(seen["dtypes"] for seen in everyone))

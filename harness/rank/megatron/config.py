@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import importlib.util
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -29,7 +30,6 @@ from converge_harness.rank.job_checks import (
     repeat_problems,
     unknown_fixes,
 )
-from converge_harness.rank.megatron.parameters import ZERO_3
 from converge_harness.rank.settings import (
     DATA_TYPE_KEYS,
     KeyProblem,
@@ -78,7 +78,7 @@ Their defaults differ between releases, and nothing reads them."""
 _DISPATCHERS = ("allgather", "alltoall")
 """Megatron-Core's dispatchers of tokens that a CPU has; ``flex`` calls DeepEP or HybridEP."""
 NO_SHARD = "no_shard"
-_STRATEGIES = ("optim", "optim_grads", ZERO_3)
+_STRATEGIES = ("optim", "optim_grads", "optim_grads_params")
 """What Megatron-FSDP may shard (``ddp.data_parallel_sharding_strategy``): ZeRO-1, 2 and 3."""
 _BALANCINGS = ("none", "aux_loss", "seq_aux_loss")
 """What may keep experts equally busy. Others work on counts of several steps or passes."""
@@ -194,10 +194,11 @@ def build_config(job: RankJob) -> MegatronConfig:
     _refuse([*_sizes_problems(tables, job, degrees, microbatches), *_value_problems(tables, job)])
     if job.data_folder is None:
         raise SettingError(KeyProblem("converge.data", "is missing, so there is nothing to read"))
-    declared = {**implied, **job.overrides}
+    overlapped = dict.fromkeys(_overlapped(tables.ddp), True)
+    declared = {**implied, **job.overrides, **overlapped}
     flat = {
         key: value
-        for key, value in flat_config(tables).items()
+        for key, value in {**flat_config(tables), **overlapped}.items()
         if key in declared or not key.startswith(_UNREAD)
     }
     _validate(tables)
@@ -234,7 +235,9 @@ _OF_ONE_RANK = {
     "ddp.use_megatron_fsdp": False,
     "ddp.data_parallel_sharding_strategy": NO_SHARD,
 }
-_BUFFERS = "ddp.megatron_fsdp_"
+_OWN_TYPE = "megatron_fsdp_main_grads_dtype"
+"""What Megatron-FSDP has since 0.17, and reads instead of ``grad_reduce_in_fp32``."""
+_BUFFERS = re.compile(r"ddp\.megatron_fsdp_\w+_dtype\Z")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -283,8 +286,8 @@ def _apply(tables: MegatronTables, settings: Iterable[tuple[str, Any]]) -> Itera
 
 
 def _set(tables: MegatronTables, key: str, value: Any) -> None:
-    """Files name the types of Megatron-FSDP's buffers, and cannot have any others."""
-    if not key.startswith(_BUFFERS) or str(value) not in _DTYPES:
+    """Files name the types of Megatron-FSDP's buffers; no other types are taken."""
+    if not _BUFFERS.match(key) or str(value) not in _DTYPES:
         apply_setting(tables, key, value)
         return
     value_of(tables, key)
@@ -385,6 +388,11 @@ def _sharding_problems(tables: MegatronTables, degrees: Degrees) -> Iterator[Key
     if ddp.use_megatron_fsdp and not importlib.util.find_spec("einops"):
         message = "needs einops, which this toolchain was built without: build it again"
         yield KeyProblem("ddp.use_megatron_fsdp", message)
+    low = tables.transformer.params_dtype is not torch.float32
+    own = getattr(ddp, _OWN_TYPE, torch.float32)
+    if ddp.use_megatron_fsdp and low and ddp.grad_reduce_in_fp32 and own is not torch.float32:
+        message = f'is ignored by Megatron-FSDP: set ddp.{_OWN_TYPE} = "float32", or this to false'
+        yield KeyProblem("ddp.grad_reduce_in_fp32", message)
     levels = _STRATEGIES if ddp.use_megatron_fsdp else (NO_SHARD,)
     strategy = ddp.data_parallel_sharding_strategy
     if strategy not in levels:
@@ -403,6 +411,14 @@ def _sharding_problems(tables: MegatronTables, degrees: Degrees) -> Iterator[Key
     ):
         message = "needs NCCL, which divides while it reduces: set it to false"
         yield KeyProblem("ddp.gradient_reduce_div_fusion", message)
+
+
+def _overlapped(ddp: DistributedDataParallelConfig) -> Iterator[str]:
+    """What Megatron-FSDP switches on by itself, in a copy of its config."""
+    if ddp.use_megatron_fsdp and ddp.data_parallel_sharding_strategy != "optim":
+        yield "ddp.overlap_grad_reduce"
+    if ddp.use_megatron_fsdp and ddp.data_parallel_sharding_strategy == "optim_grads_params":
+        yield "ddp.overlap_param_gather"
 
 
 def _value_problems(tables: MegatronTables, job: RankJob) -> Iterator[KeyProblem]:

@@ -155,8 +155,8 @@ def _shard_on_the_cpu() -> None:
 
     wrapper.__init__ = made
     adapter.DeviceMesh = _Mesh
-    if getattr(adapter, "TELinear", None) is None:
-        adapter.TELinear = ()  # 0.16 asks of every module whether it is one
+    if not isinstance(getattr(adapter, "TELinear", object), type):
+        adapter.TELinear = ()  # 0.16 asks of modules whether they are one, and it is a mock
 
 
 def _finish_gathers_at_once() -> None:

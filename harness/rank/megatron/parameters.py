@@ -42,8 +42,6 @@ from converge_harness.rank.recorder.rows import Fused
 from converge_harness.rank.settings import KeyProblem, SettingError
 from converge_harness.run_folder.weight_mapping import WeightMapping
 
-ZERO_3 = "optim_grads_params"
-"""Megatron-FSDP's ``ddp.data_parallel_sharding_strategy`` that shards the weights, too."""
 _EMBEDDING = "embedding.word_embeddings.weight"
 _OUTPUT = "output_layer.weight"
 _OF_HEADS = ".softmax_offset"
@@ -261,7 +259,7 @@ def trained_by(optimizer: Any, pieces: Sequence[Piece]) -> Trained:
     Megatron-FSDP the distributed optimizer has parameters of its own: these runs, as DTensors.
 
     Raises SettingError if no optimizer has a parameter that is to be trained. With the distributed
-    optimizer that cannot be seen on one rank, because a parameter's runs may be on others.
+    optimizer of DDP that cannot be seen on one rank, because a parameter's runs may be on others.
 
     With ``ddp.overlap_param_gather`` other ranks' runs of the weights are the old ones between the
     steps, so only a rank's own runs may have copies, on tensor-parallel ranks.
@@ -270,11 +268,9 @@ def trained_by(optimizer: Any, pieces: Sequence[Piece]) -> Trained:
     gathered = False
     for each in optimizers_of(optimizer):
         if isinstance(each, DistributedOptimizer):
-            ddp = each.ddp_config
-            # Megatron-FSDP's third level frees whole weights after each use.
-            kept = not ddp.use_megatron_fsdp or ddp.data_parallel_sharding_strategy != ZERO_3
-            gathered = kept and not ddp.overlap_param_gather
-            found += (_fsdp_runs if ddp.use_megatron_fsdp else _own_runs)(each, pieces)
+            gathered = not each.ddp_config.overlap_param_gather
+            sharded = each.ddp_config.use_megatron_fsdp
+            found += (_fsdp_runs if sharded else _own_runs)(each, pieces)
         else:
             its = {id(main) for group in each.param_groups for main in group["params"]}
             found += [
@@ -362,18 +358,19 @@ def _fsdp_runs(
     shards end, and Megatron-FSDP keeps the run beside each.
     """
     known = {id(piece.parameter): piece for piece in pieces}
+    mains = [main for group in optimizer.param_groups for main in group["params"]]
+    _refuse_untrained(pieces, frozenset(known[id(main.orig_param)].name for main in mains))
     found: list[tuple[str, BlockShard]] = []
-    for group in optimizer.param_groups:
-        for main in group["params"]:
-            piece = known[id(main.orig_param)]
-            blocks = _blocks(
-                piece,
-                main.megatron_fsdp_slice,
-                partial(local_shard, main),
-                partial(_local_gradient, main),
-                partial(_local_states, optimizer, main),
-            )
-            found += [(piece.name, block) for block in blocks]
+    for main in mains:
+        piece = known[id(main.orig_param)]
+        blocks = _blocks(
+            piece,
+            main.megatron_fsdp_slice,
+            partial(local_shard, main),
+            partial(_local_gradient, main),
+            partial(_local_states, optimizer, main),
+        )
+        found += [(piece.name, block) for block in blocks]
     return found
 
 

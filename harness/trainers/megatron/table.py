@@ -90,7 +90,11 @@ REFUSED: Mapping[str, str] = {
         (
             *("transformer.fp16", "optimizer.fp16", "ddp.use_custom_fsdp"),
             *("ddp.num_distributed_optimizer_instances", "ddp.megatron_fsdp_use_decoupled_grad"),
-            "ddp.megatron_fsdp_version",
+            *("ddp.megatron_fsdp_version", "ddp.megatron_fsdp_main_params_dtype"),
+            *("ddp.preserve_fp32_weights", "ddp.outer_dp_sharding_strategy"),
+            *("ddp.megatron_fsdp_cuda_graph_mode", "ddp.fsdp_double_buffer"),
+            *("ddp.megatron_fsdp_max_pool_double_buffer", "ddp.fsdp_manual_registration"),
+            "ddp.delay_wgrad_compute",
             *("transformer.pipeline_model_parallel_layout", "transformer.hybrid_context_parallel"),
             "transformer.num_layers_in_first_pipeline_stage",
             "transformer.num_layers_in_last_pipeline_stage",
@@ -128,6 +132,9 @@ _OFF_AT: Mapping[str, object] = {
     "transformer.moe_router_force_biased": None,  # 0.0 draws random routes
     "transformer.mlp_chunks_for_training": 1,
     "ddp.megatron_fsdp_version": 1,
+    "ddp.megatron_fsdp_main_params_dtype": "float32",
+    "ddp.preserve_fp32_weights": True,
+    "ddp.outer_dp_sharding_strategy": "no_shard",
     "transformer.gtp_weight_remat_size": 1,
     "transformer.expert_gtp_weight_remat_size": 1,
 }
