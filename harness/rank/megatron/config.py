@@ -379,36 +379,30 @@ def _expert_problems(transformer: TransformerConfig, degrees: Degrees) -> Iterat
 def _sharding_problems(tables: MegatronTables, degrees: Degrees) -> Iterator[KeyProblem]:
     """What Megatron-FSDP needs of a layout, and of its own settings."""
     ddp = tables.ddp
-    if ddp.use_megatron_fsdp and degrees.dp_shard == 1:
-        message = "needs ranks to shard over: set parallelism.dp_shard"
-        yield KeyProblem("ddp.use_megatron_fsdp", message)
-    if ddp.use_megatron_fsdp and degrees.pp > 1:
+    key, strategy = "ddp.data_parallel_sharding_strategy", ddp.data_parallel_sharding_strategy
+    if not ddp.use_megatron_fsdp:
+        if strategy != NO_SHARD:
+            message = f"{strategy!r} is of Megatron-FSDP: set ddp.use_megatron_fsdp, too"
+            yield KeyProblem(key, message)
+        return
+    switch = "ddp.use_megatron_fsdp"
+    if degrees.dp_shard == 1:
+        yield KeyProblem(switch, "needs ranks to shard over: set parallelism.dp_shard")
+    if degrees.pp > 1:
         message = f"has no mesh with {degrees.pp} pipeline stages: set parallelism.pp to 1"
-        yield KeyProblem("ddp.use_megatron_fsdp", message)
-    if ddp.use_megatron_fsdp and not importlib.util.find_spec("einops"):
+        yield KeyProblem(switch, message)
+    if not importlib.util.find_spec("einops"):
         message = "needs einops, which this toolchain was built without: build it again"
-        yield KeyProblem("ddp.use_megatron_fsdp", message)
+        yield KeyProblem(switch, message)
+    if strategy not in _STRATEGIES:
+        message = f"{strategy!r} is not one of Megatron-FSDP's that shard something"
+        yield KeyProblem(key, message, tuple(map(repr, _STRATEGIES)))
     low = tables.transformer.params_dtype is not torch.float32
     own = getattr(ddp, _OWN_TYPE, torch.float32)
-    if ddp.use_megatron_fsdp and low and ddp.grad_reduce_in_fp32 and own is not torch.float32:
+    if low and ddp.grad_reduce_in_fp32 and own is not torch.float32:
         message = f'is ignored by Megatron-FSDP: set ddp.{_OWN_TYPE} = "float32", or this to false'
         yield KeyProblem("ddp.grad_reduce_in_fp32", message)
-    levels = _STRATEGIES if ddp.use_megatron_fsdp else (NO_SHARD,)
-    strategy = ddp.data_parallel_sharding_strategy
-    if strategy not in levels:
-        why = (
-            "is not one of Megatron-FSDP's that shard something"
-            if ddp.use_megatron_fsdp
-            else "is of Megatron-FSDP: set ddp.use_megatron_fsdp, too"
-        )
-        yield KeyProblem(
-            "ddp.data_parallel_sharding_strategy", f"{strategy!r} {why}", tuple(map(repr, levels))
-        )
-    if (
-        ddp.use_megatron_fsdp
-        and ddp.gradient_reduce_div_fusion
-        and not tables.transformer.calculate_per_token_loss
-    ):
+    if ddp.gradient_reduce_div_fusion and not tables.transformer.calculate_per_token_loss:
         message = "needs NCCL, which divides while it reduces: set it to false"
         yield KeyProblem("ddp.gradient_reduce_div_fusion", message)
 
