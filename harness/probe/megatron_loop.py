@@ -31,7 +31,12 @@ from converge_harness.rank.megatron.parameters import (
     trained_by,
     weights_of,
 )
-from converge_harness.rank.megatron.view import view_of, watch_clipping, watch_logits
+from converge_harness.rank.megatron.view import (
+    view_of,
+    watch_clipping,
+    watch_logits,
+    without_wrappers,
+)
 from converge_harness.rank.recorder import world
 from converge_harness.rank.recorder.cross_entropy import IGNORE_INDEX
 from converge_harness.rank.recorder.placement import local_shard
@@ -122,13 +127,6 @@ def _require_plain(job: RankJob) -> None:
         )
 
 
-def _without_wrappers(chunk: Any) -> Any:
-    """The ``GPTModel`` in DDP and, in low precision, in ``Float16Module``."""
-    while hasattr(chunk, "module"):
-        chunk = chunk.module
-    return chunk
-
-
 class WatchedLoop:
     """One rank of ``pretrain``, whose steps are recorded.
 
@@ -145,7 +143,7 @@ class WatchedLoop:
         self._job = job
         self._arguments = arguments
         self._chunks = list(model)
-        gpts = [_without_wrappers(chunk) for chunk in self._chunks]
+        gpts = [without_wrappers(chunk) for chunk in self._chunks]
         _require_readable(gpts, optimizer)
         self._optimizer = optimizer
         self._parts = tuple(CanonicalPart(gpt) for gpt in gpts)
@@ -215,7 +213,7 @@ class WatchedLoop:
         In the first step all tensor-parallel ranks learn the tokens, so that modules' results are
         of known samples. Megatron-LM reads them on the first of these ranks alone.
         """
-        gpt = _without_wrappers(chunk)
+        gpt = without_wrappers(chunk)
         if not (gpt.pre_process or gpt.post_process):
             self._recorder.on_microbatch(None)
             return batches

@@ -78,8 +78,13 @@ Their defaults differ between releases, and nothing reads them."""
 _DISPATCHERS = ("allgather", "alltoall")
 """Megatron-Core's dispatchers of tokens that a CPU has; ``flex`` calls DeepEP or HybridEP."""
 NO_SHARD = "no_shard"
-_STRATEGIES = ("optim", "optim_grads", "optim_grads_params")
-"""What Megatron-FSDP may shard (``ddp.data_parallel_sharding_strategy``): ZeRO-1, 2 and 3."""
+_STRATEGIES: Mapping[str, tuple[str, ...]] = {
+    "optim": (),
+    "optim_grads": ("ddp.overlap_grad_reduce",),
+    "optim_grads_params": ("ddp.overlap_grad_reduce", "ddp.overlap_param_gather"),
+}
+"""What Megatron-FSDP may shard (``ddp.data_parallel_sharding_strategy``: ZeRO-1, 2 and 3), and what
+it then switches on by itself, in a copy of its config."""
 _BALANCINGS = ("none", "aux_loss", "seq_aux_loss")
 """What may keep experts equally busy. Others work on counts of several steps or passes."""
 
@@ -194,7 +199,9 @@ def build_config(job: RankJob) -> MegatronConfig:
     _refuse([*_sizes_problems(tables, job, degrees, microbatches), *_value_problems(tables, job)])
     if job.data_folder is None:
         raise SettingError(KeyProblem("converge.data", "is missing, so there is nothing to read"))
-    overlapped = dict.fromkeys(_overlapped(tables.ddp), True)
+    sharded = tables.ddp.use_megatron_fsdp
+    strategy = tables.ddp.data_parallel_sharding_strategy
+    overlapped = dict.fromkeys(_STRATEGIES[strategy] if sharded else (), True)
     declared = {**implied, **job.overrides, **overlapped}
     flat = {
         key: value
@@ -405,14 +412,6 @@ def _sharding_problems(tables: MegatronTables, degrees: Degrees) -> Iterator[Key
     if ddp.gradient_reduce_div_fusion and not tables.transformer.calculate_per_token_loss:
         message = "needs NCCL, which divides while it reduces: set it to false"
         yield KeyProblem("ddp.gradient_reduce_div_fusion", message)
-
-
-def _overlapped(ddp: DistributedDataParallelConfig) -> Iterator[str]:
-    """What Megatron-FSDP switches on by itself, in a copy of its config."""
-    if ddp.use_megatron_fsdp and ddp.data_parallel_sharding_strategy != "optim":
-        yield "ddp.overlap_grad_reduce"
-    if ddp.use_megatron_fsdp and ddp.data_parallel_sharding_strategy == "optim_grads_params":
-        yield "ddp.overlap_param_gather"
 
 
 def _value_problems(tables: MegatronTables, job: RankJob) -> Iterator[KeyProblem]:

@@ -12,10 +12,14 @@ from typing import Any
 import torch
 
 from converge_harness.rank.data_order import Sample
-from converge_harness.rank.megatron.model import gpt_of
 from converge_harness.rank.megatron.parameters import CanonicalPart, Trained
 from converge_harness.rank.megatron.trainer import MegatronTrainer
-from converge_harness.rank.megatron.view import view_of, watch_clipping, watch_logits
+from converge_harness.rank.megatron.view import (
+    view_of,
+    watch_clipping,
+    watch_logits,
+    without_wrappers,
+)
 from converge_harness.rank.recorder.cross_entropy import IGNORE_INDEX
 from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.run_folder.job import RankJob
@@ -64,7 +68,7 @@ def _watch_batches(trainer: MegatronTrainer, recorder: StepRecorder) -> None:
 
     trainer.forward_step = watched  # type: ignore[method-assign]
     for part in trainer.parts:
-        gpt = gpt_of(part)
+        gpt = without_wrappers(part)
         if gpt.post_process:
             watch_logits(
                 gpt,

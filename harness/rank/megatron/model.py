@@ -109,14 +109,6 @@ def wrap_model(config: MegatronConfig, chunks: Sequence[GPTModel]) -> list[Wrapp
     return parts
 
 
-def gpt_of(part: Wrapped) -> GPTModel:
-    """The model chunk in its wrappers: DDP is one, FSDP are two."""
-    found: torch.nn.Module = part
-    while not isinstance(found, GPTModel):
-        found = found.module  # type: ignore[assignment]
-    return found
-
-
 def _overlap(config: MegatronConfig, parts: Sequence[Wrapped]) -> None:
     """Have the schedule call what overlaps communication, as Megatron-LM's ``train`` does."""
     transformer, ddp = config.tables.transformer, config.tables.ddp

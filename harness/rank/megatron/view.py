@@ -99,6 +99,13 @@ def _pieces_of(parts: Sequence[CanonicalPart]) -> dict[str, int]:
     }
 
 
+def without_wrappers(chunk: Any) -> Any:
+    """The ``GPTModel`` in DDP or the two of Megatron-FSDP, and in ``Float16Module``."""
+    while hasattr(chunk, "module"):
+        chunk = chunk.module
+    return chunk
+
+
 def watch_logits(
     gpt: Any, recorder: StepRecorder, counted: Callable[[torch.Tensor], torch.Tensor | None]
 ) -> None:
