@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 from converge_harness.model import RankError
 from converge_harness.run_folder.failures import FailureDocument, read_failures
-from converge_harness.run_folder.layout import AGENT_LOG, PROGRAM_LOG
+from converge_harness.run_folder.layout import AGENT_LOG, FAILURES, PROGRAM_LOG
 
 _TAIL_LINES = 40
+_SILENT = "ended without output"
+_TRACEBACK = "Traceback (most recent call last):"
 
 _AFTERMATH = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket closed|peer closed"
@@ -57,16 +59,21 @@ def rank_error(*logs: Path, script: Path | None = None) -> RankError:
     around them.
     """
     found = [(failure, folder) for folder in logs for failure in _failures(folder)]
+    if all(_is_aftermath(failure) for failure, _ in found):
+        for text in map(_own_traceback, logs):
+            if text:
+                return RankError(None, f"torchrun itself failed: {_last_line(text)}", text)
     if not found:
         text = next((text for folder in logs if (text := log_tail(folder / AGENT_LOG))), "")
         if text or script is None:
-            return RankError(rank=0, message=_last_line(text), traceback=text)
+            return RankError(rank=0, message=_last_line(text) or _SILENT, traceback=text)
         text = log_tail(script)
-        return RankError(rank=None, message=_last_line(text), traceback=text)
+        return RankError(rank=None, message=_last_line(text) or _SILENT, traceback=text)
     first, folder = min(found, key=lambda pair: (_is_aftermath(pair[0]), pair[0].written))
     place = places(folder).get(first.rank, first.rank)
     text = first.traceback or rank_log(folder, place)
-    return RankError(first.rank, first.message or _last_line(text), text)
+    message = first.message or f"ended with exit code {first.exitcode}{last_output(text)}"
+    return RankError(first.rank, message, text)
 
 
 def has_failed_rank(*logs: Path) -> bool:
@@ -136,7 +143,7 @@ def _attempts(logs: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("attempt_")), reverse=True)
 
 
-def is_of_scheduler(line: str) -> bool:
+def _is_of_scheduler(line: str) -> bool:
     """Whether a line of a batch script's log is the scheduler's, which does not say why."""
     return bool(_SCHEDULER.match(line))
 
@@ -150,13 +157,25 @@ def _failures(logs: Path) -> list[_Failure]:
     try:
         listed = read_failures(logs)
     except (OSError, ValueError):
-        # The agent itself was stopped, but the ranks' own files may exist.
+        # The agent has failed or was stopped, but the ranks' own files may exist. One that ended
+        # with the agent, while it wrote its file, says nothing.
         listed = [
             {"rank": int(path.parent.name), "exitcode": 1, "error_file": str(path)}
             for newest in _attempts(logs)[:1]
             for path in newest.glob("*/error.json")
         ]
+        return [failure for entry in listed if (failure := _failure(entry)).message]
     return [_failure(entry) for entry in listed]
+
+
+def _own_traceback(logs: Path) -> str:
+    """The end of the log of an agent that has failed by itself; empty for any other.
+
+    One that was stopped by a signal ends with a ``SignalException``.
+    """
+    text = log_tail(logs / AGENT_LOG)
+    own = _TRACEBACK in text and "SignalException" not in _last_line(text)
+    return text if own and not (logs / FAILURES).exists() else ""
 
 
 def _failure(entry: FailureDocument) -> _Failure:
@@ -189,7 +208,13 @@ def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
+def last_output(text: str) -> str:
+    """What a program printed last, to be added to how it ended."""
+    line = _last_line(text)
+    return f"; last output: {line}" if line else " without output"
+
+
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    of_ranks = [line for line in lines if not is_of_scheduler(line)]
-    return next(reversed(of_ranks or lines), "ended without output")
+    of_ranks = [line for line in lines if not _is_of_scheduler(line)]
+    return next(reversed(of_ranks or lines), "")

@@ -51,7 +51,9 @@ def test_every_port_of_a_real_matrix_is_on_loopback(tmp_path):
     )
     with sampling(psutil.Process(harness.pid)) as sampled:
         output, _ = harness.communicate()
-    assert "killed: finished" in output, output
+    logs = [log for log in tmp_path.glob(".converge/runs/killed-*/logs/**/*.log") if log.is_file()]
+    said = "\n".join(f"{log}:\n{log.read_text()[-4000:]}" for log in sorted(logs))
+    assert "killed: finished" in output, f"{output}\n{said}"
     assert sampled.on_loopback(), sampled.addresses
     assert set(sampled.folders.values()) == {0o700}
     assert not any(folder.exists() for folder in sampled.folders)

@@ -1,6 +1,8 @@
 import json
 import os
 
+import pytest
+
 from converge_harness.launch.progress import MetricsTail
 from converge_harness.model import RankError
 from converge_harness.trainers.failure import is_infrastructure_fault, log_tail, rank_error
@@ -90,6 +92,47 @@ def test_a_truncated_error_file_falls_back_to_the_log(tmp_path):
     (path.parent / "stderr.log").write_text("OSError: [Errno 28] No space left on device\n")
     write_failures(tmp_path, (0, 1, path))
     assert "No space left" in rank_error(tmp_path / "logs").message
+
+
+def torchrun_fails(folder, last):
+    log = 'Traceback (most recent call last):\n  File "api.py", line 5, in next_rendezvous\n'
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "logs" / "torchrun.log").write_text(f"E1128 failed (exitcode: -9)\n{log}{last}\n")
+
+
+@pytest.mark.parametrize("message", ["", "RuntimeError: [gloo] Connection closed by peer"])
+def test_an_error_of_torchrun_itself_outranks_those_of_ranks_that_it_took_along(tmp_path, message):
+    path = write_error(tmp_path, 0, message, seconds=1.0)
+    if not message:
+        path.write_text("")  # killed while it wrote it
+    (path.parent / "stderr.log").write_text("  a line of a warning\n")
+    torchrun_fails(tmp_path, "DistStoreError: no such store")
+    error = rank_error(tmp_path / "logs")
+    assert (error.rank, error.message) == (
+        None,
+        "torchrun itself failed: DistStoreError: no such store",
+    )
+
+
+def test_a_rank_that_failed_before_torchrun_did_outranks_it(tmp_path):
+    write_error(tmp_path, 1, "ValueError: early", seconds=1.0)
+    torchrun_fails(tmp_path, "DistStoreError: no such store")
+    assert rank_error(tmp_path / "logs").message == "ValueError: early"
+
+
+def test_a_signal_to_torchrun_is_no_error_of_its_own(tmp_path):
+    write_error(tmp_path, 1, "RuntimeError: Connection closed by peer", seconds=1.0)
+    torchrun_fails(tmp_path, "torch.….SignalException: Process 7 got signal: 15")
+    assert rank_error(tmp_path / "logs").message == "RuntimeError: Connection closed by peer"
+
+
+def test_a_rank_that_says_no_error_is_said_to_have_said_none(tmp_path):
+    log = tmp_path / "logs" / "id_x" / "attempt_0" / "0" / "stderr.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("UserWarning: it may be\n  if not random:\n")
+    write_failures(tmp_path, (0, 7, "<N/A>"))
+    message = "ended with exit code 7; last output: if not random:"
+    assert rank_error(tmp_path / "logs").message == message
 
 
 def test_nothing_at_all_is_said_so(tmp_path):

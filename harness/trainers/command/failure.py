@@ -19,7 +19,7 @@ from converge_harness.run_folder.layout import PROGRAM_LOG
 from converge_harness.trainers.failure import (
     end_of,
     is_aftermath,
-    is_of_scheduler,
+    last_output,
     launcher_tail,
     listed_ranks,
     log_tail,
@@ -76,7 +76,7 @@ def program_error(
     text = next((text for folder in logs if (text := launcher_tail(folder))), "")
     if not text and script is not None:
         text = log_tail(script)
-    return RankError(None, f"the program {_ended(returncode)}{_last_output(text)}", text)
+    return RankError(None, f"the program {_ended(returncode)}{last_output(text)}", text)
 
 
 def _who_holds_it(message: str) -> str:
@@ -137,7 +137,7 @@ def _of_rank(failure: _RankFailure) -> _Report:
     found = list(_tracebacks(text))
     if found:
         return _Report(found[-1].message, found[-1].text, rank, ended=ended)
-    message = f"{_ended(failure.code)}{_last_output(text)}"
+    message = f"{_ended(failure.code)}{last_output(text)}"
     return _Report(message, rank_log(logs, place), rank, ended=ended)
 
 
@@ -175,9 +175,3 @@ def _ended(code: int | None) -> str:
         except ValueError:
             pass
     return f"ended with exit code {code}"
-
-
-def _last_output(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    said = [line for line in lines if not is_of_scheduler(line)] or lines
-    return f"; last output: {said[-1]}" if said else " without output"
