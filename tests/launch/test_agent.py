@@ -47,6 +47,21 @@ dist.all_reduce(sum_of_ones)
 dist.destroy_process_group()
 """
 
+ENDED_WHILE_WRITING = """
+import os, signal, sys, time
+
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    written = sys.argv[1] + "/written"
+    if os.environ["RANK"] == "0":
+        with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as stream:
+            stream.write(sys.argv[2])
+        os.mkdir(written)
+        time.sleep(60)
+    while not os.path.exists(written):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
 
 def test_agents_that_start_together_wait_for_each_other(toolchain, tmp_path):
     own, other = tmp_path / "own", tmp_path / "other"
@@ -79,19 +94,33 @@ def test_rendezvous_actions_keep_their_names_without_looking_through_all_modules
 def test_ranks_that_are_started_again_find_each_other_whoever_comes_first(
     toolchain, tmp_path, late
 ):
-    (tmp_path / "program.py").write_text(STARTED_AGAIN)
-    agent = subprocess.run(
+    agent = run_restarted(toolchain, tmp_path, STARTED_AGAIN, str(late))
+    assert agent.returncode == 0, agent.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("written", ["", '{"message": {"mess'])
+def test_ranks_are_started_again_though_one_was_ended_while_it_wrote_its_error(
+    toolchain, tmp_path, written
+):
+    agent = run_restarted(toolchain, tmp_path, ENDED_WHILE_WRITING, str(tmp_path), written)
+    assert agent.returncode == 0, agent.stderr
+
+
+def run_restarted(toolchain, folder, program, *arguments):
+    """What is left of torchrun's agent with two ranks of a program, which may restart once."""
+    (folder / "program.py").write_text(program)
+    return subprocess.run(
         [
             *(toolchain.python, "-m", "converge_harness.rank.start.agent", "--nproc-per-node=2"),
-            *("--rdzv-backend=c10d", f"--rdzv-endpoint={tmp_path}/rendezvous"),
+            *("--rdzv-backend=c10d", f"--rdzv-endpoint={folder}/rendezvous"),
             *("--rdzv-conf=store_type=file", "--local-addr=127.0.0.1", "--max-restarts=1"),
-            *("program.py", str(late)),
+            *("program.py", *arguments),
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "GLOO_SOCKET_IFNAME": "lo"},
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,
         timeout=120,
     )
-    assert agent.returncode == 0, agent.stderr

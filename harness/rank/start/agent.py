@@ -4,11 +4,13 @@ Some things that ``python -m torch.distributed.run`` does not do: keep the store
 machine to loopback, make a new one for ranks that are started again, end when the converge that
 started it is killed, leave in ``$CONVERGE_FAILURES`` (a JSON file) how each rank failed, where
 torchrun only prints it, wait with the rendezvous for the agents of the nodes that are to start
-together (``$CONVERGE_TOGETHER``), and rendezvous without delay in a process with many modules.
+together (``$CONVERGE_TOGETHER``), rendezvous without delay in a process with many modules, and
+outlive a rank's error file that is not whole.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -41,6 +43,7 @@ def main(arguments: list[str]) -> int:
     listen_on_loopback()
     _renew_store()
     _quicken_rendezvous()
+    _outlive_torn_error_files()
     _wait_for_others()
     try:
         run(parse_args(arguments))
@@ -80,6 +83,27 @@ def _quicken_rendezvous() -> None:
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
+
+
+def _outlive_torn_error_files() -> None:
+    """Take a rank's error file that is not whole for none.
+
+    When a rank dies, torchrun sends SIGTERM to the others, which are then writing down that they
+    have lost it. torch (to 2.15 at least, ``ProcessFailure.__post_init__``) reads what they have
+    written, and ends with the error of the JSON parser instead of starting the ranks again.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+    read = ProcessFailure.__post_init__
+
+    def read_if_whole(failure: Any) -> None:
+        try:
+            json.loads(Path(failure.error_file).read_bytes())
+        except (OSError, ValueError):
+            failure.error_file = ""
+        read(failure)
+
+    ProcessFailure.__post_init__ = read_if_whole  # type: ignore[method-assign]
 
 
 def _wait_for_others() -> None:
