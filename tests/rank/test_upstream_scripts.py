@@ -16,6 +16,7 @@ import pytest
 UPSTREAM = Path(__file__).parents[2] / "reports" / "upstream"
 SCRIPTS = {
     "float8_async_tp_scatter/plain_torch.py": ("torch", ""),
+    "torchrun_torn_error_file/reproduce.py": ("torch", ""),
     "torchtitan_tokens_seen_of_one_rank/reproduce.py": ("torchtitan", "0.3.0"),
     "torchtitan_torn_first_checkpoint/reproduce.py": ("torchtitan", "0.2.2"),
     "accelerate_no_fsdp_on_cpu/reproduce.py": ("accelerate", "1.15.0"),

@@ -90,7 +90,8 @@ def _outlive_torn_error_files() -> None:
 
     When a rank dies, torchrun sends SIGTERM to the others, which are then writing down that they
     have lost it. torch (to 2.15 at least, ``ProcessFailure.__post_init__``) reads what they have
-    written, and ends with the error of the JSON parser instead of starting the ranks again.
+    written, and ends with the error of the JSON parser instead of starting the ranks again
+    (``reports/upstream/torchrun_torn_error_file``).
     """
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
