@@ -17,6 +17,7 @@ from converge_harness.matrix.cost import cost_of
 from converge_harness.model import (
     CHECKOUT,
     ENOUGH_RERUNS,
+    GRACE_S,
     Fault,
     FaultKind,
     Job,
@@ -321,6 +322,8 @@ def _fault(fault: Fault, *, held: bool) -> str:
         of = f"{rank} ({fault.torn.value})"
     elif fault.kind is FaultKind.AGENT_LOSS:
         of = f" of node {fault.node}"
-    elif fault.kind not in (FaultKind.PREEMPT, FaultKind.JOIN):
+    elif fault.kind is FaultKind.PREEMPT:
+        of = "" if fault.grace_s == GRACE_S else f" with {fault.grace_s:g} s to stop"
+    elif fault.kind is not FaultKind.JOIN:
         of = f" of rank {fault.rank}"
     return f"{fault.kind.value}{of} {'at' if held else 'at or after'} step {fault.step}"

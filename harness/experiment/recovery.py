@@ -9,6 +9,7 @@ from typing import NamedTuple
 from converge_harness.errors import Problem
 from converge_harness.experiment.tables import FaultSetTable, FaultTable
 from converge_harness.model import (
+    GRACE_S,
     TRAINING_STEPS,
     Fault,
     FaultKind,
@@ -36,6 +37,7 @@ KEYS = {
     "rank": OF_A_RANK,
     "node": frozenset({FaultKind.AGENT_LOSS}),
     "torn": frozenset({FaultKind.CKPT_TORN}),
+    "grace_s": frozenset({FaultKind.PREEMPT}),
 }
 """By key of a fault, the kinds of faults that it belongs to."""
 _BY_TORCHRUN = 'trainer.launcher = "torchrun"'
@@ -131,6 +133,7 @@ def _fault(table: FaultTable) -> Fault:
         rank=default.rank if table.rank is None else table.rank,
         node=default.node if table.node is None else table.node,
         torn=default.torn if table.torn is None else Torn(table.torn),
+        grace_s=default.grace_s if table.grace_s is None else table.grace_s,
     )
 
 
@@ -209,6 +212,7 @@ def _fault_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wro
             yield _Wrong(key, f"is not a key of {at.kind.value}", f"of {valid}")
     yield from _step_problems(at, recovery, spec)
     yield from _target_problems(at, recovery, spec)
+    yield from _grace_problems(at, recovery, spec)
     yield from _restart_problems(at, recovery, spec)
 
 
@@ -267,6 +271,30 @@ def _target_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wr
         yield _Wrong("kind", f"no node can be lost: the fewest, {fewest}, are left by then")
     elif at.kind is FaultKind.AGENT_LOSS and (node := _fault(at.fault).node) >= at.nodes:
         yield _Wrong("node", f"there is no node {node} of {at.nodes}", "counted from 0")
+
+
+def _grace_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wrong]:
+    """Check that whoever ends the ranks keeps the time to stop, and that some is left to recover.
+
+    Ranks without the probe get SIGTERM from converge, not from torchrun.
+    """
+    grace_s = at.fault.grace_s
+    if grace_s is None or at.kind is not FaultKind.PREEMPT:
+        return
+    can = spec.trainer.can
+    if grace_s > GRACE_S and can.under_torchrun and can.probed:
+        yield _Wrong(
+            "grace_s",
+            f"is {grace_s:g}, and torchrun sends SIGKILL {GRACE_S:g} s after SIGTERM",
+            f"at most {GRACE_S:g}",
+        )
+    elif grace_s >= recovery.within_s:
+        yield _Wrong(
+            "grace_s",
+            f"a rank may take {grace_s:g} s to stop, and recover_within_s, which begins with "
+            f"SIGTERM, is {recovery.within_s:g}",
+            "a longer recover_within_s",
+        )
 
 
 def _restart_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wrong]:

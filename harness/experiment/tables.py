@@ -357,6 +357,7 @@ class FaultTable(Table):
     rank: Rank | None = None
     node: Rank | None = None
     torn: Annotated[str, one_of(Torn)] | None = None
+    grace_s: Seconds | None = None
 
 
 class FaultSetTable(TestTable):

@@ -69,6 +69,7 @@ from converge_harness.model.in_force import (
     Probing,
 )
 from converge_harness.model.kinds import (
+    GRACE_S,
     Fault,
     FaultKind,
     Kind,
@@ -155,6 +156,7 @@ __all__ = [
     "FEWEST_DRAWN",
     "FROZEN_STEPS",
     "GLOBAL_BATCH",
+    "GRACE_S",
     "JUDGED_SIGNALS",
     "LOCAL_BATCH",
     "LONG",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,10 @@ class Torn(StrEnum):
     """The checkpoint looks complete, but one shard is cut, and the job dies after it."""
 
 
+GRACE_S = 30.0
+"""Seconds from SIGTERM to SIGKILL: the default of torchrun, Slurm and Kubernetes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One entry of a script of faults. It happens once, however often its step is replayed."""
@@ -130,6 +135,8 @@ class Fault:
     node: int = 1
     """For ``agent_loss``: 0 is the node with the rendezvous store."""
     torn: Torn = Torn.DEATH
+    grace_s: float = GRACE_S
+    """For ``preempt``: seconds from SIGTERM to SIGKILL."""
 
 
 class RestartOwner(StrEnum):
@@ -167,6 +174,18 @@ class Recovery:
     """Least and largest number of nodes; the set's degrees are for the largest
     (``Parallelism.on_nodes``).
     """
+
+    def facts(self) -> dict[str, Any]:
+        """As plain values by field name, for ``job.json`` and identities.
+
+        A fault's ``grace_s`` is absent unless it is set: runs of before it could be keep their
+        identities.
+        """
+        facts = asdict(self)
+        for fault in facts["faults"]:
+            if fault["grace_s"] == GRACE_S:
+                del fault["grace_s"]
+        return facts
 
     @property
     def first_nodes(self) -> int:

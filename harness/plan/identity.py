@@ -176,7 +176,7 @@ def broken_by(recovery: Recovery | None) -> dict[str, Any] | None:
     """
     if recovery is None:
         return None
-    facts = asdict(recovery)
+    facts = recovery.facts()
     if not any(fault.kind is FaultKind.HANG for fault in recovery.faults):
         del facts["within_s"]
     return facts

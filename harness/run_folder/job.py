@@ -85,6 +85,8 @@ class FaultDocument(TypedDict, total=False):
     rank: int
     node: int
     torn: str
+    grace_s: float
+    """Absent: 30."""
 
 
 class RecoveryDocument(TypedDict, total=False):
@@ -327,6 +329,8 @@ class RankFault:
     node: int = 1
     torn: str = "death"
     """``death`` or ``truncated``."""
+    grace_s: float = 30.0
+    """For converge, which ends the ranks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,11 @@ from typing import Any, ClassVar, NamedTuple
 from converge_harness.errors import ConfigError, EvidenceError, Problem
 from converge_harness.model import (
     GLOBAL_BATCH,
-    Fault,
     InForce,
     Job,
     Kind,
     Launcher,
     RankError,
-    Recovery,
     Repeat,
     RepeatKind,
     Role,
@@ -624,6 +622,7 @@ def job_document(
         # Each segment accumulates to this value, so it must not depend on a segment's degrees.
         overrides[GLOBAL_BATCH] = job.global_batch_size
     recovery = spec.recovery if in_passes else None
+    script = json.loads(json.dumps(recovery.facts())) if recovery else None
     return {
         "name": job.name,
         "role": job.role.value,
@@ -657,9 +656,9 @@ def job_document(
         "frozen": job.frozen,
         "segments": [_plain(segment) for segment in spec.segments] if in_passes else [],
         "checkpoint_every": recovery.checkpoint_every if recovery else None,
-        "faults": [_plain(fault) for fault in recovery.faults] if recovery else [],
+        "faults": script["faults"] if script else [],
         "elastic_nodes": recovery is not None and recovery.nodes[0] < recovery.nodes[1],
-        "recovery": _plain(recovery) if recovery else None,
+        "recovery": script,
         "repeat": job.repeat.kind.value if job.repeat else None,
         "repeat_seed": job.repeat.seed if job.repeat else 1,
         "inject": spec.inject,
@@ -689,7 +688,7 @@ def _own_techniques(spec: SetSpec) -> JobDocument:
     }
 
 
-def _plain(value: Segment | Fault | Recovery) -> Any:
+def _plain(value: Segment) -> Any:
     """A dataclass as JSON values, by field name."""
     return json.loads(json.dumps(asdict(value)))
 

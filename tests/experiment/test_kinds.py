@@ -214,6 +214,20 @@ WRONG = {
         FAULT + 'checkpoint_every = 5\nfaults = [{ kind = "preempt", step = 20 }]\n',
         ["faults[0].step", "that is the last"],
     ),
+    "more time to stop than torchrun gives": (
+        FAULT + 'checkpoint_every = 5\nfaults = [{ kind = "preempt", step = 6, grace_s = 60 }]\n',
+        ["faults[0].grace_s", "is 60, and torchrun sends SIGKILL 30 s after SIGTERM", "at most 30"],
+    ),
+    "as much time to stop as to recover": (
+        FAULT
+        + "recover_within_s = 20\ncheckpoint_every = 5\n"
+        + 'faults = [{ kind = "preempt", step = 6, grace_s = 20 }]\n',
+        ["faults[0].grace_s", "may take 20 s to stop", "a longer recover_within_s"],
+    ),
+    "time to stop of a kill": (
+        FAULT + SCRIPT.replace("rank = 1", "grace_s = 5"),
+        ["faults[0].grace_s", "is not a key of kill", "of preempt"],
+    ),
     "a rank of a death of all": (
         FAULT + 'checkpoint_every = 5\nfaults = [{ kind = "ckpt_torn", step = 5, rank = 1 }]\n',
         ["faults[0].rank", "leave rank out"],

@@ -5,6 +5,7 @@ The jobs of all tests run in one matrix of each kind of start, which is what tak
 
 import json
 import os
+import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -42,6 +43,12 @@ def preempted(name):
     return broken(tiny_job(name, steps=5), Fault(FaultKind.PREEMPT, 3))
 
 
+def deaf(name):
+    """Torchrun would give its ranks 30 s."""
+    job = tiny_job(name, steps=5, mode="ignores SIGTERM", at=3)
+    return broken(job, Fault(FaultKind.PREEMPT, 3, grace_s=1.0))
+
+
 def torn(name, how):
     """Crashes in the end, and so keeps its checkpoints."""
     job = tiny_job(name, steps=6, mode="crash", at=6)
@@ -64,6 +71,7 @@ WARM = (
     hanging("hung"),
     hanging("hung in the end", max_restarts=0),
     preempted("preempted"),
+    deaf("preempted and deaf"),
     torn("torn death", Torn.DEATH),
     torn("torn truncated", Torn.TRUNCATED),
     broken(tiny_job("bad again", steps=5, mode="crash", at=4), max_restarts=2),
@@ -196,6 +204,14 @@ def test_a_rank_that_hangs_is_started_again_and_slow_steps_are_not(ran):
 
 def test_a_rank_that_hangs_in_the_end_is_a_hang(ran):
     assert ran["hung in the end"].record.status is RunStatus.HUNG
+
+
+def test_a_rank_that_does_not_stop_in_the_time_that_its_fault_gives_is_killed(ran):
+    one = ran["preempted and deaf"]
+    assert one.record.status is RunStatus.FINISHED, one.record.error
+    assert one.passes == [(2, 0, [1, 2, 3], False), (2, 2, [3, 4, 5], True)]
+    first, _ = one.calls
+    assert first["returncode"] == -signal.SIGKILL, first  # 1 if torchrun has ended them
 
 
 @pytest.mark.parametrize("name", ["preempted", "preempted cold"])

@@ -15,10 +15,10 @@ import pytest
 from launch_jobs import broken, elastic, plan_of, tiny_job
 
 from converge_harness.launch import Retrying, run_plan
-from converge_harness.launch.local import run as local_run
 from converge_harness.launch.local.agents import PROCESS_GUARD
 from converge_harness.launch.processes import RANK_VARIABLES, ranks_of, signal_tree
 from converge_harness.model import (
+    GRACE_S,
     Fault,
     FaultKind,
     Parallelism,
@@ -392,10 +392,10 @@ if mode == "buffered":
 """
 
 
-def struck_job(name, *steps, kind=FaultKind.KILL, mode="well", **recovery):
+def struck_job(name, *steps, kind=FaultKind.KILL, mode="well", grace_s=GRACE_S, **recovery):
     """A program without the probe that is struck once its curve has each of these steps."""
     form = CheckpointForm("{step}.txt", "last" if mode == "folders" else None)
-    faults = [Fault(kind, step) for step in steps]
+    faults = [Fault(kind, step, grace_s=grace_s) for step in steps]
     job = broken(recoverable_job(name, steps=8), *faults, **recovery)
     arguments = ("{resume_from}", "{steps}", "{checkpoint_every}", mode)
     as_rank = ("sh", "-c", 'RANK=0 "$0" "$@" & wait $!', "{python}")  # as torchrun starts one
@@ -457,10 +457,9 @@ def test_a_file_that_is_written_last_says_that_the_newest_checkpoint_is_complete
 @pytest.mark.parametrize(
     ("mode", "code"), [("saves", None), ("well", 143), ("deaf", -signal.SIGKILL)]
 )
-def test_a_program_without_the_probe_is_asked_to_stop(store, cold, monkeypatch, mode, code):
+def test_a_program_without_the_probe_is_asked_to_stop(store, cold, mode, code):
     """One that stops with 0 has saved its last step; of others nobody knows."""
-    monkeypatch.setattr(local_run, "_GRACE_S", 1.0)
-    job = struck_job("asked", 5, kind=FaultKind.PREEMPT, mode=mode)
+    job = struck_job("asked", 5, kind=FaultKind.PREEMPT, mode=mode, grace_s=1.0)
     cold = replace(cold, steps_so_far=steps_so_far, grace_s=1.0)
     (record,) = run(plan_of(job), store, cold)
     assert record.status is RunStatus.FINISHED, record.error
@@ -552,12 +551,10 @@ AS_RANK = ("sh", "-c", 'RANK=0 "$0" "$@" & wait $!')
     ("mode", "launcher", "loaded"),
     [("stops", AS_RANK, 5), ("stops", (), 5), ("well", AS_RANK, 4), ("deaf", (), 4)],
 )
-def test_ranks_are_asked_to_stop_whatever_has_started_them(
-    store, cold, monkeypatch, mode, launcher, loaded
-):
+def test_ranks_are_asked_to_stop_whatever_has_started_them(store, cold, mode, launcher, loaded):
     """Those that are found; else the program. One that stops with 0 has done as it was asked."""
-    monkeypatch.setattr(local_run, "_GRACE_S", 1.0)
-    job = broken(recoverable_job("asked", mode=mode), Fault(FaultKind.PREEMPT, 5))
+    preempted = Fault(FaultKind.PREEMPT, 5, grace_s=1.0)
+    job = broken(recoverable_job("asked", mode=mode), preempted)
     command = job.spec.trainer.settings
     command = replace(command, argv=(*launcher, *command.argv))
     job = replace(job, spec=replace(job.spec, trainer=trained_by(command)))

@@ -37,6 +37,8 @@ def go_wrong(mode):
         raise RuntimeError("bind: address already in use")
     if mode == "port":
         raise RuntimeError("bind: address already in use")
+    if mode == "ignores SIGTERM":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if mode == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(3600)

@@ -30,7 +30,7 @@ from converge_harness.launch.next_call import struck_by_curve
 from converge_harness.launch.options import RunOptions
 from converge_harness.launch.progress import Growth, MetricsTail
 from converge_harness.launch.warm import WarmServers
-from converge_harness.model import Fault, FaultKind, Job
+from converge_harness.model import GRACE_S, Fault, FaultKind, Job
 from converge_harness.run_folder.checkpoints import (
     TornCheckpointError,
     is_whole,
@@ -467,7 +467,7 @@ def strike_by_curve(run: Run, index: int, fault: Fault) -> None:
     run.struck[index] = run.tail.number
     more: StruckDocument = {"curve_step": run.curve.steps[-1]}
     if everybody:
-        run.call.asked_at = time.monotonic()
+        run.call.ask(fault.grace_s)
     else:
         more["rank"] = fault.rank
     _write_struck(run, index, fault, more)
@@ -488,7 +488,7 @@ def strike(place: Machine, run: Run, index: int, fault: Fault) -> None:
     where: StruckDocument = {"node": fault.node} if fault.kind is FaultKind.AGENT_LOSS else {}
     _write_struck(run, index, fault, where)
     if fault.kind is FaultKind.PREEMPT:
-        _ask_to_stop(run)
+        _ask_to_stop(run, fault.grace_s)
     elif lost := _lost_by(run, fault):
         processes.end_all([(lost.process, lost.folder)], grace_s=None)
         lost.lost = True
@@ -497,17 +497,20 @@ def strike(place: Machine, run: Run, index: int, fault: Fault) -> None:
         start_node(place, run)
 
 
-def _ask_to_stop(run: Run) -> None:
+def _ask_to_stop(run: Run, grace_s: float) -> None:
     """Send the SIGTERM of ``preempt``.
 
-    To torchrun's agents, which pass it on. Other launchers end at once, so there every rank gets
-    it, as from a scheduler; a program whose ranks converge does not find gets it itself.
+    To torchrun's agents, which pass it on, and end ranks that have not stopped after ``GRACE_S``;
+    if they may take less, converge does. Other launchers end at once, so there every rank gets it,
+    as from a scheduler; a program whose ranks converge does not find gets it itself.
     """
     if run.job.spec.trainer.can.under_torchrun:
+        if grace_s < GRACE_S:
+            run.call.ask(grace_s)
         for agent in run.call.left:
             processes.ask_to_end(agent.process)
         return
-    run.call.asked_at = time.monotonic()
+    run.call.ask(grace_s)
     (agent,) = run.call.agents  # nodes that come and go are torchrun's
     ranks = range(part_of(run.job, run.call.call).world_size)
     found = processes.ranks_of(agent.logs, agent.process.pid, ranks)

@@ -25,6 +25,7 @@ from converge_harness.launch.next_call import (
 from converge_harness.launch.progress import Growth, MetricsTail, Pace, no_step, remaining_s
 from converge_harness.launch.warm import SERVER_GONE
 from converge_harness.model import (
+    GRACE_S,
     Experiment,
     Fault,
     FaultKind,
@@ -312,8 +313,6 @@ def struck_faults(folder: Path) -> frozenset[int]:
     return frozenset(struck_files(folder))
 
 
-_GRACE_S = 30.0
-"""How long ranks may take to stop after ``preempt``: as long as torchrun gives them."""
 _SEARCH_SHARE = 20
 """How many times as long as a search for ranks that are not there the next one waits."""
 _LINGER_S = 10.0
@@ -361,7 +360,9 @@ class RunningCall:
     hangs_since: float | None = None
     """When a hang of the script was first detected."""
     asked_at: float | None = None
-    """When the ranks got SIGTERM from converge (``preempt``), and not by torchrun."""
+    """When ``preempt`` asked the ranks to stop, if it is converge that ends those that do not."""
+    grace_s: float = GRACE_S
+    """How long they may then take."""
     out_of_grace: bool = False
     """Whether they had not stopped in time, so that converge had to end them."""
     _lingers_since: float | None = None
@@ -408,7 +409,7 @@ class RunningCall:
         running = [agent.process.poll() is None for agent in self.left]
         if not any(running):
             return True
-        if self.asked_at is not None and time.monotonic() - self.asked_at > _GRACE_S:
+        if self.asked_at is not None and time.monotonic() - self.asked_at > self.grace_s:
             self.out_of_grace = True
             return True
         if len(self.agents) == 1 or (all(running) and not complete):
@@ -416,6 +417,10 @@ class RunningCall:
         if self._lingers_since is None:
             self._lingers_since = time.monotonic()
         return time.monotonic() - self._lingers_since > _LINGER_S
+
+    def ask(self, grace_s: float) -> None:
+        """Give the ranks, which are being asked to stop, so many seconds from now on."""
+        self.asked_at, self.grace_s = time.monotonic(), grace_s
 
     def note_end(self) -> None:
         """Record that no process of it is left."""

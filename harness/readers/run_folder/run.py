@@ -12,6 +12,7 @@ import numpy as np
 from converge_harness.errors import EvidenceError
 from converge_harness.model import (
     DATA_TYPES,
+    GRACE_S,
     Evidence,
     Fault,
     FaultKind,
@@ -395,6 +396,7 @@ def _faults(entries: Iterable[FaultDocument]) -> tuple[Fault, ...]:
             rank=int(entry.get("rank") or 0),
             node=int(entry.get("node") or 0),
             torn=Torn(entry.get("torn") or Torn.DEATH),
+            grace_s=float(entry.get("grace_s") or GRACE_S),
         )
         for entry in entries
     )
