@@ -121,10 +121,34 @@ set = {{ hold = "6", mistake = "optimizer_not_saved" }}
 """
 
 
-REQUEUED_BY_SRUN = REQUEUED.replace(
-    'kind = "command"\ncommand = [', 'kind = "command"\nlauncher = "srun"\ncommand = ["{python}",'
-)
-"""One task per rank, and no launcher."""
+RESIZED = f"""
+{CLUSTER}
+{HELD[: HELD.index("[[test]]")]}[[test]]
+kind = "elastic"
+name = "right"
+segments = [
+    {{ until = 3, dp_replicate = 2 }},
+    {{ until = 6, dp_replicate = 1 }},
+    {{ until = 8, dp_replicate = 4, local_batch_size = 2 }},
+]
+[[test]]
+kind = "elastic"
+name = "forgetful"
+segments = [{{ until = 4, dp_replicate = 2 }}, {{ until = 8, dp_replicate = 1 }}]
+set = {{ mistake = "optimizer_not_saved" }}
+"""
+
+
+def by_srun(text: str) -> str:
+    """The same with one task per rank, and no launcher."""
+    return text.replace(
+        'kind = "command"\ncommand = [',
+        'kind = "command"\nlauncher = "srun"\ncommand = ["{python}",',
+    )
+
+
+BY_BOTH = pytest.mark.parametrize("by", [str, by_srun], ids=["torchrun", "srun"])
+"""As it is written, with torchrun, and without."""
 
 
 def on_two_nodes(text: str) -> str:
@@ -313,9 +337,9 @@ def test_a_job_that_slurm_requeues_and_holds_is_cancelled_with_what_to_look_at(s
     assert not slurm.ask("squeue", "--noheader", f"--jobs={job}", "--states=PENDING,RUNNING")
 
 
-@pytest.mark.parametrize("text", [REQUEUED, REQUEUED_BY_SRUN], ids=["torchrun", "srun"])
-def test_a_requeued_program_goes_on_from_its_own_checkpoint(site, text):
-    matrix = site(text)
+@BY_BOTH
+def test_a_requeued_program_goes_on_from_its_own_checkpoint(site, by):
+    matrix = site(by(REQUEUED))
     process = matrix.start("run")
     for name in ("right", "forgetful"):
         wait(
@@ -365,9 +389,9 @@ def judged(matrix: Site, name: str) -> dict:
     return test
 
 
-@pytest.mark.parametrize("text", [REQUEUED, REQUEUED_BY_SRUN], ids=["torchrun", "srun"])
-def test_a_program_on_two_nodes_goes_on_once_one_of_them_died(site, text):
-    matrix = site(on_two_nodes(text))
+@BY_BOTH
+def test_a_program_on_two_nodes_goes_on_once_one_of_them_died(site, by):
+    matrix = site(on_two_nodes(by(REQUEUED)))
     slurm = matrix.cluster
     process, job = held(matrix, "right")
     nodes = slurm.ask("squeue", "--noheader", f"--jobs={job}", "-o", "%N").strip()
@@ -389,6 +413,28 @@ def test_a_program_on_two_nodes_goes_on_once_one_of_them_died(site, text):
     assert "optimizer state (exp_avg, exp_avg_sq) and the learning rate lost" in cause
     for name in ("right", "forgetful"):
         assert matrix.record(name)["cluster"]["restarts"] == 1, name
+
+
+@BY_BOTH
+def test_a_program_is_resized_in_one_job(site, by):
+    """Two ranks, one, and then four on two nodes."""
+    matrix = site(by(RESIZED))
+    code, printed = matrix.converge("run")
+    assert code == 1, printed
+    said = matrix.said()
+    assert said["right"][0] == "PASS", said
+    assert said["forgetful"][0] == "FAIL", said
+    assert (
+        "optimizer state (exp_avg, exp_avg_sq) and the learning rate lost" in said["forgetful"][1]
+    )
+    tests = json.loads((matrix.folder / "out" / "report.json").read_text())["tests"]
+    right = next(test for test in tests if test["name"] == "right")
+    passes = [(each["steps"], each["loaded_step"], each["world_size"]) for each in right["passes"]]
+    assert passes == [([1, 3], 0, 2), ([4, 6], 3, 1), ([7, 8], 6, 4)]
+    asked = {"passes-continuous", "state-restored", "data-resumed"}
+    found = {check["name"]: check["outcome"] for check in right["checks"]}
+    assert {name: found[name] for name in asked} == dict.fromkeys(asked, "PASS")
+    assert matrix.record("right")["cluster"]["nodes"] == "node[1-2]"
 
 
 def test_a_program_that_reached_its_time_limit_goes_on_when_submitted_again(site):
