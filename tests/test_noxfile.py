@@ -83,6 +83,26 @@ def test_rank_tests_that_know_no_torchtitan_are_found(noxfile):
     assert real <= found
 
 
+def test_rank_tests_of_other_frameworks_run_in_their_toolchains(noxfile):
+    """Elsewhere they are skipped."""
+    named = {
+        "deepspeed-0.19.8": r"import deepspeed",
+        noxfile.MEGATRON_TOOLCHAIN: r"from (megatron_models|megatron\.core)",
+        noxfile.OLDER_MEGATRON_TOOLCHAIN: r"from (megatron_models|megatron\.core)",
+    }
+    only_older = {"tests/rank/test_megatron_lm_probe.py"}
+    for toolchain, framework in named.items():
+        found = {
+            str(path.relative_to(ROOT))
+            for path in (ROOT / "tests" / "rank").glob("test_*.py")
+            if re.search(rf"(?m)^ *{framework}", path.read_text())
+        }
+        assert found, framework
+        if toolchain == noxfile.MEGATRON_TOOLCHAIN:
+            found -= only_older
+        assert found <= set(noxfile.FRAMEWORKS[toolchain]), toolchain
+
+
 class Asked:
     """A session that notes what it is asked to run."""
 
