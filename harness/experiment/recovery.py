@@ -115,6 +115,13 @@ def unmakeable_fault(table: FaultSetTable, spec: SetSpec, where: Where) -> Probl
                 f"converge cannot make {fault.kind} in runs of {_who(spec)}",
                 f"{'one of' if len(can.faults) > 1 else 'only'} {makes}{others}",
             )
+        if fault.kind == FaultKind.CKPT_TORN and fault.torn != Torn.TRUNCATED and not can.probed:
+            return Problem(
+                where(f"faults[{index}].torn"),
+                f"converge does not see when {_who(spec)} writes its checkpoint, so it cannot end "
+                "a rank that does",
+                f"torn = {Torn.TRUNCATED.value!r}, or the probe (docs/probe.md)",
+            )
     if table.restarts == RestartOwner.TORCHRUN and not can.under_torchrun:
         return Problem(
             where("restarts"),

@@ -123,11 +123,15 @@ def next_by_curve(job: Job, steps: range, done: Collection[int]) -> tuple[int, F
     """The fault that strikes a start whose curve has those steps, with its index; None: none yet.
 
     ``done`` are those that have struck. One strikes at or after its step: nothing holds a program
-    at the end of a step.
+    at the end of a step. A checkpoint is torn once there is a later step, before which a program
+    saves it.
     """
     left = (each for each in enumerate(_faults(job)) if each[0] not in done)
     index, fault = next(left, (0, None))
-    return None if fault is None or not steps or fault.step > steps[-1] else (index, fault)
+    if fault is None or not steps:
+        return None
+    first = fault.step + (fault.kind is FaultKind.CKPT_TORN)
+    return None if first > steps[-1] else (index, fault)
 
 
 def faults_due(job: Job, steps: Collection[int], done: Collection[int]) -> dict[int, Fault]:

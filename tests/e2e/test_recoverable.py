@@ -158,6 +158,21 @@ def test_without_the_probe_the_curves_of_its_starts_are_judged(judged):
     assert traded["verdict"] == "PASS", traded["cause"]
 
 
+def test_without_the_probe_its_checkpoint_is_cut(judged):
+    names = ("torn", "torn_optimizer_not_saved", "torn_older_removed_first")
+    right, lost, removed = map(judged("recoverable_by_curves", *names).get, names)
+    assert right["verdict"] == "PASS", right["cause"]
+    found = outcomes(right)
+    for check in ("passes-continuous", "replays-agree", "faults-struck", "recovers-in-time"):
+        assert found[check] == "PASS", check
+    assert [each["loaded_step"] for each in right["passes"]] == [0, 4]
+    assert right["passes"][0]["steps"][1] in range(9, 12)
+    assert lost["verdict"] == "FAIL"
+    assert lost["cause"].startswith("a replay differs from the first time: loss of step ")
+    assert (removed["verdict"], removed["loss_only_gate"]["passes"]) == ("FAIL", True)
+    assert removed["cause"] == "a checkpoint is missing: pass 1 has left no checkpoint of step 4"
+
+
 def test_without_the_probe_it_is_asked_to_stop_and_made_to_hang(judged):
     names = ("preempted", "preempted_optimizer_not_saved")
     asked, lost = map(judged("recoverable_by_curves", *names).get, names)

@@ -123,7 +123,7 @@ def test_a_fault_that_needs_the_probe_leaves_out_only_its_set(load):
     assert [test.name for test in experiment.tests] == ["killed"]
     assert experiment.left_out["nan"].why == (
         "converge cannot make nan_batch in runs of a command trainer without the probe (one of "
-        "kill, hang, preempt; the probe makes the others (docs/probe.md))"
+        "kill, hang, ckpt_torn, preempt; the probe makes the others (docs/probe.md))"
     )
 
 
@@ -164,6 +164,7 @@ def test_a_run_of_any_kind_continues_from_the_checkpoints_of_its_program(load, l
     assert all(each.recovery is None for each in resized)  # its segments say when it saves
 
 
+STRUCK_BY_CURVE = {FaultKind.KILL, FaultKind.HANG, FaultKind.PREEMPT, FaultKind.CKPT_TORN}
 KILLED = """
 [[test]]
 kind = "fault"
@@ -178,7 +179,7 @@ def test_such_a_program_can_be_killed_made_to_hang_or_asked_to_stop(load):
     (test,) = load(text(KILLED, trainer=BY_CURVE)).tests
     assert (test.kind, test.trainer.can.faults) == (
         Kind.FAULT,
-        {FaultKind.KILL, FaultKind.HANG, FaultKind.PREEMPT},
+        STRUCK_BY_CURVE,
     )
     assert (test.recovery.faults[0].step, test.recovery.faults[0].rank) == (12, 0)
 
@@ -295,11 +296,25 @@ def test_of_a_mistake_in_the_table_nothing_follows(problems, checkpoints, place)
                 {"trainer": BY_CURVE},
                 (
                     f"converge cannot make {kind.value} in runs of a command trainer without the "
-                    "probe (one of kill, hang, preempt; the probe makes the others (docs/probe.md))"
+                    "probe (one of kill, hang, ckpt_torn, preempt; the probe makes the others "
+                    "(docs/probe.md))"
                 ),
             )
             for kind in FaultKind
-            if kind not in (FaultKind.KILL, FaultKind.HANG, FaultKind.PREEMPT)
+            if kind not in STRUCK_BY_CURVE
+        ),
+        (
+            KILLED.replace("kill", "ckpt_torn"),
+            {"trainer": BY_CURVE},
+            (
+                "converge does not see when a command trainer without the probe writes its "
+                "checkpoint, so it cannot end a rank that does (torn = 'truncated', or the probe"
+            ),
+        ),
+        (
+            KILLED.replace('"kill"', TRUNCATED),
+            {"trainer": BY_CURVE},
+            "no checkpoint is written at step 12 (checkpoint_every",
         ),
         (
             KILLED + 'restarts = "torchrun"\n',

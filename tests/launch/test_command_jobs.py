@@ -26,6 +26,7 @@ from converge_harness.model import (
     RestartOwner,
     RunStatus,
     Toolchain,
+    Torn,
 )
 from converge_harness.readers import read_run, steps_so_far
 from converge_harness.run_folder.checkpoints import CheckpointForm
@@ -362,8 +363,12 @@ output, checkpoints, resume_from, steps, every, mode = sys.argv[1:]
 told = []
 if mode in ("saves", "deaf"):
     signal.signal(signal.SIGTERM, lambda *_: told.append(mode))
-of_step = "{}/state" if mode == "folders" else "{}"
+folders = mode.endswith("folders")
+of_step = "{}/state" if folders else "{}"
 first = int(pathlib.Path(of_step.format(resume_from)).read_text()) if resume_from else 0
+if mode.startswith("cut") and first:
+    aside = of_step.format(pathlib.Path(checkpoints).with_name("torn") / "4.txt")
+    pathlib.Path(output, "aside").write_text(pathlib.Path(aside).read_text())
 helper = subprocess.Popen(["sleep", "600"])  # as a worker that loads data
 print(helper.pid, file=open(pathlib.Path(output, "helper"), "w"))
 curve = open(pathlib.Path(output, "loss.csv"), "w")
@@ -372,13 +377,17 @@ for step in range(first + 1, int(steps) + 1):
     print(f"{step},{1 / step}", file=curve, flush=mode != "buffered")
     if step % int(every) == 0 or told == ["saves"]:
         path = pathlib.Path(checkpoints, f"{step}.txt")
-        if mode == "folders":
+        if folders:
             path.mkdir(exist_ok=True)
-        pathlib.Path(of_step.format(path)).write_text(str(step))
-        if mode == "folders":
+        pathlib.Path(of_step.format(path)).write_text(f"{step} ")
+        if folders:
             (path / "last").touch()
     if told == ["saves"]:
         break
+    if mode == "ahead" and step == 4:
+        pathlib.Path(checkpoints, "6.txt").write_text("6")
+    while mode.startswith("cut") and not first and step == 5:
+        time.sleep(0.1)
     while (mode in ("slow", "folders") and not first and step == 4) or told == ["deaf"]:
         if not told:
             curve.write("5,0.")
@@ -394,8 +403,9 @@ if mode == "buffered":
 
 def struck_job(name, *steps, kind=FaultKind.KILL, mode="well", grace_s=GRACE_S, **recovery):
     """A program without the probe that is struck once its curve has each of these steps."""
-    form = CheckpointForm("{step}.txt", "last" if mode == "folders" else None)
-    faults = [Fault(kind, step, grace_s=grace_s) for step in steps]
+    form = CheckpointForm("{step}.txt", "last" if mode.endswith("folders") else None)
+    torn = Torn.TRUNCATED if kind is FaultKind.CKPT_TORN else Torn.DEATH
+    faults = [Fault(kind, step, torn=torn, grace_s=grace_s) for step in steps]
     job = broken(recoverable_job(name, steps=8), *faults, **recovery)
     arguments = ("{resume_from}", "{steps}", "{checkpoint_every}", mode)
     as_rank = ("sh", "-c", 'RANK=0 "$0" "$@" & wait $!', "{python}")  # as torchrun starts one
@@ -452,6 +462,34 @@ def test_a_file_that_is_written_last_says_that_the_newest_checkpoint_is_complete
     (record,) = run(plan_of(struck_job("folders", 4, mode="folders")), store, cold)
     assert record.status is RunStatus.FINISHED, record.error
     assert [each.loaded_step for each in read_run(record.folder).passes] == [0, 4]
+
+
+@pytest.mark.parametrize("mode", ["cut", "cut folders"])
+def test_a_checkpoint_of_a_program_without_the_probe_is_cut_and_set_aside(store, cold, mode):
+    """Every process is killed, and the checkpoint before it is what the program goes on from."""
+    cold = replace(cold, steps_so_far=steps_so_far)
+    (record,) = run(plan_of(struck_job("cut", 4, kind=FaultKind.CKPT_TORN, mode=mode)), store, cold)
+    assert record.status is RunStatus.FINISHED, record.error
+    run_ = read_run(record.folder)
+    (struck,) = run_.struck
+    assert (struck.kind, struck.step, struck.number, struck.torn) == ("ckpt_torn", 4, 1, True)
+    assert struck.curve_step == 5
+    assert [each.steps.tolist() for each in run_.passes] == [[1, 2, 3, 4, 5], [3, 4, 5, 6, 7, 8]]
+    assert [each.loaded_step for each in run_.passes] == [0, 2]
+    assert (record.folder / "output" / "start-02" / "aside").read_text() == "4"  # of "4 "
+    for path in record.folder.glob("output/*/helper"):
+        assert not psutil.pid_exists(int(path.read_text()))
+
+
+@pytest.mark.parametrize(("mode", "every"), [("ahead", 2), ("well", 100)])
+def test_a_checkpoint_is_not_cut_if_it_is_not_there_or_a_later_one_is(store, cold, mode, every):
+    cold = replace(cold, steps_so_far=steps_so_far)
+    job = struck_job("whole", 4, kind=FaultKind.CKPT_TORN, mode=mode, checkpoint_every=every)
+    (record,) = run(plan_of(job), store, cold)
+    assert record.status is RunStatus.FINISHED, record.error
+    run_ = read_run(record.folder)
+    assert not run_.struck
+    assert [each.steps.tolist() for each in run_.passes] == [[1, 2, 3, 4, 5, 6, 7, 8]]
 
 
 @pytest.mark.parametrize(

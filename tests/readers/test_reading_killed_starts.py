@@ -149,6 +149,14 @@ def fault(**changes):
         ),
         (
             (csv(LOSSES),),
+            {"struck": None, "codes": (0,), "saved": ((2, 4, 6, 8),), "kind": "ckpt_torn"},
+            (
+                "never struck: once the curve had the next step, its checkpoint was not there, or "
+                "a later one already was, so let the program save before it trains on"
+            ),
+        ),
+        (
+            (csv(LOSSES),),
             {"codes": (0,), "saved": ((2, 4, 6, 8),)},
             "kill at step 5 did not end pass 1, which went on to step 8",
         ),
@@ -178,7 +186,14 @@ def fault(**changes):
         (("nonsense\n", SECOND), {}, "start-01/loss.csv: no step among 'nonsense'"),
     ],
     ids=[
-        *("never killed", "killed too late", "trained to its end", "no last row", "not held"),
+        *(
+            "never killed",
+            "never torn",
+            "killed too late",
+            "trained to its end",
+            "no last row",
+            "not held",
+        ),
         *("no fault", "other step", "other rank"),
         *("time unknown", "last row lost", "rows lost", "row of the fault lost", "died by itself"),
         "no table",

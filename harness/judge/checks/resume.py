@@ -401,7 +401,8 @@ def _unscripted(test: Evidence, script: tuple[Fault, ...]) -> Iterator[tuple[str
         text = f"fault {index + 1} ({fault.kind.value} at step {fault.step})"
         found = struck.get(index)
         if found is None:
-            yield f"{text} never struck{_TOO_FAST if test.by_curves else ''}", fault.step
+            why = _NOTHING_TO_CUT if fault.kind is FaultKind.CKPT_TORN else _TOO_FAST
+            yield f"{text} never struck{why if test.by_curves else ''}", fault.step
             return
         if (found.kind, found.step) != (fault.kind.value, fault.step):
             yield f"{text} was {found.kind} at step {found.step}", fault.step
@@ -467,6 +468,11 @@ _TOO_FAST = (
     ": the program ended before converge could interrupt it, so let it write every row of its "
     "curve at once (flush=True), and name an earlier step or train longer; or its environment, by "
     "which converge finds a rank, is hidden (setproctitle)"
+)
+_NOTHING_TO_CUT = (
+    ": once the curve had the next step, its checkpoint was not there, or a later one already was, "
+    "so let the program save before it trains on, and checkpoint_every be more steps; or its "
+    "environment, by which converge finds a rank, is hidden (setproctitle)"
 )
 _NOT_HELD = (
     ": the others do not wait for that rank, or the step is too late, so name an earlier one"

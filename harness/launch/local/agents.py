@@ -7,6 +7,7 @@ not wait: it is struck once its curve has the step, so at that step or a later o
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import socket
@@ -249,6 +250,11 @@ def end_start(run: Run, *, by_itself: bool) -> None:
     code = run.call.returncode if by_itself else None
     form = trainer_of(run.job.spec).checkpoint_form(run.job)
     saved: range = range(0)
+    torn = {
+        fault.step
+        for index, fault in enumerate(run.job.spec.recovery.faults if run.job.spec.recovery else ())
+        if fault.kind is FaultKind.CKPT_TORN and run.struck.get(index) == number
+    }
     document: StartDocument = {"returncode": code}
     if run.curve is not None:
         run.last_look()
@@ -260,6 +266,8 @@ def end_start(run: Run, *, by_itself: bool) -> None:
     try:
         write_json(path, {**read_start(path), **document})
         for step, checkpoint in form.found(run.folder):
+            if step in torn:
+                continue
             if step in saved or (code == 0 and not is_whole(run.folder, step, form)):
                 write_manifest(checkpoint, step, path.parent, form)
     except (OSError, ValueError) as error:
@@ -448,7 +456,10 @@ _BY_CURVE = {
     FaultKind.KILL: signal.SIGKILL,
     FaultKind.HANG: signal.SIGSTOP,
     FaultKind.PREEMPT: signal.SIGTERM,
+    FaultKind.CKPT_TORN: signal.SIGKILL,
 }
+_OF_ALL = frozenset({FaultKind.PREEMPT, FaultKind.CKPT_TORN})
+"""Faults whose signal every rank gets."""
 """The signal of each fault that strikes a program without the probe."""
 
 
@@ -456,23 +467,44 @@ def strike_by_curve(run: Run, index: int, fault: Fault) -> None:
     """Send the signal of a fault to a program without the probe, whose curve has its step.
 
     ``preempt`` goes to every rank and not to torchrun, which would end with an error also if all of
-    them stop with 0. If a rank's process is not there (any more), nothing happens. Raises
-    StoreError if the fault's file cannot be written.
+    them stop with 0. If a rank's process is not there (any more), or the checkpoint that is to be
+    cut is not, nothing happens. Raises StoreError if the fault's file cannot be written.
     """
-    everybody = fault.kind is FaultKind.PREEMPT
+    everybody = fault.kind in _OF_ALL
     ranks = range(part_of(run.job, run.call.call).world_size) if everybody else (fault.rank,)
     (agent,) = run.call.agents  # without the probe there is one node
     if run.curve is None or not (found := run.call.ranks(agent, ranks)):
         return
+    torn = fault.kind is FaultKind.CKPT_TORN
+    if torn and not _cut(run, fault.step):
+        return
     run.struck[index] = run.tail.number
-    more: StruckDocument = {"curve_step": run.curve.steps[-1]}
-    if everybody:
-        run.call.ask(fault.grace_s)
-    else:
+    more: StruckDocument = {"curve_step": run.curve.steps[-1], "torn": torn}
+    if not everybody:
         more["rank"] = fault.rank
+    elif fault.kind is FaultKind.PREEMPT:
+        run.call.ask(fault.grace_s)
     _write_struck(run, index, fault, more)
     for process in found.values():
         processes.signal_tree(process, _BY_CURVE[fault.kind])
+
+
+def _cut(run: Run, step: int) -> bool:
+    """Cut a step's checkpoint, of a folder its largest file, to half; False if it is not there.
+
+    Nor if there is a later one, from which the program would go on.
+    """
+    form = trainer_of(run.job.spec).checkpoint_form(run.job)
+    checkpoint = form.path(run.folder, step)
+    if not form.is_finished(checkpoint) or any(at > step for at, _ in form.found(run.folder)):
+        return False
+    try:
+        files = [each for each in (checkpoint, *checkpoint.rglob("*")) if each.is_file()]
+        size, largest = max((each.stat().st_size, each) for each in files)
+        os.truncate(largest, size // 2)
+    except (OSError, ValueError):  # the program has just removed it, or its files
+        return False
+    return True
 
 
 def strike(place: Machine, run: Run, index: int, fault: Fault) -> None:

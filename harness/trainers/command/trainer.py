@@ -94,8 +94,13 @@ FAULTS = frozenset(FaultKind)
 """All: the probe can make them, or wait for them."""
 OF_AGENTS = frozenset({FaultKind.AGENT_LOSS, FaultKind.JOIN})
 """Nodes that leave and join are torchrun's agents."""
-FAULTS_BY_CURVE = frozenset({FaultKind.KILL, FaultKind.HANG, FaultKind.PREEMPT})
-"""Without the probe: converge sends a rank, or all, a signal once the curve has the step."""
+FAULTS_BY_CURVE = frozenset(
+    {FaultKind.KILL, FaultKind.HANG, FaultKind.PREEMPT, FaultKind.CKPT_TORN}
+)
+"""Without the probe: converge sends a rank, or all, a signal once the curve has the step.
+
+It can cut a checkpoint that is complete, but does not see when one is being written.
+"""
 
 
 def trained_by(command: Command) -> TrainerSpec:
