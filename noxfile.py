@@ -44,7 +44,11 @@ MEGATRON_RANK_TESTS = (
 MEGATRON_LM_PACKAGES = ("pydantic", "pyyaml", "regex", "six", "tqdm")
 """What Megatron-LM imports beside Megatron-Core, where ``$MEGATRON_LM`` is a checkout of it."""
 FRAMEWORKS = {
-    "deepspeed-0.19.8": ("tests/e2e/test_zero.py", "tests/rank/test_probe_deepspeed.py"),
+    "deepspeed-0.19.8": (
+        "tests/e2e/test_recoverable_launched.py",
+        "tests/e2e/test_zero.py",
+        "tests/rank/test_probe_deepspeed.py",
+    ),
     "composer-0.32.1": ("tests/e2e/test_composer.py", "tests/e2e/test_composer_resumes.py"),
     "transformers-5.23.0": (
         "tests/e2e/test_across_frameworks_hf.py",
