@@ -9,7 +9,6 @@ from typing import NamedTuple
 from converge_harness.errors import Problem
 from converge_harness.experiment.tables import FaultSetTable, FaultTable
 from converge_harness.model import (
-    GRACE_S,
     TRAINING_STEPS,
     Fault,
     FaultKind,
@@ -219,7 +218,7 @@ def _fault_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wro
             yield _Wrong(key, f"is not a key of {at.kind.value}", f"of {valid}")
     yield from _step_problems(at, recovery, spec)
     yield from _target_problems(at, recovery, spec)
-    yield from _grace_problems(at, recovery, spec)
+    yield from _grace_problems(at, recovery)
     yield from _restart_problems(at, recovery, spec)
 
 
@@ -280,22 +279,15 @@ def _target_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wr
         yield _Wrong("node", f"there is no node {node} of {at.nodes}", "counted from 0")
 
 
-def _grace_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wrong]:
-    """Check that whoever ends the ranks keeps the time to stop, and that some is left to recover.
+def _grace_problems(at: _At, recovery: Recovery) -> Iterator[_Wrong]:
+    """Check that ranks that use all of their time to stop leave some to recover.
 
-    Ranks without the probe get SIGTERM from converge, not from torchrun.
+    Not of the default, as most stop at once.
     """
     grace_s = at.fault.grace_s
     if grace_s is None or at.kind is not FaultKind.PREEMPT:
         return
-    can = spec.trainer.can
-    if grace_s > GRACE_S and can.under_torchrun and can.probed:
-        yield _Wrong(
-            "grace_s",
-            f"is {grace_s:g}, and torchrun sends SIGKILL {GRACE_S:g} s after SIGTERM",
-            f"at most {GRACE_S:g}",
-        )
-    elif grace_s >= recovery.within_s:
+    if grace_s >= recovery.within_s:
         yield _Wrong(
             "grace_s",
             f"a rank may take {grace_s:g} s to stop, and recover_within_s, which begins with "

@@ -197,7 +197,7 @@ def _meaning(job: Job) -> dict[str, Any]:
         "inject": spec.inject,
         "without_fixes": sorted(spec.without_fixes),
         "segments": [asdict(segment) for segment in spec.segments],
-        "recovery": asdict(spec.recovery) if spec.recovery else None,
+        "recovery": spec.recovery.facts() if spec.recovery else None,
         "seed": job.seed,
         "steps": job.steps,
         "batch": [job.local_batch_size, job.global_batch_size, job.seq_len],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from converge_harness.model import ENDED_WITH_0, Fault, FaultKind, Job, Recovery, RestartOwner
@@ -123,15 +123,18 @@ def next_by_curve(job: Job, steps: range, done: Collection[int]) -> tuple[int, F
     """The fault that strikes a start whose curve has those steps, with its index; None: none yet.
 
     ``done`` are those that have struck. One strikes at or after its step: nothing holds a program
-    at the end of a step. A checkpoint is torn once there is a later step, before which a program
-    saves it.
+    at the end of a step. A checkpoint of this start is torn once there is a later step, before
+    which a program saves it.
     """
     left = (each for each in enumerate(_faults(job)) if each[0] not in done)
     index, fault = next(left, (0, None))
     if fault is None or not steps:
         return None
-    first = fault.step + (fault.kind is FaultKind.CKPT_TORN)
-    return None if first > steps[-1] else (index, fault)
+    if fault.kind is FaultKind.CKPT_TORN:
+        strikes = fault.step in steps and fault.step < steps[-1]
+    else:
+        strikes = fault.step <= steps[-1]
+    return (index, fault) if strikes else None
 
 
 def faults_due(job: Job, steps: Collection[int], done: Collection[int]) -> dict[int, Fault]:
@@ -149,6 +152,24 @@ def faults_due(job: Job, steps: Collection[int], done: Collection[int]) -> dict[
 def _faults(job: Job) -> tuple[Fault, ...]:
     recovery = job.spec.recovery if comes_in_passes(job) else None
     return recovery.faults if recovery else ()
+
+
+def longest_grace_s(job: Job) -> float:
+    """The longest time that a job's script gives ranks to stop; 0: it has no ``preempt``."""
+    given = (fault.grace_s for fault in _faults(job) if fault.kind is FaultKind.PREEMPT)
+    return max(given, default=0.0)
+
+
+def torn_in(job: Job, struck: Mapping[int, int], number: int) -> frozenset[int]:
+    """Steps whose checkpoints faults of a script have torn in a pass.
+
+    ``struck`` is the number of the pass that each of them struck, by index.
+    """
+    return frozenset(
+        fault.step
+        for index, fault in enumerate(_faults(job))
+        if fault.kind is FaultKind.CKPT_TORN and struck.get(index) == number
+    )
 
 
 def hang_limit_s(

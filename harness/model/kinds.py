@@ -178,8 +178,8 @@ class Recovery:
     def facts(self) -> dict[str, Any]:
         """As plain values by field name, for ``job.json`` and identities.
 
-        A fault's ``grace_s`` is absent unless it is set: runs of before it could be keep their
-        identities.
+        A fault's ``grace_s`` is absent if it is the default, so runs made before the key existed
+        keep their identities.
         """
         facts = asdict(self)
         for fault in facts["faults"]:

@@ -16,7 +16,7 @@ from converge_harness.run_folder.layout import AGENT_LOG, FAILURES, PROGRAM_LOG
 
 _TAIL_LINES = 40
 _SILENT = "ended without output"
-_TRACEBACK = "Traceback (most recent call last):"
+TRACEBACK = "Traceback (most recent call last):"
 
 _AFTERMATH = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket closed|peer closed"
@@ -59,10 +59,11 @@ def rank_error(*logs: Path, script: Path | None = None) -> RankError:
     around them.
     """
     found = [(failure, folder) for folder in logs for failure in _failures(folder)]
-    if all(_is_aftermath(failure) for failure, _ in found):
-        for text in map(_own_traceback, logs):
-            if text:
-                return RankError(None, f"torchrun itself failed: {_last_line(text)}", text)
+    if all(_is_aftermath(failure) or _is_silent(failure) for failure, _ in found):
+        for folder in logs:
+            if error := _own_error(folder):
+                text = log_tail(folder / AGENT_LOG)
+                return RankError(None, f"torchrun itself failed: {error}", text)
     if not found:
         text = next((text for folder in logs if (text := log_tail(folder / AGENT_LOG))), "")
         if text or script is None:
@@ -157,25 +158,26 @@ def _failures(logs: Path) -> list[_Failure]:
     try:
         listed = read_failures(logs)
     except (OSError, ValueError):
-        # The agent has failed or was stopped, but the ranks' own files may exist. One that ended
-        # with the agent, while it wrote its file, says nothing.
+        # The agent has failed or was stopped, but the ranks' own files may exist.
         listed = [
             {"rank": int(path.parent.name), "exitcode": 1, "error_file": str(path)}
             for newest in _attempts(logs)[:1]
             for path in newest.glob("*/error.json")
         ]
-        return [failure for entry in listed if (failure := _failure(entry)).message]
     return [_failure(entry) for entry in listed]
 
 
-def _own_traceback(logs: Path) -> str:
-    """The end of the log of an agent that has failed by itself; empty for any other.
+def _own_error(logs: Path) -> str:
+    """The exception of an agent that has failed by itself; empty for any other.
 
     One that was stopped by a signal ends with a ``SignalException``.
     """
-    text = log_tail(logs / AGENT_LOG)
-    own = _TRACEBACK in text and "SignalException" not in _last_line(text)
-    return text if own and not (logs / FAILURES).exists() else ""
+    _, traceback, text = end_of(logs / AGENT_LOG).rpartition(TRACEBACK)
+    if not traceback or (logs / FAILURES).exists():
+        return ""
+    lines = (line for line in text.splitlines()[1:] if line.strip())
+    error = next((line for line in lines if not line.startswith(" ")), "")
+    return "" if "SignalException" in error else error
 
 
 def _failure(entry: FailureDocument) -> _Failure:
@@ -195,6 +197,11 @@ def _failure(entry: FailureDocument) -> _Failure:
 def _is_aftermath(failure: _Failure) -> bool:
     """Whether a rank ended because of another: by SIGTERM from torchrun or a lost connection."""
     return failure.exitcode == -SIGTERM or is_aftermath(failure.message)
+
+
+def _is_silent(failure: _Failure) -> bool:
+    """Whether a rank says no error: it has written no error file, or was ended while it did."""
+    return not failure.message
 
 
 def _signal_name(number: int) -> str:

@@ -7,13 +7,13 @@ from cut_down import need, outcomes, run_whole
 from warm_toolchains import TOOLCHAINS
 
 LOADED = {
-    "resized": [0, 4, 8],
-    "killed": [0, 0, 4],
-    "preempted": [0, 7],
-    "hung": [0, 4],
-    "torn": [0, 4],
+    "resized": ([0, 4, 8],),
+    "killed": ([0, 0, 4],),
+    "preempted": ([0, 6], [0, 7]),  # it saves the step in which SIGTERM comes
+    "hung": ([0, 4],),
+    "torn": ([0, 4],),
 }
-"""By set, the steps that its starts load."""
+"""By set, the steps that its starts may load."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -34,7 +34,7 @@ def test_a_program_is_the_same_resized_and_interrupted_under_a_launcher(tmp_path
     for each, loaded in LOADED.items():
         test = judged[each]
         assert test["verdict"] == "PASS", test["cause"]
-        assert [one["loaded_step"] for one in test["passes"]] == loaded, each
+        assert [one["loaded_step"] for one in test["passes"]] in loaded, each
         found = outcomes(test)
         for check in ("passes-continuous", "state-restored", "data-resumed"):
             assert found[check] == "PASS", (each, check)

@@ -214,10 +214,6 @@ WRONG = {
         FAULT + 'checkpoint_every = 5\nfaults = [{ kind = "preempt", step = 20 }]\n',
         ["faults[0].step", "that is the last"],
     ),
-    "more time to stop than torchrun gives": (
-        FAULT + 'checkpoint_every = 5\nfaults = [{ kind = "preempt", step = 6, grace_s = 60 }]\n',
-        ["faults[0].grace_s", "is 60, and torchrun sends SIGKILL 30 s after SIGTERM", "at most 30"],
-    ),
     "as much time to stop as to recover": (
         FAULT
         + "recover_within_s = 20\ncheckpoint_every = 5\n"

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -212,6 +213,9 @@ def test_a_rank_that_does_not_stop_in_the_time_that_its_fault_gives_is_killed(ra
     assert one.passes == [(2, 0, [1, 2, 3], False), (2, 2, [3, 4, 5], True)]
     first, _ = one.calls
     assert first["returncode"] == -signal.SIGKILL, first  # 1 if torchrun has ended them
+    struck = json.loads((one.record.folder / "faults" / "0.json").read_text())
+    took_s = datetime.fromisoformat(first["ended"]).timestamp() - struck["at"]
+    assert took_s < 25, took_s  # torchrun would wait for 30 s, and then some
 
 
 @pytest.mark.parametrize("name", ["preempted", "preempted cold"])

@@ -16,6 +16,7 @@ from launch_jobs import broken, elastic, plan_of, tiny_job
 
 from converge_harness.launch import Retrying, run_plan
 from converge_harness.launch.local.agents import PROCESS_GUARD
+from converge_harness.launch.next_call import next_by_curve
 from converge_harness.launch.processes import RANK_VARIABLES, ranks_of, signal_tree
 from converge_harness.model import (
     GRACE_S,
@@ -361,7 +362,7 @@ STRUCK_BY_CURVE = """
 import os, pathlib, signal, subprocess, sys, time
 output, checkpoints, resume_from, steps, every, mode = sys.argv[1:]
 told = []
-if mode in ("saves", "deaf"):
+if mode in ("saves", "late folders", "deaf"):
     signal.signal(signal.SIGTERM, lambda *_: told.append(mode))
 folders = mode.endswith("folders")
 of_step = "{}/state" if folders else "{}"
@@ -375,20 +376,23 @@ curve = open(pathlib.Path(output, "loss.csv"), "w")
 print("step,loss", file=curve)
 for step in range(first + 1, int(steps) + 1):
     print(f"{step},{1 / step}", file=curve, flush=mode != "buffered")
-    if step % int(every) == 0 or told == ["saves"]:
+    if "late folders" in told:
+        time.sleep(4)
+    stops = "saves" in told or "late folders" in told
+    if step % int(every) == 0 or stops:
         path = pathlib.Path(checkpoints, f"{step}.txt")
         if folders:
             path.mkdir(exist_ok=True)
         pathlib.Path(of_step.format(path)).write_text(f"{step} ")
         if folders:
             (path / "last").touch()
-    if told == ["saves"]:
+    if stops:
         break
     if mode == "ahead" and step == 4:
         pathlib.Path(checkpoints, "6.txt").write_text("6")
     while mode.startswith("cut") and not first and step == 5:
         time.sleep(0.1)
-    while (mode in ("slow", "folders") and not first and step == 4) or told == ["deaf"]:
+    while (mode in ("slow", "folders") and not first and step == 4) or "deaf" in told:
         if not told:
             curve.write("5,0.")
             curve.flush()
@@ -408,7 +412,14 @@ def struck_job(name, *steps, kind=FaultKind.KILL, mode="well", grace_s=GRACE_S, 
     faults = [Fault(kind, step, torn=torn, grace_s=grace_s) for step in steps]
     job = broken(recoverable_job(name, steps=8), *faults, **recovery)
     arguments = ("{resume_from}", "{steps}", "{checkpoint_every}", mode)
-    as_rank = ("sh", "-c", 'RANK=0 "$0" "$@" & wait $!', "{python}")  # as torchrun starts one
+    # As torchrun starts a rank, and waits for it also after SIGTERM.
+    waits = 'trap : TERM; RANK=0 "$0" "$@" & while kill -0 $!; do wait $!; done'
+    as_rank = (
+        "sh",
+        "-c",
+        waits if mode == "late folders" else 'RANK=0 "$0" "$@" & wait $!',
+        "{python}",
+    )
     job = not_probed(job, STRUCK_BY_CURVE, *arguments, start=as_rank)
     command = replace(job.spec.trainer.settings, checkpoints=form)
     return replace(job, spec=replace(job.spec, trainer=trained_by(command)))
@@ -481,6 +492,16 @@ def test_a_checkpoint_of_a_program_without_the_probe_is_cut_and_set_aside(store,
         assert not psutil.pid_exists(int(path.read_text()))
 
 
+@pytest.mark.parametrize(
+    ("steps", "strikes"),
+    [(range(1, 4), False), (range(1, 5), False), (range(1, 6), True), (range(5, 9), False)],
+    ids=["too early", "not saved yet", "saved", "of an earlier start"],
+)
+def test_a_checkpoint_is_cut_by_the_start_that_has_saved_it(steps, strikes):
+    job = struck_job("cut", 4, kind=FaultKind.CKPT_TORN)
+    assert (next_by_curve(job, steps, ()) is not None) == strikes
+
+
 @pytest.mark.parametrize(("mode", "every"), [("ahead", 2), ("well", 100)])
 def test_a_checkpoint_is_not_cut_if_it_is_not_there_or_a_later_one_is(store, cold, mode, every):
     cold = replace(cold, steps_so_far=steps_so_far)
@@ -493,12 +514,16 @@ def test_a_checkpoint_is_not_cut_if_it_is_not_there_or_a_later_one_is(store, col
 
 
 @pytest.mark.parametrize(
-    ("mode", "code"), [("saves", None), ("well", 143), ("deaf", -signal.SIGKILL)]
+    ("mode", "code"),
+    [("saves", None), ("well", 143), ("deaf", None), ("late folders", None)],
 )
 def test_a_program_without_the_probe_is_asked_to_stop(store, cold, mode, code):
-    """One that stops with 0 has saved its last step; of others nobody knows."""
+    """One that stops with 0 has saved its last step; of others nobody knows.
+
+    Nobody gets more time than the fault gives, not that which others have when a run is ended.
+    """
     job = struck_job("asked", 5, kind=FaultKind.PREEMPT, mode=mode, grace_s=1.0)
-    cold = replace(cold, steps_so_far=steps_so_far, grace_s=1.0)
+    cold = replace(cold, steps_so_far=steps_so_far, grace_s=20.0)
     (record,) = run(plan_of(job), store, cold)
     assert record.status is RunStatus.FINISHED, record.error
     run_ = read_run(record.folder)
@@ -510,7 +535,7 @@ def test_a_program_without_the_probe_is_asked_to_stop(store, cold, mode, code):
     assert second.loaded_step == (last if mode == "saves" else (last - 1) // 2 * 2)
     first, second = starts_of(record)
     assert second["returncode"] == 0
-    assert first["returncode"] == code or (mode == "deaf" and first["returncode"] != 0)
+    assert first["returncode"] == code
     for path in record.folder.glob("output/*/helper"):
         assert not psutil.pid_exists(int(path.read_text()))
 

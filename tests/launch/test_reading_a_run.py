@@ -122,8 +122,19 @@ def test_a_rank_that_failed_before_torchrun_did_outranks_it(tmp_path):
 
 def test_a_signal_to_torchrun_is_no_error_of_its_own(tmp_path):
     write_error(tmp_path, 1, "RuntimeError: Connection closed by peer", seconds=1.0)
-    torchrun_fails(tmp_path, "torch.….SignalException: Process 7 got signal: 15")
+    last = (
+        "torch.….SignalException: Process 7 got signal: 15\nresource_tracker.py:1: UserWarning: x"
+    )
+    torchrun_fails(tmp_path, f"{last}\n  warnings.warn(x)")
     assert rank_error(tmp_path / "logs").message == "RuntimeError: Connection closed by peer"
+
+
+def test_the_log_of_a_rank_whose_error_file_is_torn_is_read_if_torchrun_says_nothing(tmp_path):
+    path = write_error(tmp_path, 0, "gone", seconds=1.0)
+    path.write_text("")
+    (path.parent / "stderr.log").write_text("Traceback …\nValueError: the reason\n")
+    (tmp_path / "logs" / "torchrun.log").write_text("W1128 OMP_NUM_THREADS is set to 1\n")
+    assert "ValueError: the reason" in rank_error(tmp_path / "logs").message
 
 
 def test_a_rank_that_says_no_error_is_said_to_have_said_none(tmp_path):

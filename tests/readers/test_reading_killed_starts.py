@@ -151,8 +151,9 @@ def fault(**changes):
             (csv(LOSSES),),
             {"struck": None, "codes": (0,), "saved": ((2, 4, 6, 8),), "kind": "ckpt_torn"},
             (
-                "never struck: once the curve had the next step, its checkpoint was not there, or "
-                "a later one already was, so let the program save before it trains on"
+                "never struck: converge read the next step too late, so let the program write "
+                "every row of its curve at once (flush=True) and train longer; or by then the "
+                "checkpoint was not there"
             ),
         ),
         (

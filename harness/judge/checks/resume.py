@@ -470,9 +470,11 @@ _TOO_FAST = (
     "which converge finds a rank, is hidden (setproctitle)"
 )
 _NOTHING_TO_CUT = (
-    ": once the curve had the next step, its checkpoint was not there, or a later one already was, "
-    "so let the program save before it trains on, and checkpoint_every be more steps; or its "
-    "environment, by which converge finds a rank, is hidden (setproctitle)"
+    ": converge read the next step too late, so let the program write every row of its curve at "
+    "once (flush=True) and train longer; or by then the checkpoint was not there, or a later one "
+    "was, so let it save before the next step, and raise checkpoint_every; or a start began after "
+    "that step; or the program's environment, by which converge finds a rank, is hidden "
+    "(setproctitle)"
 )
 _NOT_HELD = (
     ": the others do not wait for that rank, or the step is too late, so name an earlier one"

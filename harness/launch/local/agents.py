@@ -7,6 +7,7 @@ not wait: it is struck once its curve has the step, so at that step or a later o
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import signal
@@ -14,7 +15,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,11 +28,11 @@ from converge_harness.launch import processes
 from converge_harness.launch.continuing import continues_from, saves_where_it_waits
 from converge_harness.launch.local.curve_steps import CurveSteps
 from converge_harness.launch.local.run import Agent, Run, RunningCall, struck_faults
-from converge_harness.launch.next_call import struck_by_curve
+from converge_harness.launch.next_call import longest_grace_s, struck_by_curve, torn_in
 from converge_harness.launch.options import RunOptions
 from converge_harness.launch.progress import Growth, MetricsTail
 from converge_harness.launch.warm import WarmServers
-from converge_harness.model import GRACE_S, Fault, FaultKind, Job
+from converge_harness.model import Fault, FaultKind, Job
 from converge_harness.run_folder.checkpoints import (
     TornCheckpointError,
     is_whole,
@@ -250,11 +251,7 @@ def end_start(run: Run, *, by_itself: bool) -> None:
     code = run.call.returncode if by_itself else None
     form = trainer_of(run.job.spec).checkpoint_form(run.job)
     saved: range = range(0)
-    torn = {
-        fault.step
-        for index, fault in enumerate(run.job.spec.recovery.faults if run.job.spec.recovery else ())
-        if fault.kind is FaultKind.CKPT_TORN and run.struck.get(index) == number
-    }
+    torn = torn_in(run.job, run.struck, number)
     document: StartDocument = {"returncode": code}
     if run.curve is not None:
         run.last_look()
@@ -366,6 +363,10 @@ def _start_agent(
         call=call,
     )
     variables[FAILURES_VARIABLE] = str(logs / FAILURES)
+    if grace := longest_grace_s(job):
+        # converge ends ranks that have not stopped in time (``RunningCall.give``), not torchrun,
+        # whose own default may be shorter.
+        variables[_SHUTDOWN_TIMEOUT] = str(math.ceil(grace) + _SHUTDOWN_TIMEOUT_MARGIN_S)
     if together and call.nodes > 1:
         others = (other for other in range(call.nodes) if other != node)
         own, *theirs = (_logs(job, folder, call, one) / ARRIVED for one in (node, *others))
@@ -439,6 +440,11 @@ def _meeting(place: Machine, job: Job) -> Rendezvous:
     return Rendezvous(fewest, most, str(place.private / name), name, port=port)
 
 
+_SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+"""Seconds that torchrun (of torch 2.13 and 2.15) leaves between SIGTERM and SIGKILL."""
+_SHUTDOWN_TIMEOUT_MARGIN_S = 60
+
+
 def _as_typed(meeting: Rendezvous) -> Rendezvous:
     """The rendezvous for a command that a user types: the file of a single agent is temporary."""
     return meeting if meeting.most > 1 else Rendezvous(port=meeting.port)
@@ -458,9 +464,9 @@ _BY_CURVE = {
     FaultKind.PREEMPT: signal.SIGTERM,
     FaultKind.CKPT_TORN: signal.SIGKILL,
 }
-_OF_ALL = frozenset({FaultKind.PREEMPT, FaultKind.CKPT_TORN})
-"""Faults whose signal every rank gets."""
 """The signal of each fault that strikes a program without the probe."""
+_OF_ALL = frozenset({FaultKind.PREEMPT, FaultKind.CKPT_TORN})
+"""Those whose signal every rank gets."""
 
 
 def strike_by_curve(run: Run, index: int, fault: Fault) -> None:
@@ -476,33 +482,49 @@ def strike_by_curve(run: Run, index: int, fault: Fault) -> None:
     if run.curve is None or not (found := run.call.ranks(agent, ranks)):
         return
     torn = fault.kind is FaultKind.CKPT_TORN
-    if torn and not _cut(run, fault.step):
+    if torn and not _cut_while_stopped(run, fault.step, found.values()):
         return
     run.struck[index] = run.tail.number
     more: StruckDocument = {"curve_step": run.curve.steps[-1], "torn": torn}
     if not everybody:
         more["rank"] = fault.rank
     elif fault.kind is FaultKind.PREEMPT:
-        run.call.ask(fault.grace_s)
+        run.call.give(fault.grace_s)
     _write_struck(run, index, fault, more)
     for process in found.values():
         processes.signal_tree(process, _BY_CURVE[fault.kind])
 
 
-def _cut(run: Run, step: int) -> bool:
-    """Cut a step's checkpoint, of a folder its largest file, to half; False if it is not there.
+def _cut_while_stopped(run: Run, step: int, ranks: Collection[psutil.Process]) -> bool:
+    """Cut a step's checkpoint, and leave the ranks stopped so that none saves a later one.
 
-    Nor if there is a later one, from which the program would go on.
+    False if that checkpoint is not there, or a later one is, from which the program would go on.
     """
     form = trainer_of(run.job.spec).checkpoint_form(run.job)
     checkpoint = form.path(run.folder, step)
-    if not form.is_finished(checkpoint) or any(at > step for at, _ in form.found(run.folder)):
+
+    def is_newest() -> bool:
+        later = any(at > step for at, _ in form.found(run.folder))
+        return form.is_finished(checkpoint) and not later
+
+    if not is_newest():
         return False
+    for rank in ranks:
+        processes.signal_tree(rank, signal.SIGSTOP)
+    if is_newest() and _cut(checkpoint):
+        return True
+    for rank in ranks:
+        processes.signal_tree(rank, signal.SIGCONT)
+    return False
+
+
+def _cut(checkpoint: Path) -> bool:
+    """Cut a checkpoint, of a folder its largest file, to half; False if it has been removed."""
     try:
         files = [each for each in (checkpoint, *checkpoint.rglob("*")) if each.is_file()]
         size, largest = max((each.stat().st_size, each) for each in files)
         os.truncate(largest, size // 2)
-    except (OSError, ValueError):  # the program has just removed it, or its files
+    except (OSError, ValueError):  # ValueError: of an empty folder
         return False
     return True
 
@@ -532,17 +554,14 @@ def strike(place: Machine, run: Run, index: int, fault: Fault) -> None:
 def _ask_to_stop(run: Run, grace_s: float) -> None:
     """Send the SIGTERM of ``preempt``.
 
-    To torchrun's agents, which pass it on, and end ranks that have not stopped after ``GRACE_S``;
-    if they may take less, converge does. Other launchers end at once, so there every rank gets it,
-    as from a scheduler; a program whose ranks converge does not find gets it itself.
+    To torchrun's agents, which pass it on. Other launchers end at once, so there every rank gets
+    it, as from a scheduler; a program whose ranks converge does not find gets it itself.
     """
+    run.call.give(grace_s)
     if run.job.spec.trainer.can.under_torchrun:
-        if grace_s < GRACE_S:
-            run.call.ask(grace_s)
         for agent in run.call.left:
             processes.ask_to_end(agent.process)
         return
-    run.call.ask(grace_s)
     (agent,) = run.call.agents  # nodes that come and go are torchrun's
     ranks = range(part_of(run.job, run.call.call).world_size)
     found = processes.ranks_of(agent.logs, agent.process.pid, ranks)

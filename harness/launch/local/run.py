@@ -360,11 +360,11 @@ class RunningCall:
     hangs_since: float | None = None
     """When a hang of the script was first detected."""
     asked_at: float | None = None
-    """When ``preempt`` asked the ranks to stop, if it is converge that ends those that do not."""
+    """When ``preempt`` asked the ranks to stop."""
     grace_s: float = GRACE_S
     """How long they may then take."""
     out_of_grace: bool = False
-    """Whether they had not stopped in time, so that converge had to end them."""
+    """Whether they had not stopped by then, so that converge has to end them."""
     _lingers_since: float | None = None
     _next_search: float = 0.0
 
@@ -418,7 +418,7 @@ class RunningCall:
             self._lingers_since = time.monotonic()
         return time.monotonic() - self._lingers_since > _LINGER_S
 
-    def ask(self, grace_s: float) -> None:
+    def give(self, grace_s: float) -> None:
         """Give the ranks, which are being asked to stop, so many seconds from now on."""
         self.asked_at, self.grace_s = time.monotonic(), grace_s
 

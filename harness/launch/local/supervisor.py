@@ -619,7 +619,8 @@ class Supervisor:
 
     def _leave(self, run: Run) -> None:
         """Handle a job whose agents have ended."""
-        self._end([run])  # ranks may briefly outlive a killed agent
+        # Ranks may briefly outlive a killed agent. Those that had their time to stop get no more.
+        self._end([run], at_once=run.call.out_of_grace)
         if self._goes_on(run):
             return
         error = run.error()
@@ -705,9 +706,9 @@ class Supervisor:
         self._place.servers.keep_only({other.toolchain.name for other in to_come})
         self._tell(Ended(time.time(), job, record))
 
-    def _end(self, runs: Sequence[Run]) -> None:
+    def _end(self, runs: Sequence[Run], *, at_once: bool = False) -> None:
         targets = [target for run in runs for target in run.call.targets]
-        processes.end_all(targets, self._place.options.grace_s)
+        processes.end_all(targets, None if at_once else self._place.options.grace_s)
         for run in runs:
             run.call.note_end()
 

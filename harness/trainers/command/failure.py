@@ -17,6 +17,7 @@ from converge_harness.model import RankError
 from converge_harness.run_folder.failures import read_failures
 from converge_harness.run_folder.layout import PROGRAM_LOG
 from converge_harness.trainers.failure import (
+    TRACEBACK,
     end_of,
     is_aftermath,
     last_output,
@@ -34,7 +35,6 @@ TASK_END = "ended"
 
 _OF_SIGNALS = 128
 """A shell's exit code for a signal is this plus its number."""
-_TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = re.compile(r"The above exception was the direct cause|During handling of the above")
 _TAKEN = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)
 _PREFIX = re.compile(r"^\[(?:rank)?(\d+)\]:? ?")
@@ -150,7 +150,7 @@ def _tracebacks(text: str) -> list[_Report]:
     for line in text.splitlines():
         marked = _PREFIX.match(line)
         bare = line[marked.end() :] if marked else line
-        if bare.startswith(_TRACEBACK):
+        if bare.startswith(TRACEBACK):
             block, rank = [bare], int(marked[1]) if marked else None
         elif block and (bare.startswith(" ") or not bare.strip()):
             block.append(bare)

@@ -25,7 +25,7 @@ def train() -> None:
         print("restarted", flush=True)
         return
     if os.environ["RANK"] == "0":
-        raise RuntimeError("Connection closed by peer" + 200_000_000 * "!")
+        raise RuntimeError("Connection closed by peer" + 50_000_000 * "!")
     written = Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parents[1] / "0" / "error.json"
     while not written.exists():
         time.sleep(0.001)
