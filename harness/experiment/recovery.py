@@ -99,8 +99,9 @@ def recovery_of(
 def unmakeable_fault(table: FaultSetTable, spec: SetSpec, where: Where) -> Problem | None:
     """The first fault of a set that converge cannot make in its runs, and why; None if all can be.
 
-    The same of restarts by torchrun where something else starts the ranks. ``spec`` is the set
-    without its recovery.
+    The same of several nodes, and of restarts by torchrun where something else starts the ranks, or
+    where only converge can say which curve is of which start. ``spec`` is the set without its
+    recovery.
     """
     can = spec.trainer.can
     for index, fault in enumerate(table.faults):
@@ -121,12 +122,21 @@ def unmakeable_fault(table: FaultSetTable, spec: SetSpec, where: Where) -> Probl
                 "a rank that does",
                 f"torn = {Torn.TRUNCATED.value!r}, or the probe (docs/probe.md)",
             )
+    if table.nodes[1] > 1 and not can.faults >= OF_A_NODE:
+        return Problem(where("nodes"), f"{_who(spec)} runs on one node", "leave it out")
     if table.restarts == RestartOwner.TORCHRUN and not can.under_torchrun:
         return Problem(
             where("restarts"),
             "torchrun starts again only what it has started, and another launcher starts the "
             f"ranks of {_who(spec)}",
             f"restarts = {RestartOwner.HARNESS.value!r}, or {_BY_TORCHRUN}",
+        )
+    if table.restarts == RestartOwner.TORCHRUN and not can.probed:
+        return Problem(
+            where("restarts"),
+            "torchrun starts the program again without converge, and without the probe every start "
+            "needs a curve of its own",
+            f"restarts = {RestartOwner.HARNESS.value!r}, or the probe (docs/probe.md)",
         )
     return None
 
@@ -146,8 +156,6 @@ def _fault(table: FaultTable) -> Fault:
 def _node_problems(recovery: Recovery, spec: SetSpec, where: Where) -> Iterator[Problem]:
     """Check that nodes have equally many ranks, and that a degree can shrink with the nodes."""
     fewest, most = recovery.nodes
-    if most > 1 and not spec.trainer.can.faults >= OF_A_NODE:
-        yield Problem(where("nodes"), f"{_who(spec)} runs on one node", "leave it out")
     degrees = spec.parallelism
     replicas = spec.trainer.can.replicas_leave and degrees.dp_shard == 1
     name = "dp_replicate" if replicas else "dp_shard"

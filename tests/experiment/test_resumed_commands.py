@@ -127,6 +127,30 @@ def test_a_fault_that_needs_the_probe_leaves_out_only_its_set(load):
     )
 
 
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        (
+            'restarts = "torchrun"',
+            (
+                "torchrun starts the program again without converge, and without the probe "
+                "every start needs a curve of its own (restarts = 'harness', or the probe "
+                "(docs/probe.md))"
+            ),
+        ),
+        (
+            "nodes = [1, 2]",
+            "a command trainer without the probe runs on one node (leave it out)",
+        ),
+    ],
+)
+def test_a_set_of_which_no_curve_can_tell_leaves_out_only_itself(load, key, why):
+    in_place = f"{KILLED.replace('killed', 'in_place')}{key}\n"
+    experiment = load(text(KILLED + in_place, trainer=BY_CURVE))
+    assert [test.name for test in experiment.tests] == ["killed"]
+    assert experiment.left_out["in_place"].why == why
+
+
 def test_a_selection_does_not_miss_the_sets_that_it_does_not_name(load):
     options = EVERY.replace(', "--stop", "{stop_at}"', "")
     experiment = load(text(FAULT + ELASTIC, options=options))

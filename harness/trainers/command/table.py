@@ -479,14 +479,7 @@ def restart_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
     """Restarts in place, which repeat one command, of a program that needs another each time."""
     recovery, command = spec.recovery, spec.trainer.settings
     in_place = recovery is not None and recovery.restarts is RestartOwner.TORCHRUN
-    if in_place and not command.probed:
-        yield Problem(
-            where("restarts"),
-            "torchrun starts the program again without converge, and without the probe every start "
-            "needs a curve of its own",
-            f"restarts = {RestartOwner.HARNESS.value!r}, or {PROBE}",
-        )
-    elif in_place and RESUME_FROM in passed(command):
+    if in_place and RESUME_FROM in passed(command):
         yield Problem(
             where("restarts"),
             f"torchrun starts the same command again, in which {{{RESUME_FROM}}} is still empty: "
