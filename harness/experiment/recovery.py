@@ -7,7 +7,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from converge_harness.errors import Problem
-from converge_harness.experiment.tables import FaultSetTable, FaultTable
+from converge_harness.experiment.tables import (
+    ElasticTable,
+    FaultSetTable,
+    FaultTable,
+)
 from converge_harness.model import (
     TRAINING_STEPS,
     Fault,
@@ -39,7 +43,11 @@ KEYS = {
     "grace_s": frozenset({FaultKind.PREEMPT}),
 }
 """By key of a fault, the kinds of faults that it belongs to."""
+OF_THE_HARNESS = frozenset({FaultKind.PREEMPT, *OF_A_NODE})
+"""Faults that converge itself causes, on the machine where it runs."""
 _BY_TORCHRUN = 'trainer.launcher = "torchrun"'
+_HERE = 'run it here, with launcher = "local"'
+_NOT_THERE = "converge does not run next to the ranks of a cluster"
 HANG_FLOOR_S = 10.0
 """A hanging rank is detected by its silence, which takes half of the time to recover."""
 
@@ -137,6 +145,48 @@ def unmakeable_fault(table: FaultSetTable, spec: SetSpec, where: Where) -> Probl
             "torchrun starts the program again without converge, and without the probe every start "
             "needs a curve of its own",
             f"restarts = {RestartOwner.HARNESS.value!r}, or the probe (docs/probe.md)",
+        )
+    return None
+
+
+def unrunnable_on_cluster(
+    table: ElasticTable | FaultSetTable, spec: SetSpec, where: Where
+) -> Problem | None:
+    """Why a set cannot be resumed on a cluster; None if it can.
+
+    There the ranks make all faults of a script, and torchrun restarts them. ``spec`` is the set
+    without its segments or recovery.
+    """
+    can = spec.trainer.can
+    if not can.probed:
+        return Problem(
+            where("kind"),
+            f"{_NOT_THERE}, so without the probe nothing kills the program, or records how it was "
+            "started again",
+            f"trainer.probe = true (docs/probe.md), or {_HERE}",
+        )
+    if not isinstance(table, FaultSetTable):
+        return None
+    for index, fault in enumerate(table.faults):
+        if FaultKind(fault.kind) in OF_THE_HARNESS:
+            return Problem(
+                where(f"faults[{index}].kind"),
+                f"{fault.kind} is caused by converge on the machine of the ranks, where on a "
+                "cluster it does not run",
+                _HERE,
+            )
+    if table.nodes[1] > 1:
+        return Problem(
+            where("nodes"),
+            "a scheduler decides on the nodes: they do not change during a job",
+            _HERE,
+        )
+    if table.restarts == RestartOwner.HARNESS:
+        by = "" if can.under_torchrun else f"{_BY_TORCHRUN} and "
+        return Problem(
+            where("restarts"),
+            f"{_NOT_THERE}, so it cannot restart them",
+            f'{by}restarts = "torchrun", or {_HERE}',
         )
     return None
 

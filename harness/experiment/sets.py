@@ -10,7 +10,11 @@ from typing import Any
 from converge_harness.errors import ConfigError, Problem, suggest
 from converge_harness.experiment.cluster import PlacedCluster
 from converge_harness.experiment.own_techniques import function_path
-from converge_harness.experiment.recovery import recovery_of, unmakeable_fault
+from converge_harness.experiment.recovery import (
+    recovery_of,
+    unmakeable_fault,
+    unrunnable_on_cluster,
+)
 from converge_harness.experiment.space_time import hold_global_batch
 from converge_harness.experiment.tables import (
     ElasticTable,
@@ -82,9 +86,9 @@ class SetBuilder:
     common: dict[str, Setting] = field(init=False)
     """``[trainer.set]``, dotted."""
     left_out: dict[str, LeftOut] = field(default_factory=dict)
-    """By name, the sets that are not built, because their trainer cannot be told to run them."""
+    """By name, the sets that are not built: their trainer, or the cluster, cannot run them."""
     lacks: list[Problem] = field(default_factory=list)
-    """What the trainer lacks for those of them that the file names itself."""
+    """What is lacking for those of them that the file names itself."""
     train_configs: dict[str, TrainConfig | None] = field(default_factory=dict)
     """By path as written; None if it could not be read, which was already reported."""
     trainer: Trainer = field(init=False)
@@ -164,7 +168,7 @@ class SetBuilder:
                 return None
         refused = list(_refused(table, spec, where))
         kind = Kind(getattr(table, "kind", Kind.PARALLEL))
-        lack = _lack(self.trainer, kind, table, spec, where)
+        lack = self._lack(kind, table, spec, where)
         left_out = lack is not None and kind in self.trainer.leaves_out
         if lack is not None and not left_out:
             refused.append(lack)
@@ -182,6 +186,18 @@ class SetBuilder:
         if spec.own_random_numbers:
             self.problems += _undrawable(spec, where)
         return self._with_kind(spec, table, where, control)
+
+    def _lack(
+        self, kind: Kind, table: SetTable | ElasticTable, spec: SetSpec, where: Where
+    ) -> Problem | None:
+        """Why a set of this kind cannot run, by its trainer or on the cluster."""
+        if kind not in spec.trainer.can.kinds:
+            return Problem(where("kind"), *self.trainer.why_not(kind, spec.trainer))
+        if isinstance(table, FaultSetTable) and (lack := unmakeable_fault(table, spec, where)):
+            return lack
+        if self.cluster is None or not isinstance(table, ElasticTable | FaultSetTable):
+            return None
+        return unrunnable_on_cluster(table, spec, where)
 
     def _stop(self, table: SetTable | ElasticTable) -> Stop:
         """When the run may end early: only a test set's, for others are judged by the rest."""
@@ -353,15 +369,6 @@ def _refused(table: SetTable | ElasticTable, spec: SetSpec, where: Where) -> Ite
             f"needs frozen steps, which {who} does not make",
             'leave it out; ask = "no worse" compares the loss alone',
         )
-
-
-def _lack(
-    trainer: Trainer, kind: Kind, table: SetTable | ElasticTable, spec: SetSpec, where: Where
-) -> Problem | None:
-    """Why the trainer cannot run a set of this kind, whatever else the set says."""
-    if kind not in spec.trainer.can.kinds:
-        return Problem(where("kind"), *trainer.why_not(kind, spec.trainer))
-    return unmakeable_fault(table, spec, where) if isinstance(table, FaultSetTable) else None
 
 
 def _undrawable(spec: SetSpec, where: Where) -> Iterator[Problem]:

@@ -464,3 +464,33 @@ def test_all_problems_of_all_kinds_come_at_once(problems):
         "test[1].faults[0].rank of 'f'",
         "test[2].product of 's'",
     ]
+
+
+TO_SLURM = 'launcher = "slurm"\n'
+ON_NODES = "[cluster]\nranks_per_node = 2\n"
+IN_PLACE = 'restarts = "torchrun"\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (SCRIPT, "restarts of 't': converge does not run next to the ranks of a cluster"),
+        (SCRIPT.replace("kill", "hang"), 'it cannot restart them (restarts = "torchrun", or run'),
+        (
+            SCRIPT.replace('"kill", step = 6, rank = 1', '"preempt", step = 6') + IN_PLACE,
+            "faults[0].kind of 't': preempt is caused by converge on the machine of the ranks",
+        ),
+        (
+            SCRIPT + IN_PLACE + "nodes = [2, 2]\n",
+            "nodes of 't': a scheduler decides on the nodes: they do not change during a job",
+        ),
+    ],
+)
+def test_on_a_cluster_a_script_that_needs_converge_there_is_refused(problems, body, expected):
+    found = problems(TO_SLURM + FAULT + body + ON_NODES)
+    assert any(expected in each for each in found), found
+
+
+def test_on_a_cluster_the_ranks_strike_themselves_and_torchrun_restarts_them(load):
+    (test,) = load(TO_SLURM + FAULT + SCRIPT + IN_PLACE + ON_NODES).tests
+    assert test.recovery.restarts is RestartOwner.TORCHRUN

@@ -240,6 +240,43 @@ def test_ranks_that_start_on_a_cluster_alone_are_resized_and_not_broken(folder):
     )
 
 
+NODES_OF_2 = "[cluster]\nranks_per_node = 2\n"
+SLURM = 'launcher = "slurm"'
+NOT_THERE = "converge does not run next to the ranks of a cluster, so"
+
+
+@pytest.mark.parametrize("trainer", ["", BY_CURVE], ids=["probed", "by its curve"])
+@pytest.mark.parametrize("sets", [ELASTIC, KILLED], ids=["resized", "killed"])
+def test_on_a_cluster_what_needs_converge_beside_the_ranks_leaves_out_only_itself(
+    load, problems, sets, trainer
+):
+    alone = '[[test]]\nname = "alone"\nparallelism = {}\n'
+    assert len(load(text(sets + alone, trainer=trainer)).tests) == 2
+    on_nodes = load(text(sets + alone, trainer=trainer, top=SLURM) + NODES_OF_2)
+    if sets is ELASTIC and not trainer:
+        assert [test.name for test in on_nodes.tests] == ["resized", "alone"]
+        return
+    assert [test.name for test in on_nodes.tests] == ["alone"]
+    ((_, left_out),) = on_nodes.left_out.items()
+    assert left_out.was_asked_for
+    why = (
+        f"{NOT_THERE} without the probe nothing kills the program, or records how it was started "
+        "again (trainer.probe = true (docs/probe.md), or run it here"
+        if trainer
+        else f'{NOT_THERE} it cannot restart them (restarts = "torchrun", or run it here'
+    )
+    assert left_out.why.startswith(why)
+    # Of nothing else, nothing is run.
+    (found,) = problems(text(sets, trainer=trainer, top=SLURM) + NODES_OF_2)
+    assert left_out.why in found
+
+
+def test_torchrun_restarts_a_program_on_a_cluster(load):
+    in_place = f'{KILLED}restarts = "torchrun"\n'
+    (test,) = load(text(in_place, top=SLURM) + NODES_OF_2).tests
+    assert test.recovery.restarts is RestartOwner.TORCHRUN
+
+
 NODES = """
 [[test]]
 kind = "fault"

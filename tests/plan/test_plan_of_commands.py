@@ -255,49 +255,6 @@ def test_several_nodes_need_a_launcher_that_starts_ranks_on_them(planned, refuse
     assert "(trainer.launcher = 'torchrun' or 'srun')" in found
 
 
-RESIZED = """[[test]]
-kind = "elastic"
-name = "t"
-segments = [{ until = 8, dp_replicate = 2 }, { until = 20, local_batch_size = 4 }]
-"""
-
-
-@pytest.mark.parametrize("probed", [True, False])
-def test_only_a_probed_program_is_resized_on_a_cluster(planned, refused, probed):
-    command = '["train.py", "{config.zero.stage}", "{checkpoint_dir}", "{stop_at}"]'
-    form = '[trainer.checkpoints]\nname = "{step}.pt"\n'
-    sets = {"trainer": f"{'' if probed else CURVES}{form}", "command": command}
-    planned(RESIZED, **sets)
-    sets["top"] = f'{TOP}launcher = "slurm"\n'
-    on_nodes = f"{RESIZED}[cluster]\nranks_per_node = 2\n"
-    if probed:
-        planned(on_nodes, **sets)
-        return
-    (found,) = refused(on_nodes, **sets)
-    assert "kind: converge does not run next to the ranks of a cluster, so without the" in found
-    assert "[starts-recorded] (trainer.probe = true (docs/probe.md), or run it here" in found
-
-
-KILLED = """[[test]]
-kind = "fault"
-name = "t"
-parallelism = { dp_replicate = 2 }
-checkpoint_every = 4
-faults = [{ kind = "kill", step = 6 }]
-"""
-
-
-def test_a_program_without_the_probe_is_killed_on_this_machine_only(planned, refused):
-    command = '["train.py", "{config.zero.stage}", "{checkpoint_dir}", "{checkpoint_every}"]'
-    form = '[trainer.checkpoints]\nname = "{step}.pt"\n'
-    sets = {"trainer": f"{CURVES}{form}", "command": command}
-    planned(KILLED, **sets)
-    (found,) = refused(
-        f"{KILLED}[cluster]\nranks_per_node = 2\n", **sets, top=f'{TOP}launcher = "slurm"\n'
-    )
-    assert "so without the probe nothing kills the program, or records how it was" in found
-
-
 def test_a_set_that_differs_in_nothing_from_its_control_may_be_run(planned):
     planned("[[test]]\nname = 'a'\nparallelism = { dp_replicate = 2 }\n", command='["train.py"]')
 

@@ -13,7 +13,6 @@ from converge_harness.plan.rules import RULES
 FSDP_2 = "parallelism = { dp_shard = 2 }"
 PP_2 = "parallelism = { dp_shard = 2, pp = 2 }\n"
 INTERLEAVED = PP_2 + 'pipeline_schedule = "Interleaved1F1B"\n'
-KILLED = FSDP_2 + "\nkind = 'fault'\ncheckpoint_every = 4\nfaults = [{ kind = 'kill', step = 6 }]\n"
 RESIZED = (
     "kind = 'elastic'\n"
     "segments = [{ until = 4, dp_shard = 2 }, { until = 20, dp_shard = 2, pp = 3 }]"
@@ -51,7 +50,6 @@ KEPT = {
     "expert-degree-divides": "parallelism = { dp_shard = 2, tp = 2, ep = 4 }",
     "ranks-fit": "parallelism = { dp_shard = 2, tp = 2 }",
     "nodes-filled": "parallelism = { dp_shard = 2, tp = 2, cp = 2 }",
-    "faults-on-a-cluster": KILLED + 'restarts = "torchrun"',
 }
 
 BROKEN = [
@@ -94,16 +92,12 @@ BROKEN = [
     ("ranks-fit", "parallelism = { dp_shard = 2, tp = 2, pp = 2 }"),
     ("nodes-filled", "parallelism = { dp_shard = 2, pp = 3 }"),
     ("nodes-filled", RESIZED),
-    ("faults-on-a-cluster", KILLED),
-    ("faults-on-a-cluster", KILLED.replace("kill", "preempt")),
-    ("faults-on-a-cluster", KILLED + 'restarts = "torchrun"\nnodes = [2, 2]'),
 ]
 
 LIMITED = "cpu_ranks = 4\n"
 OPTIONS = {
     "ranks-fit": {"trainer": LIMITED},
     "nodes-filled": {"trainer": CLUSTER, "launcher": Launcher.SLURM},
-    "faults-on-a-cluster": {"trainer": CLUSTER, "launcher": Launcher.SLURM},
 }
 """What an experiment needs for a rule to have a say."""
 
@@ -124,10 +118,9 @@ def test_a_set_that_breaks_the_rule_is_refused_by_its_name(planner, rule, body):
 def test_every_rule_has_an_example_of_each_kind():
     # Examples of the two about controls: below, and through the CLI in tests/cli/test_bad_input.py.
     about_controls = {"control-is-1d-fsdp", "control-is-repeated"}
-    # Of the two about programs of the user's: in test_plan_of_commands.py; of the one about
+    # Of the one about programs of the user's: in test_plan_of_commands.py; of the one about
     # Megatron-Core's auxiliary loss: below.
-    of_programs = {"differences-reach-the-program", "starts-recorded"}
-    elsewhere = about_controls | of_programs | {"same-microbatch"}
+    elsewhere = about_controls | {"differences-reach-the-program", "same-microbatch"}
     assert set(KEPT) | elsewhere == set(RULES)
     assert {rule for rule, _ in BROKEN} | elsewhere == set(RULES)
 

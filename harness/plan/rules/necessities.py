@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from converge_harness.model import FaultKind, Job, Kind, Launcher, RestartOwner, Stop, Technique
+from converge_harness.model import Job, Launcher, Stop, Technique
 from converge_harness.plan.rules.rule import (
     Breach,
     PlannedJob,
@@ -228,11 +228,6 @@ def ranks_fit(planned: PlannedJob) -> Iterator[Breach]:
         )
 
 
-OF_THE_HARNESS = (FaultKind.PREEMPT, FaultKind.AGENT_LOSS, FaultKind.JOIN)
-"""Faults that converge itself causes, on the machine where it runs."""
-HERE = 'run it here, with launcher = "local"'
-
-
 @necessity
 def nodes_filled(planned: PlannedJob) -> Iterator[Breach]:
     """A job's ranks fill whole nodes of a cluster, as many as its launcher starts ranks on."""
@@ -251,51 +246,3 @@ def nodes_filled(planned: PlannedJob) -> Iterator[Breach]:
             yield Breach(
                 "parallelism", f"{ranks} ranks need {ranks // per_node} nodes, but {why}", hint
             )
-
-
-@necessity
-def faults_on_a_cluster(planned: PlannedJob) -> Iterator[Breach]:
-    """On a cluster the ranks make all faults of a script, and torchrun restarts them."""
-    recovery = planned.job.spec.recovery
-    if (
-        planned.experiment.cluster is None
-        or planned.job.spec.kind is not Kind.FAULT
-        or recovery is None
-    ):
-        return
-    if not planned.job.spec.trainer.can.probed:
-        return  # refused with all sets that are resumed without the probe
-    if recovery.restarts is RestartOwner.HARNESS:
-        by = "" if planned.job.spec.trainer.can.under_torchrun else "trainer.launcher and "
-        yield Breach(
-            "restarts",
-            "converge does not run next to the ranks of a cluster, so it cannot restart them",
-            f'{by}restarts = "torchrun", or {HERE}',
-        )
-    for index, fault in enumerate(recovery.faults):
-        if fault.kind in OF_THE_HARNESS:
-            yield Breach(
-                f"faults[{index}].kind",
-                f"{fault.kind.value} is caused by converge on the machine of the ranks, where on a "
-                "cluster it does not run",
-                HERE,
-            )
-    if recovery.nodes[1] > 1:
-        yield Breach(
-            "nodes", "a scheduler decides on the nodes: they do not change during a job", HERE
-        )
-
-
-@necessity
-def starts_recorded(planned: PlannedJob) -> Iterator[Breach]:
-    """A program without the probe is stopped and resumed on this machine only."""
-    spec = planned.job.spec
-    resumes = spec.kind in (Kind.ELASTIC, Kind.FAULT)
-    if planned.experiment.cluster is None or not resumes or spec.trainer.can.probed:
-        return
-    yield Breach(
-        "kind",
-        "converge does not run next to the ranks of a cluster, so without the probe nothing kills "
-        "the program, or records how it was started again",
-        f"trainer.probe = true (docs/probe.md), or {HERE}",
-    )
