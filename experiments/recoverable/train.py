@@ -44,7 +44,7 @@ class Training:
         self.usual_loss = layers[-1].usual_loss
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
         self.schedule = LambdaLR(self.optimizer, self.rate)
-        self.probe = Probe.from_env(self.model, self.optimizer)
+        self.probe = Probe.from_env(self.model, self.optimizer, schedule=self.schedule)
 
     def wrapped(self, model: nn.Module) -> nn.Module:
         """The model as ranks share it."""

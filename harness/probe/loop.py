@@ -52,6 +52,7 @@ class ProbedLoop:
         model: torch.nn.Module,
         optimizer: Any,
         *,
+        schedule: Any,
         hooks: bool,
         dp_rank: int | None,
         dp_degree: int | None,
@@ -66,6 +67,8 @@ class ProbedLoop:
                 "the first would be lost: a run has one probe, for the one model that it trains"
             )
         self._wrapped = recognised(model, optimizer)
+        schedule_steps(schedule)  # to say at once what cannot be counted
+        self._schedule = schedule
         self._names = evidence_names(self._wrapped, self._job, job_path)
         move_wrapped_weights(self._wrapped, self._job, job_path)
         place = coordinates(self._wrapped.modules, self._wrapped.degrees, dp_rank, dp_degree)
@@ -301,6 +304,7 @@ class ProbedLoop:
             trainer_step=step,
             tokens_seen=UNKNOWN,
             samples_consumed=UNKNOWN,
+            schedule_steps=schedule_steps(self._schedule),
         )
 
     def _leave_manifest(self, step: int) -> None:
@@ -482,6 +486,24 @@ def makes_states(optimizer: torch.optim.Optimizer) -> bool:
     ``torch.distributed.checkpoint.state_dict`` does so, with zero gradients and a rate of 0.
     """
     return not optimizer.state and all(group.get("lr") == 0 for group in optimizer.param_groups)
+
+
+def schedule_steps(schedule: Any) -> int:
+    """Steps that a schedule of the learning rate has made; UNKNOWN if there is none.
+
+    Raises ProbeError for what does not count its steps.
+    """
+    if schedule is None:
+        return UNKNOWN
+    if isinstance(made := getattr(schedule, "last_epoch", None), int):
+        return made
+    if isinstance(last := getattr(schedule, "last_batch_iteration", None), int):  # DeepSpeed
+        return last + 1  # counted from 0
+    raise ProbeError(
+        f"schedule= of Probe.from_env is a {type(schedule).__name__}, which does not count its "
+        "steps (last_epoch, or DeepSpeed's last_batch_iteration): give a schedule of "
+        "torch.optim.lr_scheduler or DeepSpeed, or leave it out"
+    )
 
 
 def _device(wrapped: Wrapped) -> torch.device:

@@ -9,7 +9,7 @@ from warm_toolchains import TOOLCHAINS, warm_torch
 
 WRONG = {
     "optimizer_not_saved": "optimizer state (exp_avg, exp_avg_sq) and the learning rate lost at",
-    "schedule_not_saved": "learning-rate schedule: lr is ",
+    "schedule_not_saved": "the learning-rate schedule is lost at the resume: steps of the learni",
     "sampler_starts_over": "so the data started over from the beginning",
     "rate_scaled_by_ranks": "learning-rate schedule: lr is ",
     "rank_zero_alone_loads": "optimizer state (exp_avg, exp_avg_sq) lost at the resume: ",

@@ -8,7 +8,7 @@ RIGHT = {"resized": [0, 4, 8], "killed": [0, 0, 4], "preempted": [0, 7], "torn":
 """By set, the steps that its starts load."""
 WRONG = {
     "optimizer_not_saved": "optimizer state (exp_avg, exp_avg_sq) and the learning rate lost at",
-    "schedule_not_saved": "learning-rate schedule: lr is ",
+    "schedule_not_saved": "the learning-rate schedule is lost at the resume: steps of the learni",
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]

@@ -39,7 +39,7 @@ SEGMENTS = [
 class Program:
     """One start of a program, which ends where the test leaves it."""
 
-    def __init__(self, path, monkeypatch, *, segment=None, lr=1e-2):
+    def __init__(self, path, monkeypatch, *, segment=None, lr=1e-2, schedule=None):
         # A new process has made no probe yet.
         monkeypatch.setattr("converge_harness.probe.loop._probed", set())
         monkeypatch.setenv("CONVERGE_JOB", str(path))
@@ -49,7 +49,8 @@ class Program:
         self.folder = path.parent
         self.model = Model()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
-        self.probe = Probe.from_env(self.model, self.optimizer)
+        self.schedule = schedule and schedule(self.optimizer)
+        self.probe = Probe.from_env(self.model, self.optimizer, schedule=self.schedule)
         self.step = 0
 
     def train(self, until, accumulate=1):
@@ -59,6 +60,8 @@ class Program:
                 self.probe.batch(inputs, labels)
                 self.model(inputs).square().mean().backward()
             self.optimizer.step()
+            if self.schedule is not None:
+                self.schedule.step()
             self.probe.step(loss=1.0)
             self.optimizer.zero_grad()
 
@@ -83,11 +86,11 @@ def start(tmp_path, monkeypatch):
     """Starts the program of a job, again and again; the job's keys are those of the first start."""
     started = []
 
-    def start(segment=None, **keys):
+    def start(segment=None, schedule=None, **keys):
         path = tmp_path / "run" / "job.json"
         if keys:
             write_job(path.parent, **{"steps": 4, "command": COMMAND, **keys})
-        started.append(Program(path, monkeypatch, segment=segment))
+        started.append(Program(path, monkeypatch, segment=segment, schedule=schedule))
         return started[-1]
 
     yield start
@@ -155,6 +158,51 @@ def test_an_optimizer_that_was_not_restored_has_no_states(start):
     second = start(1)
     second.load(optimizer=False)
     assert state(second.folder, 2, "loaded", 2)["state_names"].size == 0
+
+
+class OfDeepSpeed:
+    """A schedule that counts as DeepSpeed's do: -1 before its first step."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.last_batch_iteration = optimizer, -1
+
+    def step(self):
+        self.last_batch_iteration += 1
+
+
+def constant(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+
+
+@pytest.mark.parametrize("schedule", [constant, OfDeepSpeed])
+@pytest.mark.parametrize("restored", [True, False])
+def test_steps_of_a_schedule_are_kept_where_the_rate_shows_nothing(start, schedule, restored):
+    first = start(0, schedule, segments=SEGMENTS)
+    first.probe.loaded(0)
+    first.train(2)
+    first.save()
+    second = start(1, schedule)
+    if restored:
+        vars(second.schedule).update(
+            {key: n for key, n in vars(first.schedule).items() if key.startswith("last_")}
+        )
+    second.load()
+    saved, loaded = (state(first.folder, *each, 2) for each in ((1, "saved"), (2, "loaded")))
+    assert (saved["schedule_steps"], loaded["schedule_steps"]) == (2, 2 if restored else 0)
+    assert saved["lr"] == loaded["lr"]
+
+
+def test_without_a_schedule_its_steps_are_unknown(start):
+    first = start(0, segments=SEGMENTS)
+    first.probe.loaded(0)
+    first.train(2)
+    first.save()
+    assert state(first.folder, 1, "saved", 2)["schedule_steps"] == -1
+
+
+def test_what_does_not_count_its_steps_is_no_schedule(start):
+    with pytest.raises(ProbeError, match="schedule= of Probe.from_env is a dict, which does not c"):
+        start(0, lambda _: {"steps": 3}, segments=SEGMENTS)
 
 
 def test_states_made_in_order_to_be_loaded_are_no_step(start):
