@@ -336,7 +336,11 @@ WRONG = {
     ),
     "a checkpoint in pinned memory": (
         FAULT + SCRIPT + 'set = { "checkpoint.async_mode" = "async_with_pinned_mem" }\n',
-        ["set.checkpoint.async_mode", "which converge cannot judge", "'disabled' or 'async'"],
+        ["set.checkpoint.async_mode", "torch copies with an accelerator", "'disabled' or 'async'"],
+    ),
+    "an unknown way to write checkpoints": (
+        FAULT + SCRIPT + 'set = { "checkpoint.async_mode" = "later" }\n',
+        ["set.checkpoint.async_mode", "is 'later' (use 'disabled' or 'async')"],
     ),
     "a product of one": (
         SPACE_TIME.replace("product = 2", "product = 1"),

@@ -262,6 +262,12 @@ OF_PASSES = (
 )
 ASYNC_MODE = "checkpoint.async_mode"
 ASYNC_MODES = ("disabled", "async")
+PINNED_MODE = "async_with_pinned_mem"
+UNTRIED = (
+    ": torch copies with an accelerator's streams alone, and writes in another process, which "
+    "converge was never run with"
+)
+"""Why that is refused (``torch.distributed.checkpoint.staging.DefaultStager``)."""
 WRITES_HALF = frozenset({FaultKind.CKPT_TORN, FaultKind.DISK_FULL})
 """Faults that strike while a checkpoint is written, which has to be in the step itself."""
 WHEN = "`until` of segments and checkpoint_every say when"
@@ -307,8 +313,8 @@ def pass_problems(
 def _async_problems(spec: SetSpec, place: str) -> Iterator[Problem]:
     mode = spec.overrides[ASYNC_MODE]
     if mode not in ASYNC_MODES:
-        allowed = " or ".join(map(repr, ASYNC_MODES))
-        yield Problem(place, f"is {mode!r}, which converge cannot judge", f"use {allowed}")
+        why = UNTRIED if mode == PINNED_MODE else ""
+        yield Problem(place, f"is {mode!r}{why}", f"use {' or '.join(map(repr, ASYNC_MODES))}")
     faults = spec.recovery.faults if spec.recovery is not None else ()
     struck = sorted({each.kind.value for each in faults if each.kind in WRITES_HALF})
     if mode != ASYNC_MODES[0] and struck:
