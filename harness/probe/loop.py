@@ -67,19 +67,17 @@ class ProbedLoop:
                 "the first would be lost: a run has one probe, for the one model that it trains"
             )
         self._wrapped = recognised(model, optimizer)
-        schedule_steps(schedule)  # to say at once what cannot be counted
-        self._schedule = schedule
+        self._schedule = _require_counted(schedule)
         self._names = evidence_names(self._wrapped, self._job, job_path)
         move_wrapped_weights(self._wrapped, self._job, job_path)
-        place = coordinates(self._wrapped.modules, self._wrapped.degrees, dp_rank, dp_degree)
-        self._place = place
+        self._place = coordinates(self._wrapped.modules, self._wrapped.degrees, dp_rank, dp_degree)
         _probed.add(job_path)
         shown = activations and not _is_compiled_whole(model, self._wrapped)
-        self._recorder = StepRecorder(self._view(place, shows_modules=shown), self._job)
+        self._recorder = StepRecorder(self._view(self._place, shows_modules=shown), self._job)
         self._undo: list[Callable[[], None]] = []
         if self._job.repeat == "rounding":
             seed = self._job.repeat_seed
-            self._undo += round_otherwise(self._wrapped.modules, seed, place.dp_rank)
+            self._undo += round_otherwise(self._wrapped.modules, seed, self._place.dp_rank)
         self._hooks = hooks
         self._forward = ForwardWatch(model) if hooks else None
         self._first = FirstStep()
@@ -488,22 +486,24 @@ def makes_states(optimizer: torch.optim.Optimizer) -> bool:
     return not optimizer.state and all(group.get("lr") == 0 for group in optimizer.param_groups)
 
 
-def schedule_steps(schedule: Any) -> int:
-    """Steps that a schedule of the learning rate has made; UNKNOWN if there is none.
+def _require_counted(schedule: Any) -> Any:
+    """A schedule of the learning rate, or None. Raises ProbeError if it does not count its steps."""
+    if schedule is not None and schedule_steps(schedule) == UNKNOWN:
+        raise ProbeError(
+            f"schedule= of Probe.from_env is a {type(schedule).__name__}, which does not count its "
+            "steps (last_epoch, or DeepSpeed's last_batch_iteration): give a schedule of "
+            "torch.optim.lr_scheduler or DeepSpeed, or leave it out"
+        )
+    return schedule
 
-    Raises ProbeError for what does not count its steps.
-    """
-    if schedule is None:
-        return UNKNOWN
+
+def schedule_steps(schedule: Any) -> int:
+    """Steps that a schedule of the learning rate has made; UNKNOWN if it does not count them."""
     if isinstance(made := getattr(schedule, "last_epoch", None), int):
         return made
     if isinstance(last := getattr(schedule, "last_batch_iteration", None), int):  # DeepSpeed
         return last + 1  # counted from 0
-    raise ProbeError(
-        f"schedule= of Probe.from_env is a {type(schedule).__name__}, which does not count its "
-        "steps (last_epoch, or DeepSpeed's last_batch_iteration): give a schedule of "
-        "torch.optim.lr_scheduler or DeepSpeed, or leave it out"
-    )
+    return UNKNOWN
 
 
 def _device(wrapped: Wrapped) -> torch.device:

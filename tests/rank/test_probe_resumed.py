@@ -201,7 +201,7 @@ def test_without_a_schedule_its_steps_are_unknown(start):
 
 
 def test_what_does_not_count_its_steps_is_no_schedule(start):
-    with pytest.raises(ProbeError, match="schedule= of Probe.from_env is a dict, which does not c"):
+    with pytest.raises(ProbeError, match="is a dict, which does not count its steps"):
         start(0, lambda _: {"steps": 3}, segments=SEGMENTS)
 
 
