@@ -487,7 +487,7 @@ def makes_states(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _require_counted(schedule: Any) -> Any:
-    """A schedule of the learning rate, or None. Raises ProbeError if it does not count its steps."""
+    """A schedule of the learning rate. Raises ProbeError for one that does not count its steps."""
     if schedule is not None and schedule_steps(schedule) == UNKNOWN:
         raise ProbeError(
             f"schedule= of Probe.from_env is a {type(schedule).__name__}, which does not count its "
