@@ -30,7 +30,7 @@ class ProbedTrainer(Trainer):
 
     def training_step(self, model: torch.nn.Module, inputs: Inputs, *rest: Any) -> torch.Tensor:
         if self.probe is None:  # the first step: all is wrapped, made, and loaded
-            self.probe = Probe.from_env(model, self.optimizer)
+            self.probe = Probe.from_env(model, self.optimizer, schedule=self.lr_scheduler)
             self.probe.loaded(self.state.global_step)
         self.probe.batch(inputs["input_ids"], shifted(inputs["labels"]))
         return super().training_step(model, inputs, *rest)
