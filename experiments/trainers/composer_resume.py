@@ -42,7 +42,8 @@ class ProbedResume(Probed):
     def batch_start(self, state: State, _logger: Logger) -> None:
         if not self.started:
             self.started = True
-            self.probe = Probe.from_env(state.model, state.optimizers[0])
+            (optimizer,), (schedule,) = state.optimizers, state.schedulers
+            self.probe = Probe.from_env(state.model, optimizer, schedule=schedule)
             self.probe.loaded(int(state.timestamp.batch))
 
     def batch_checkpoint(self, state: State, _logger: Logger) -> None:
