@@ -45,7 +45,6 @@ MEGATRON_LM_PACKAGES = ("pydantic", "pyyaml", "regex", "six", "tqdm")
 """What Megatron-LM imports beside Megatron-Core, where ``$MEGATRON_LM`` is a checkout of it."""
 FRAMEWORKS = {
     "deepspeed-0.19.8": (
-        "tests/e2e/test_recoverable_launched.py",
         "tests/e2e/test_zero.py",
         "tests/rank/test_probe_deepspeed.py",
     ),
@@ -75,12 +74,13 @@ UNHURRIED = (
     "tests/e2e/test_own_fork.py",
     "tests/e2e/test_pods.py",
     "tests/e2e/test_recoverable.py",
+    "tests/e2e/test_recoverable_launched.py",
     "tests/e2e/test_recoverable_sharded.py",
     "tests/e2e/test_recoverable_spawned.py",
     "tests/e2e/test_rl_sets.py",
     "tests/e2e/test_slurm_programs.py",
 )
-"""Tests of real runs in the default toolchain that no gate waits for either: ``nox -s e2e``."""
+"""Tests of programs of one's own, and of forks, that no gate waits for either: ``nox -s e2e``."""
 OLDER_TORCH_TESTS = (
     "tests/rank/test_titan_0_3_config.py",
     "tests/rank/test_dry_run.py::test_bytes_are_those_of_a_real_run_on_every_pipeline_rank",
