@@ -40,6 +40,7 @@ from converge_harness.model import (
     Stop,
     Technique,
     TrainConfig,
+    TrainerSpec,
 )
 from converge_harness.toml import Where, flatten, show
 from converge_harness.trainers import (
@@ -143,7 +144,9 @@ class SetBuilder:
             toolchain=toolchain,
             techniques=techniques,
             own_techniques=own_techniques,
-            pipeline_schedule=schedule_of(table.pipeline_schedule, parallelism),
+            pipeline_schedule=schedule_of(
+                table.pipeline_schedule, parallelism, self.of_file.trainer
+            ),
             cp_rotation=table.cp_rotation,
             spmd_backend=table.spmd_backend or self._backend(toolchain, like),
             overrides=overrides,
@@ -386,9 +389,9 @@ def written_degrees(table: ParallelismTable) -> Parallelism:
     return Parallelism(**{name: getattr(table, name) for name in ParallelismTable.model_fields})
 
 
-def schedule_of(written: str | None, degrees: Parallelism) -> str | None:
-    """The pipeline schedule; 1F1B by default if there is a pipeline."""
-    return written or ("1F1B" if degrees.pp > 1 else None)
+def schedule_of(written: str | None, degrees: Parallelism, trainer: TrainerSpec) -> str | None:
+    """The pipeline schedule; 1F1B by default if there is a pipeline that we tell its schedule."""
+    return written or ("1F1B" if degrees.pp > 1 and trainer.can.techniques else None)
 
 
 def segments_of(
@@ -431,7 +434,7 @@ def segments_of(
             until=segment.until,
             parallelism=degree,
             local_batch_size=segment.local_batch_size or default,
-            pipeline_schedule=schedule_of(segment.pipeline_schedule, degree),
+            pipeline_schedule=schedule_of(segment.pipeline_schedule, degree, spec.trainer),
         )
         for segment, degree in zip(table.segments, degrees, strict=True)
     )

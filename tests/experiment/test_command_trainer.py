@@ -92,6 +92,13 @@ def test_the_config_may_be_a_file_with_the_projects_corpus(load, script, folder)
     assert loaded.controls[0].train_config.data == SyntheticData()
 
 
+def test_what_schedule_a_programs_pipeline_has_is_not_known(load, script):
+    argv = ARGV.replace("]", ', "--pp", "{pp}"]')
+    pipeline = PLAIN.replace("{ dp_shard = 2 }", "{ dp_replicate = 2, pp = 2 }")
+    (test,) = load(text(argv=argv, sets=pipeline)).tests
+    assert (test.parallelism.pp, test.pipeline_schedule) == (2, None)
+
+
 def test_the_program_starts_where_its_first_file_is_found(load, folder):
     nested = folder / "experiments"
     nested.mkdir()

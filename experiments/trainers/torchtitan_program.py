@@ -1,0 +1,133 @@
+"""torchtitan's own debug model, config and loop, as a program that is judged by its curve.
+
+torchrun --nproc-per-node 4 torchtitan_program.py --data DATA --curve FILE --set parallelism.pp 2 …
+
+It asks torchtitan for little: a config function, a dataloader's base class, the trainer and its
+metrics. So it trains at every commit from February to August 2026, also where converge's rank code
+knows no names (docs/bisect.md). The commit is the one that PYTHONPATH names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from converge_harness.rank.titan.common.cpu import prepare_torch
+
+prepare_torch()  # what torchtitan takes for granted of a GPU, and this machine has not
+
+from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
+from torchtitan.models.llama3.config_registry import llama3_debugmodel  # noqa: E402
+from torchtitan.tools.logging import init_logger  # noqa: E402
+
+COLUMNS = ("step", "loss", "grad_norm")
+
+
+class Samples(BaseDataLoader):
+    """Sample i of a step is the same on any number of ranks."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        """The corpus, and samples a step."""
+
+        folder: str = ""
+        global_batch_size: int = 8
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dp_world_size: int,
+        dp_rank: int,
+        seq_len: int,
+        local_batch_size: int,
+        **_: Any,
+    ) -> None:
+        self.tokens = torch.from_numpy(np.load(Path(config.folder) / "tokens.npy")).long()
+        self.length, self.size = seq_len, local_batch_size
+        self.whole, self.rank, self.ranks = config.global_batch_size, dp_rank, dp_world_size
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        step = 0
+        while True:
+            first = step * self.whole + self.rank * (self.whole // self.ranks)
+            for start in range(first, first + self.whole // self.ranks, self.size):
+                rows = [
+                    self.tokens[i * self.length : (i + 1) * self.length + 1]
+                    for i in range(start, start + self.size)
+                ]
+                batch = torch.stack(rows)
+                yield {"input": batch[:, :-1].contiguous()}, batch[:, 1:].contiguous()
+            step += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+
+@torch.no_grad()
+def draw_weights(parts: list[torch.nn.Module], seed: int) -> None:
+    """The same initial weights in every layout: torchtitan draws per pipeline stage."""
+    for part in parts:
+        for name, parameter in part.named_parameters():
+            if parameter.ndim == 1:
+                continue  # norms are ones
+            dice = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+            whole = torch.randn(parameter.shape, generator=dice) * 0.02
+            if isinstance(parameter, DTensor):
+                whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements)
+            parameter.copy_(whole)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--curve", type=Path, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--global-batch", type=int, required=True)
+    parser.add_argument("--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"))
+    args = parser.parse_args()
+    init_logger()
+    config = llama3_debugmodel()
+    config.hf_assets_path = args.data
+    config.dataloader = Samples.Config(folder=args.data, global_batch_size=args.global_batch)
+    config.training.global_batch_size = args.global_batch
+    config.training.mixed_precision_param = "float32"
+    config.checkpoint.enable = config.validator.enable = False
+    config.parallelism.pipeline_parallel_schedule = "1F1B"
+    for key, value in args.set:
+        table, name = key.split(".")
+        setattr(getattr(config, table), name, int(value))
+    trainer = config.build()
+    draw_weights(trainer.model_parts, args.seed)
+    log = trainer.metrics_processor.log
+    # The last rank has the last pipeline stage, which alone knows the loss.
+    is_writer = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
+
+    def logged(step: int, loss: float, max_loss: float, grad_norm: float, **more: Any) -> None:
+        if is_writer:
+            with args.curve.open("a", newline="") as file:
+                rows = csv.writer(file)
+                rows.writerows([COLUMNS] if step == 1 else [])
+                rows.writerow((step, loss, grad_norm))
+        log(step, loss, max_loss, grad_norm, **more)
+
+    trainer.metrics_processor.log = logged
+    trainer.train()
+    trainer.close()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
