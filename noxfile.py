@@ -79,6 +79,7 @@ UNHURRIED = (
     "tests/e2e/test_recoverable_spawned.py",
     "tests/e2e/test_rl_sets.py",
     "tests/e2e/test_slurm_programs.py",
+    "tests/e2e/test_torchtitan_commits.py",
 )
 """Tests of programs of one's own, and of forks, that no gate waits for either: ``nox -s e2e``."""
 OLDER_TORCH_TESTS = (

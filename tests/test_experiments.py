@@ -46,7 +46,6 @@ TITAN_MAIN = replace(
     dialect="titan_main",
     versions={"torch": "2.15.0", "torchtitan": "0.2.2+gb5bcd76c66d0"},
 )
-TITAN_OF_A_COMMIT = replace(TITAN_03_OLDER_TORCH, name="torchtitan-0.3.0-torch-2.13@d57df0929")
 TITAN_STREAMING = replace(TITAN_03, name="torchtitan-0.3.0-streaming")
 FRAMEWORKS = tuple(
     replace(TITAN_03, name=name, dialect="command")
@@ -67,7 +66,6 @@ TOOLCHAINS = {
     each.name: each
     for each in (
         *(TITAN_02, TITAN_03, TITAN_03_OLDER_TORCH, TITAN_MAIN, TITAN_STREAMING),
-        TITAN_OF_A_COMMIT,
         *FRAMEWORKS,
         *(MEGATRON, NEWEST_MEGATRON),
     )

@@ -22,8 +22,11 @@ import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from converge_harness.rank.titan.common.cpu import prepare_torch
+from converge_harness.rank.titan.v0_3.patches import complete_torch
 
-prepare_torch()  # what torchtitan takes for granted of a GPU, and this machine has not
+# What torchtitan takes for granted of a GPU or a newer torch, and this machine has not.
+prepare_torch()
+complete_torch()
 
 from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
 from torchtitan.models.llama3.config_registry import llama3_debugmodel  # noqa: E402
@@ -90,6 +93,18 @@ def draw_weights(parts: list[torch.nn.Module], seed: int) -> None:
             parameter.copy_(whole)
 
 
+def as_since_june(config: Any) -> None:
+    """Attention by a kernel for GPUs alone, backends that need a newer torch, and CUDA graphs."""
+    from converge_harness.rank.titan.v0_3.shape import (  # noqa: PLC0415 - needs names of June
+        use_dense_attention,
+    )
+
+    use_dense_attention(config.model_spec.model)
+    config.parallelism.spmd_backend = "partial_dtensor"
+    if hasattr(config.training, "disable_cuda_graphs"):
+        config.training.disable_cuda_graphs = True
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", required=True)
@@ -106,6 +121,8 @@ def main() -> None:
     config.training.mixed_precision_param = "float32"
     config.checkpoint.enable = config.validator.enable = False
     config.parallelism.pipeline_parallel_schedule = "1F1B"
+    if hasattr(config.parallelism, "spmd_backend"):
+        as_since_june(config)
     for key, value in args.set:
         table, name = key.split(".")
         setattr(getattr(config, table), name, int(value))
