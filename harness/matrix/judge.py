@@ -205,7 +205,7 @@ def _left_out(plan: Plan) -> Iterator[Verdict]:
                 control=each.control,
                 judgement=Judgement.INVALID,
                 cause=f"left out: {each.why}",
-                next_command=f"{_run_set_again(plan, name)}  # once the program offers it",
+                next_command=f"{_run_set_again(plan, name)}  # once it can run",
             )
 
 

@@ -139,6 +139,25 @@ set = {{ mistake = "optimizer_not_saved" }}
 """
 
 
+KILLED = f"""
+{CLUSTER}
+{HELD[: HELD.index("[[test]]")]}[[test]]
+kind = "fault"
+name = "in_place"
+parallelism = {{ dp_replicate = 4 }}
+set = {{ training.local_batch_size = 2 }}
+checkpoint_every = 4
+restarts = "torchrun"
+faults = [{{ kind = "kill", step = 6, rank = 3 }}]
+[[test]]
+kind = "fault"
+name = "by_converge"
+parallelism = {{ dp_replicate = 2 }}
+checkpoint_every = 4
+faults = [{{ kind = "kill", step = 6 }}]
+""".replace('environment.RESUME_FROM = "{resume_from}"\n', "")
+
+
 def by_srun(text: str) -> str:
     """The same with one task per rank, and no launcher."""
     return text.replace(
@@ -435,6 +454,26 @@ def test_a_program_is_resized_in_one_job(site, by):
     found = {check["name"]: check["outcome"] for check in right["checks"]}
     assert {name: found[name] for name in asked} == dict.fromkeys(asked, "PASS")
     assert matrix.record("right")["cluster"]["nodes"] == "node[1-2]"
+
+
+def test_torchrun_restarts_a_program_on_two_nodes_and_what_needs_converge_there_is_left_out(site):
+    matrix = site(KILLED)
+    code, printed = matrix.converge("run")
+    assert code == 3, printed
+    assert "left out, so INVALID in the report: by_converge: converge does not run next" in printed
+    said = matrix.said()
+    assert said["in_place"][0] == "PASS", said
+    assert said["by_converge"][0] == "INVALID", said
+    tests = json.loads((matrix.folder / "out" / "report.json").read_text())["tests"]
+    killed = next(test for test in tests if test["name"] == "in_place")
+    assert [(each["steps"], each["loaded_step"]) for each in killed["passes"]] == [
+        ([1, 5], 0),
+        ([5, 8], 4),
+    ]
+    found = {check["name"]: check["outcome"] for check in killed["checks"]}
+    asked = ("faults-struck", "state-restored", "replays-agree", "recovers-in-time")
+    assert {name: found[name] for name in asked} == dict.fromkeys(asked, "PASS")
+    assert matrix.record("in_place")["cluster"]["nodes"] == "node[1-2]"
 
 
 def test_a_program_that_reached_its_time_limit_goes_on_when_submitted_again(site):

@@ -1,6 +1,6 @@
 """``experiments/recoverable`` that stands still in its first start until Slurm ends it.
 
-It takes its checkpoint from $RESUME_FROM, where it also finds one itself.
+It takes its checkpoint from $RESUME_FROM, where it also finds one itself; without it, that one.
 """
 
 import os
@@ -19,7 +19,7 @@ def held(kind):
     class Held(kind):
         def load(self, path):
             assert path.exists()
-            super().load(Path(os.environ["RESUME_FROM"]))
+            super().load(Path(os.environ.get("RESUME_FROM", path)))
 
         def train_step(self):
             run = self.args.checkpoints.parent
