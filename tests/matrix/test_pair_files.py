@@ -1,6 +1,7 @@
 """A control and a test set written as a folder mean the same when they are read there."""
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,6 +88,17 @@ def test_every_set_of_every_experiment_is_written_as_what_it_is(tmp_path, name):
             kinds.add(spec.kind)
             here = replace(pair, frozen_sets=None, launcher=Launcher.LOCAL, cluster=None)
             assert identities(again) == identities(here)
+
+
+def test_a_file_that_is_listed_and_named_by_the_config_is_the_same_pair(tmp_path):
+    shutil.copytree(EXPERIMENTS / "recoverable", tmp_path / "recoverable")
+    text = (EXPERIMENTS / "recoverable.toml").read_text()
+    listed = '[trainer]\nfiles = ["recoverable/train.py", "recoverable/mistakes.py"]\n'
+    (tmp_path / "x.toml").write_text(text.replace("[trainer]\n", listed, 1))
+    pair = alone(load_experiment(tmp_path / "x.toml"), "resized")
+    path, *_ = write_pair(pair, "again", tmp_path / "again", "for others")
+    assert "train.py" not in path.read_text().partition("files = ")[2].partition("\n")[0]
+    assert identities(load_experiment(path)) == identities(pair)
 
 
 @pytest.mark.parametrize("name", BELOW)

@@ -169,13 +169,14 @@ def with_files_of(command: Command, spec: SetSpec) -> Command:
     """The command of one set, with the files that its arguments name among its sources.
 
     Values of ``{config.KEY}`` may be different files in different sets. An argument may be
-    ``--option=PATH``; environment variables are searched, too.
+    ``--option=PATH``; environment variables are searched, too. These files come first, whether they
+    are listed as well or not: the order counts to the identity.
     """
     templates = (*command.argv, *command.environment.values())
     texts = (text for template in templates for text in texts_of(template, spec))
     paths = (command.folder / path for text in texts for path in paths_in(text))
     found = (path for path in paths if _is_file(path))
-    return replace(command, sources=tuple(dict.fromkeys((*command.sources, *found))))
+    return replace(command, sources=tuple(dict.fromkeys((*found, *command.sources))))
 
 
 def paths_in(text: str) -> tuple[str, ...]:
