@@ -3,7 +3,7 @@
 torchrun --nproc-per-node 2 sharded.py --checkpoints FOLDER
 torchrun --nproc-per-node 4 sharded.py --checkpoints FOLDER --mesh 2x2  # HSDP 2x2
 
-What people forget of that is in sharded_mistakes.py (docs/any-trainer.md).
+What people forget of that is in sharded_mistakes.py (docs/resumes.md).
 """
 
 from __future__ import annotations
