@@ -1,12 +1,14 @@
 """The script of train.py under FSDP 2, with distributed checkpoints: every rank writes its shards.
 
 torchrun --nproc-per-node 2 sharded.py --checkpoints FOLDER
+torchrun --nproc-per-node 4 sharded.py --checkpoints FOLDER --mesh 2x2  # HSDP 2x2
 
-What people forget of that is in sharded_mistakes.py (docs/any-trainer.md).
+What people forget of that is in sharded_mistakes.py (docs/resumes.md).
 """
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,26 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from train import Training, arguments, main
+from torch.nn.parallel import DistributedDataParallel
+from train import Training, main
+from train import arguments as usual_arguments
 
 
 class Sharded(Training):
     """Ranks have a part of every parameter; a checkpoint is a folder with a file of every rank."""
 
     def wrapped(self, model: nn.Module) -> nn.Module:
-        mesh = init_device_mesh("cpu", (self.ranks,), mesh_dim_names=("dp_shard",))
-        return fully_shard(model, mesh=mesh)
+        replicas, shards = self.args.mesh or (1, self.ranks)
+        if replicas > 1 and shards == 1:
+            return DistributedDataParallel(model)
+        names = ("dp_replicate", "dp_shard")
+        grid = init_device_mesh("cpu", (replicas, shards), mesh_dim_names=names)
+        reshard = {"default": None, "always": True, "never": False}[self.args.reshard]
+        return fully_shard(
+            model,
+            mesh=grid if replicas > 1 else grid["dp_shard"],
+            reshard_after_forward=reshard,
+        )
 
     def states(self) -> dict[str, Any]:
         """What a checkpoint has; tensors of it are those of the training itself, not copies."""
@@ -75,6 +88,20 @@ class Sharded(Training):
         )
         self.schedule.load_state_dict(states["schedule"])
         self.step = states["step"]
+
+
+def mesh(written: str) -> tuple[int, int]:
+    """Numbers of replicas and of shards: of "2x2", (2, 2)."""
+    replicas, shards = written.split("x")
+    return int(replicas), int(shards)
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The options of the command line."""
+    parser = usual_arguments()
+    parser.add_argument("--mesh", type=mesh, help="replicas x shards: 2x2; else all are shards")
+    parser.add_argument("--reshard", choices=("default", "always", "never"), default="default")
+    return parser
 
 
 if __name__ == "__main__":

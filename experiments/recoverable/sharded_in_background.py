@@ -11,8 +11,8 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from sharded import Sharded
-from train import arguments, main
+from sharded import Sharded, arguments
+from train import main
 
 
 class InBackground(Sharded):

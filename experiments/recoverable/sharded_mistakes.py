@@ -1,8 +1,9 @@
-"""What people forget when they save distributed checkpoints, each as one or two changed methods.
+"""What people forget when they shard a script, each as one or two changed methods.
 
 MISTAKE=optimizer_not_saved torchrun --nproc-per-node 2 sharded_mistakes.py --checkpoints FOLDER
 
-None of them shows before the first resume or fault.
+The first three do not show before the first resume or fault, the others do not where a rank takes
+one microbatch.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from sharded import Sharded
+from sharded import Sharded, arguments
+from torch import nn
 from torch.distributed.checkpoint.state_dict import set_model_state_dict
-from train import arguments, main
+from train import main
 
 
 class OptimizerNotSaved(Sharded):
@@ -43,10 +45,28 @@ class OneRandomState(Sharded):
         return "random"
 
 
+class NotDivided(Sharded):
+    """Gradients of microbatches are added up and not divided by their number."""
+
+    def divisor(self, microbatches: int) -> int:
+        del microbatches
+        return 1
+
+
+class LastAlone(Sharded):
+    """Gradients are dropped before each microbatch, so that the last one alone counts."""
+
+    def wrapped(self, model: nn.Module) -> nn.Module:
+        model.register_forward_pre_hook(lambda *_: self.optimizer.zero_grad())
+        return super().wrapped(model)
+
+
 MISTAKES: dict[str, type[Sharded]] = {
     "optimizer_not_saved": OptimizerNotSaved,
     "half_taken": HalfTaken,
     "one_random_state": OneRandomState,
+    "not_divided": NotDivided,
+    "last_alone": LastAlone,
 }
 
 if __name__ == "__main__":

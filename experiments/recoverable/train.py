@@ -3,7 +3,7 @@
 torchrun --nproc-per-node 2 train.py --checkpoints FOLDER
 
 As TorchElastic's documentation has it: load the newest checkpoint, train, and save everything that
-the next step depends on. What people forget of that is in mistakes.py (docs/any-trainer.md).
+the next step depends on. What people forget of that is in mistakes.py (docs/resumes.md).
 """
 
 from __future__ import annotations

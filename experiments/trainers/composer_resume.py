@@ -2,7 +2,7 @@
 
 torchrun --nproc-per-node 2 composer_resume.py --data DATA --output OUT --checkpoints FOLDER
 
-What people get wrong about it is in composer_resume_mistakes.py (docs/any-trainer.md).
+What people get wrong about it is in composer_resume_mistakes.py (docs/resumes.md).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 torchrun --nproc-per-node 2 hf_resume.py --data DATA --checkpoints FOLDER --batch 4 --accumulate 1
 
-What people get wrong about it is in hf_resume_mistakes.py (docs/any-trainer.md).
+What people get wrong about it is in hf_resume_mistakes.py (docs/resumes.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/any-trainer.md by real runs: Composer with a StreamingDataset, resized and killed."""
+"""docs/resumes.md by real runs: Composer with a StreamingDataset, resized and killed."""
 
 from functools import partial
 

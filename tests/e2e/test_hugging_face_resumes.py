@@ -1,4 +1,4 @@
-"""docs/any-trainer.md by real runs: transformers.Trainer resumed on other ranks, and killed."""
+"""docs/resumes.md by real runs: transformers.Trainer resumed on other ranks, and killed."""
 
 from functools import partial
 

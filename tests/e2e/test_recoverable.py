@@ -1,4 +1,4 @@
-"""docs/any-trainer.md by real runs: a script that is resized and interrupted, right and wrong."""
+"""docs/resumes.md by real runs: a script that is resized and interrupted, right and wrong."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""docs/any-trainer.md by real runs: a program under other launchers, resized and interrupted."""
+"""docs/resumes.md by real runs: a program under other launchers, resized and interrupted."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""docs/any-trainer.md by real runs: FSDP 2 with distributed checkpoints, right and wrong."""
+"""docs/resumes.md by real runs: FSDP 2 with distributed checkpoints, right and wrong."""
 
 import pytest
 from cut_down import outcomes, run_whole
@@ -12,6 +12,10 @@ WRONG = {
     "optimizer_not_saved": "optimizer state (exp_avg, exp_avg_sq) and the learning rate lost at",
     "half_taken": "no recovery in time: no step ended after the fault ckpt_torn at step 8",
     "one_random_state": "and ranks that train on other samples now draw the same; step 5 is part",
+}
+ACCUMULATED = {
+    "not_divided": "scaled by 2, which equals gradient accumulation steps (2)",
+    "last_alone": "every gradient is off, that of the output projection too, so it begins at the ",
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -53,3 +57,17 @@ def test_no_set_is_left_out(judged):
 def test_what_people_forget_of_sharded_checkpoints_fails_by_its_cause(judged, name):
     assert judged[name]["verdict"] == "FAIL", judged[name]["cause"]
     assert WRONG[name] in judged[name]["cause"]
+
+
+def test_ranks_are_traded_for_accumulation_and_for_shards(tmp_path):
+    right = {"st_fsdp2_acc2": "FSDP 2", "st_hsdp2x2": "HSDP 2x2", "st_fsdp4_zero2": "FSDP 4"}
+    names = (*right, *ACCUMULATED)
+    tests = run_whole(tmp_path, "recoverable_sharded_space_time", *names, toolchains=warm_torch())
+    causes = {name: test["cause"] for name, test in tests.items()}
+    for name in right:
+        assert tests[name]["verdict"] == "PASS", causes[name]
+        for check in ("same-data", "gradients-first-steps", "updates-first-steps"):
+            assert outcomes(tests[name])[check] == "PASS", (name, check)
+    for name, words in ACCUMULATED.items():
+        assert tests[name]["verdict"] == "FAIL", causes[name]
+        assert words in causes[name], name

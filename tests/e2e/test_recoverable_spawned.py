@@ -1,4 +1,4 @@
-"""docs/any-trainer.md by real runs: a program that starts its ranks itself, right and wrong."""
+"""docs/resumes.md by real runs: a program that starts its ranks itself, right and wrong."""
 
 import pytest
 from cut_down import outcomes, run_whole

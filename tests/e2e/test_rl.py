@@ -36,8 +36,11 @@ def test_scores_of_the_same_tokens_pass_in_right_layouts_and_fail_in_wrong_ones(
     python = score.split(" ", 1)[0]
     score = score.replace(python, str(TOOLCHAINS / "torchtitan-0.3.0" / "bin" / "python"), 1)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    launched = "-m torch.distributed.run --nproc-per-node 2"
+    assert f"`{launched}` before" in page
+    split = score.replace(" experiments/", f" {launched} experiments/", 1)
     codes = []
-    for command in (score, compare):
+    for command in (score, split, compare):
         done = subprocess.run(
             ["bash", "-c", command.replace("reports/rl_scores", str(tmp_path / "scores"))],
             cwd=ROOT,
@@ -48,10 +51,11 @@ def test_scores_of_the_same_tokens_pass_in_right_layouts_and_fail_in_wrong_ones(
             check=False,
         )
         codes.append(done.returncode)
-    assert codes == [0, 1], done.stdout + done.stderr
+    assert codes == [0, 0, 1], done.stdout + done.stderr
     found = json.loads((tmp_path / "scores" / "report" / "report.json").read_text())["tests"]
     verdicts = {test["name"]: test["verdict"] for test in found}
-    assert len(verdicts) == 12
+    assert len(verdicts) == 13
+    assert "right_tensor_parallel" in verdicts  # of the second command
     for name, verdict in verdicts.items():
         wrong = "INVALID" if name == "wrong_end_dropped" else "FAIL"
         assert verdict == (wrong if name.startswith("wrong_") else "PASS"), name

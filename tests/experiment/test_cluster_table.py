@@ -350,7 +350,7 @@ def test_checkpoints_that_are_never_written_are_refused(problems):
     assert found == (
         ": checkpoint_every: is set, but a run that continues needs checkpoints, and nothing says "
         'where the program writes them (add [trainer.checkpoints] with name = "step-{step}.pt" '
-        "(docs/any-trainer.md), or leave it out: an interrupted run starts over)"
+        "(docs/resumes.md), or leave it out: an interrupted run starts over)"
     )
 
 

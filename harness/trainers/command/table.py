@@ -384,7 +384,7 @@ def _checkpoints_lack(command: Command, needed: str, purpose: str) -> tuple[str,
     if command.checkpoints is None:
         return (
             "needs checkpoints, and nothing says where the program writes them",
-            f"add [trainer.checkpoints] with {NAME_EXAMPLE} (docs/any-trainer.md)",
+            f"add [trainer.checkpoints] with {NAME_EXAMPLE} (docs/resumes.md)",
         )
     if needed not in passed(command):
         option = f'"--{needed.replace("_", "-")}", "{{{needed}}}"'
