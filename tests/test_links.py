@@ -26,6 +26,12 @@ def anchors_of(text: str) -> set[str]:
     return set(found)
 
 
+def anchors_or_any(target: Path, anchor: str) -> set[str]:
+    """The anchors of a page; of anything else, none is asked for."""
+    named = anchor and target.suffix == ".md"
+    return anchors_of(target.read_text()) if named else {anchor}
+
+
 def broken_links(page: Path) -> list[str]:
     text = page.read_text()
     broken = []
@@ -34,9 +40,7 @@ def broken_links(page: Path) -> list[str]:
             continue
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
-        if not target.exists():
-            broken.append(link)
-        elif anchor and target.suffix == ".md" and anchor not in anchors_of(target.read_text()):
+        if not target.exists() or anchor not in anchors_or_any(target, anchor):
             broken.append(link)
     return broken
 
