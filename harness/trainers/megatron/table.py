@@ -214,8 +214,8 @@ def set_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
     if degrees.dp_replicate > 1 and degrees.dp_shard > 1:
         yield Problem(
             where("parallelism"),
-            "several instances of the distributed optimizer are not supported by converge's rank "
-            "code for Megatron-Core",
+            "several instances of the distributed optimizer, or of Megatron-FSDP, are not "
+            "supported: converge makes Megatron-Core's process groups for one instance",
             "name dp_replicate (the plain optimizer) or dp_shard (the distributed one)",
         )
     for technique in spec.technique_names:
