@@ -1,5 +1,6 @@
 """Megatron-FSDP: its shards are read where they are, at every strategy, by real ranks over gloo."""
 
+import math
 from dataclasses import replace
 from importlib import metadata
 
@@ -32,6 +33,7 @@ from converge_harness.rank.settings import SettingError
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 IS_0_16 = metadata.version("megatron-core").startswith("0.16.")
+INSTANCES = {"dp_replicate": 2, "dp_shard": 2}
 STRATEGIES = ("optim", "optim_grads", "optim_grads_params")
 OVERLAPPED = {
     "ddp.overlap_grad_reduce": True,
@@ -128,12 +130,25 @@ def read(folder, degrees, overrides):
         ({"dp_shard": 2}, {}),
         ({"dp_shard": 2, "tp": 2}, OVERLAPPED),
         ({"dp_shard": 3}, {"training.global_batch_size": 6}),  # rows are divided unevenly
+        (INSTANCES, OVERLAPPED),
     ],
-    ids=["dp2", "overlapped_dp2_tp2", "dp3"],
+    ids=["dp2", "overlapped_dp2_tp2", "dp3", "overlapped_instances"],
 )
 def test_what_all_ranks_read_is_what_one_rank_computes(tmp_path, degrees, more):
     run_on_ranks(save_seed, 1, tmp_path, {})
-    run_on_ranks(read_all, degrees["dp_shard"] * degrees.get("tp", 1), tmp_path, degrees, more)
+    run_on_ranks(read_all, math.prod(degrees.values()), tmp_path, degrees, more)
+
+
+def apart(folder):
+    with pytest.raises(AssertionError, match=r"\.weight"):  # of which copies differ
+        read(folder, INSTANCES, fsdp("optim"))
+    parallel_state.destroy_model_parallel()
+
+
+def test_instances_keep_their_own_gradients_if_the_schedule_never_enters_no_sync(tmp_path):
+    """A trap of Megatron-FSDP, and the reading shows it."""
+    run_on_ranks(save_seed, 1, tmp_path, {})
+    run_on_ranks(apart, 4, tmp_path)
 
 
 def alone_with_its_experts(folder):

@@ -42,6 +42,7 @@ def started(job):
         transformer.virtual_pipeline_model_parallel_size,
         expert_model_parallel_size=transformer.expert_model_parallel_size,
         expert_tensor_parallel_size=transformer.expert_tensor_parallel_size,
+        num_distributed_optimizer_instances=config.tables.ddp.num_distributed_optimizer_instances,
     )
     torch.manual_seed(job.seed + dist.get_rank())  # nothing may depend on it
     chunks = build_model(config, CPU)

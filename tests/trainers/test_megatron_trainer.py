@@ -71,11 +71,23 @@ def test_a_set_has_its_degrees_settings_and_techniques(tmp_path):
     assert test.train_config.own_loader
 
 
+def test_megatron_fsdp_has_several_instances(tmp_path):
+    wanted = (
+        "parallelism = { dp_replicate = 2, dp_shard = 2 }\nset = { ddp.use_megatron_fsdp = true }"
+    )
+    (test,) = load(tmp_path, wanted).tests
+    assert (test.parallelism.dp_replicate, test.parallelism.dp_shard) == (2, 2)
+
+
 @pytest.mark.parametrize(
     ("test", "says"),
     [
+        (
+            "parallelism = { dp_shard = 2 }\nset = { ddp.num_distributed_optimizer_instances = 2 }",
+            "parallelism.dp_replicate beside dp_shard",
+        ),
         ("parallelism = { cp = 2 }", "context parallelism needs Transformer Engine"),
-        ("parallelism = { dp_replicate = 2, dp_shard = 2 }", "several instances of the"),
+        ("parallelism = { dp_replicate = 2, dp_shard = 2 }", "several instances of the distr"),
         ('parallelism = { tp = 2 }\ntechniques = ["float8"]', "has no technique 'float8'"),
         (
             'parallelism = { tp = 2 }\nset = { transformer.fp8 = "hybrid" }',

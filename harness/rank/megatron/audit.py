@@ -3,8 +3,9 @@
 The tensor-parallel degree is how many times the width of all heads is that of a rank's weight, the
 expert-parallel degree how many times all experts are those of a rank; the pipeline stages follow
 from the layers that ranks hold; the data-parallel degree is the size of the group over which DDP
-reduces, and it shards if the optimizer is the distributed one. What Megatron-FSDP shards is seen in
-its buffers. Sequence parallelism is seen in the length of the sequence that a layer's norm gets.
+reduces. If the optimizer is the distributed one, it shards over an instance, which is a part of
+that group or all of it. What Megatron-FSDP shards is seen in its buffers. Sequence parallelism is
+seen in the length of the sequence that a layer's norm gets.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ def _seen(
         **experts_of(parts),
         "layers": sorted(int(number) for part in parts for number in part.layers),
         "dp": _dp_group(trainer.parts[0]).size(),
+        "instance": instance_of(trainer.parts[0]).size(),
         "shards": shards(trainer.optimizer),
         "strategies": sorted({strategy_of(part) for part in trainer.parts}),
         "reduces_in_float32": all(map(reduces_in_float32, trainer.parts)),
@@ -133,6 +135,13 @@ def _dp_group(part: Wrapped) -> dist.ProcessGroup:
     if isinstance(part, DistributedDataParallel):
         return part.dp_group
     return part.megatron_fsdp_dist_index.get_dp_group()
+
+
+def instance_of(part: Wrapped) -> dist.ProcessGroup:
+    """The ranks over which an instance of the distributed optimizer or of Megatron-FSDP shards."""
+    if isinstance(part, DistributedDataParallel):
+        return part.intra_dp_cp_group
+    return part.megatron_fsdp_dist_index.get_fsdp_group()
 
 
 def strategy_of(part: Wrapped) -> str:
@@ -238,8 +247,8 @@ def _merged(
     return {
         "world_size": world.size(),
         "degrees": {
-            "dp_replicate": 1 if sharded else largest("dp"),
-            "dp_shard": largest("dp") if sharded else 1,
+            "dp_replicate": largest("dp") // (largest("instance") if sharded else 1),
+            "dp_shard": largest("instance") if sharded else 1,
             "tp": largest("tp"),
             "cp": 1,
             "pp": stages,

@@ -231,6 +231,9 @@ def _implied(job: RankJob, degrees: Degrees, chunks: int | None) -> dict[str, An
         "optimizer.bf16": low,
         "optimizer.use_distributed_optimizer": degrees.dp_shard > 1,
         "ddp.use_distributed_optimizer": degrees.dp_shard > 1,
+        "ddp.num_distributed_optimizer_instances": (
+            degrees.dp_replicate if degrees.dp_shard > 1 else 1
+        ),
         **dict.fromkeys(DATA_TYPE_KEYS, _plain(dtype)),
         **(_OF_ONE_RANK if job.makes_seed_checkpoint else {}),
     }

@@ -39,6 +39,7 @@ def start_ranks(job: RankJob, config: MegatronConfig) -> torch.device:
         transformer.virtual_pipeline_model_parallel_size,
         expert_model_parallel_size=transformer.expert_model_parallel_size,
         expert_tensor_parallel_size=transformer.expert_tensor_parallel_size,
+        num_distributed_optimizer_instances=config.tables.ddp.num_distributed_optimizer_instances,
     )
     torch.manual_seed(job.seed)
     model_parallel_cuda_manual_seed(job.seed)

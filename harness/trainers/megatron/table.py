@@ -33,9 +33,11 @@ OWNED = {
     "transformer.bf16": 'techniques = ["bf16"]',
     "optimizer.bf16": 'techniques = ["bf16"]',
     "ddp.use_distributed_optimizer": "parallelism.dp_shard",
+    "ddp.num_distributed_optimizer_instances": "parallelism.dp_replicate beside dp_shard",
     "optimizer.use_distributed_optimizer": "parallelism.dp_shard",
 }
 """Train config keys for which the experiment file has its own key."""
+_MEGATRON_FSDP = "ddp.use_megatron_fsdp"
 MODEL_KEYS = (
     "gpt.vocab_size",
     "gpt.position_embedding_type",
@@ -89,7 +91,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
         (
             *("transformer.fp16", "optimizer.fp16", "ddp.use_custom_fsdp"),
-            *("ddp.num_distributed_optimizer_instances", "ddp.megatron_fsdp_use_decoupled_grad"),
+            "ddp.megatron_fsdp_use_decoupled_grad",
             *("ddp.megatron_fsdp_version", "ddp.megatron_fsdp_main_params_dtype"),
             *("ddp.preserve_fp32_weights", "ddp.outer_dp_sharding_strategy"),
             *("ddp.megatron_fsdp_cuda_graph_mode", "ddp.fsdp_double_buffer"),
@@ -211,12 +213,13 @@ def set_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
         yield Problem(
             where("parallelism.cp"), f"context parallelism {_ENGINE}", "use tp or pp instead"
         )
-    if degrees.dp_replicate > 1 and degrees.dp_shard > 1:
+    if degrees.dp_replicate > 1 and degrees.dp_shard > 1 and not spec.setting(_MEGATRON_FSDP):
         yield Problem(
             where("parallelism"),
-            "several instances of the distributed optimizer, or of Megatron-FSDP, are not "
-            "supported: converge makes Megatron-Core's process groups for one instance",
-            "name dp_replicate (the plain optimizer) or dp_shard (the distributed one)",
+            "several instances of the distributed optimizer are not supported: copies of their "
+            "gradients are not compared",
+            f"set {_MEGATRON_FSDP} = true, or name dp_replicate (the plain optimizer) or dp_shard "
+            "(the distributed one) alone",
         )
     for technique in spec.technique_names:
         if technique != Technique.BF16:
