@@ -63,7 +63,7 @@ def test_files_of_a_program_keep_their_places_or_get_a_new_one(write):
     files = pair_files(write(files=["run.sh"]), "again", "for others")
     assert list(files) == [
         *("experiment.toml", "train_config.toml", "code/train.py", "code/model.py"),
-        *("run.sh", "numbers.txt"),
+        *("numbers.txt", "run.sh"),
     ]
     text = files["experiment.toml"].decode()
     assert '"code/train.py",\n    "--data={config.data}"' in text
