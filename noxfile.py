@@ -81,7 +81,7 @@ UNHURRIED = (
     "tests/e2e/test_slurm_programs.py",
     "tests/e2e/test_torchtitan_commits.py",
 )
-"""Tests of programs of one's own, and of forks, that no gate waits for either: ``nox -s e2e``."""
+"""Tests of real runs, most of them of programs of one's own, that no gate waits for either."""
 OLDER_TORCH_TESTS = (
     "tests/rank/test_titan_0_3_config.py",
     "tests/rank/test_dry_run.py::test_bytes_are_those_of_a_real_run_on_every_pipeline_rank",

@@ -1,10 +1,12 @@
 """torchtitan's own debug model, config and loop, as a program that is judged by its curve.
 
-torchrun --nproc-per-node 4 torchtitan_program.py --data DATA --curve FILE --set parallelism.pp 2 …
+torchrun --nproc-per-node 4 torchtitan_program.py --data DATA --curve FILE --seed 1 \
+    --global-batch 8 --set training.local_batch_size 4 \
+    --set parallelism.data_parallel_shard_degree 2 --set parallelism.pipeline_parallel_degree 2
 
-It asks torchtitan for little: a config function, a dataloader's base class, the trainer and its
-metrics. So it trains at every commit from February to August 2026, also where converge's rank code
-knows no names (docs/bisect.md). The commit is the one that PYTHONPATH names.
+It uses few of torchtitan's names, which did not change between March 2026 and 0.3.0, so it also
+trains at commits that converge cannot drive (docs/bisect.md). It makes torchtitan run on a CPU with
+converge's own code for that, so converge has to be in its environment. In float32, by 1F1B.
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ def draw_weights(parts: list[torch.nn.Module], seed: int) -> None:
 
 
 def as_since_june(config: Any) -> None:
-    """Attention by a kernel for GPUs alone, backends that need a newer torch, and CUDA graphs."""
+    """Do without its attention kernel for GPUs, its newest SPMD backend, and CUDA graphs."""
     from converge_harness.rank.titan.v0_3.shape import (  # noqa: PLC0415 - needs names of June
         use_dense_attention,
     )
@@ -124,7 +126,9 @@ def main() -> None:
     if hasattr(config.parallelism, "spmd_backend"):
         as_since_june(config)
     for key, value in args.set:
-        table, name = key.split(".")
+        table, _, name = key.partition(".")
+        if not hasattr(getattr(config, table, None), name):
+            parser.error(f"--set {key}: this torchtitan's config has no such key")
         setattr(getattr(config, table), name, int(value))
     trainer = config.build()
     draw_weights(trainer.model_parts, args.seed)

@@ -154,7 +154,7 @@ def unrunnable_on_cluster(
 ) -> Problem | None:
     """Why a set cannot be resumed on a cluster; None if it can.
 
-    There the ranks make all faults of a script, and torchrun restarts them. ``spec`` is the set
+    It can if its ranks make all of its faults, and torchrun restarts them. ``spec`` is the set
     without its segments or recovery.
     """
     can = spec.trainer.can

@@ -390,7 +390,7 @@ def written_degrees(table: ParallelismTable) -> Parallelism:
 
 
 def schedule_of(written: str | None, degrees: Parallelism, trainer: TrainerSpec) -> str | None:
-    """The pipeline schedule; 1F1B by default if there is a pipeline that we tell its schedule."""
+    """The pipeline schedule; by default 1F1B, where converge chooses it."""
     return written or ("1F1B" if degrees.pp > 1 and trainer.can.techniques else None)
 
 

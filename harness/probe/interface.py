@@ -78,9 +78,10 @@ class Probe:
                 DeepSpeed engine.
             optimizer: a ``torch.optim.Optimizer``, a wrapper that has one as ``optimizer``, or a
                 list of them; not needed with a DeepSpeed engine.
-            schedule: of the learning rate, one of ``torch.optim.lr_scheduler`` or DeepSpeed; for
-            runs that are resumed. At a load it has to have made as many steps as at the save.
-            Without it, a schedule that was not restored shows only where the rate differs.
+            schedule: the learning-rate schedule, one of ``torch.optim.lr_scheduler`` or DeepSpeed,
+            or a wrapper that has one as ``scheduler``. Only resumed runs use it: at a load it has
+            to have made as many steps as at the save. Without it, a schedule that was not restored
+            shows only where the rate differs.
             hooks: for loops that cannot be edited: hooks of the optimizer end every step, and the
             model's inputs in training are the batches unless ``batch`` is called.
             activations: look at what modules compute in the first step, by hooks of theirs, so that

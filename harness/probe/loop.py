@@ -503,7 +503,9 @@ def schedule_steps(schedule: Any) -> int:
         return made
     if isinstance(last := getattr(schedule, "last_batch_iteration", None), int):  # DeepSpeed
         return last + 1  # counted from 0
-    return UNKNOWN
+    # accelerate's wrapper, and torch's ChainedScheduler, whose schedules step together.
+    inside = getattr(schedule, "scheduler", None), *getattr(schedule, "_schedulers", ())
+    return next((schedule_steps(each) for each in inside if each is not None), UNKNOWN)
 
 
 def _device(wrapped: Wrapped) -> torch.device:

@@ -336,7 +336,7 @@ WRONG = {
     ),
     "a checkpoint in pinned memory": (
         FAULT + SCRIPT + 'set = { "checkpoint.async_mode" = "async_with_pinned_mem" }\n',
-        ["set.checkpoint.async_mode", "torch copies with an accelerator", "'disabled' or 'async'"],
+        ["set.checkpoint.async_mode", "needs an accelerator", "'disabled' or 'async'"],
     ),
     "an unknown way to write checkpoints": (
         FAULT + SCRIPT + 'set = { "checkpoint.async_mode" = "later" }\n',

@@ -271,6 +271,35 @@ def test_on_a_cluster_what_needs_converge_beside_the_ranks_leaves_out_only_itsel
     assert left_out.why in found
 
 
+@pytest.mark.parametrize(
+    ("launcher", "change", "why"),
+    [
+        (
+            "torchrun",
+            ('"kill", step = 12', '"preempt", step = 12'),
+            "preempt is caused by converge",
+        ),
+        (
+            "torchrun",
+            ("checkpoint_every", "nodes = [2, 2]\ncheckpoint_every"),
+            "a scheduler decides",
+        ),
+        (
+            "deepspeed",
+            ("", ""),
+            f'{NOT_THERE} it cannot restart them (trainer.launcher = "torchrun" and restarts = "t',
+        ),
+    ],
+)
+def test_on_a_cluster_each_fault_that_needs_converge_leaves_out_its_set(
+    load, launcher, change, why
+):
+    sets = KILLED.replace(*change) + '[[test]]\nname = "alone"\nparallelism = {}\n'
+    on_nodes = load(text(sets, trainer=f'launcher = "{launcher}"', top=SLURM) + NODES_OF_2)
+    assert [test.name for test in on_nodes.tests] == ["alone"]
+    assert on_nodes.left_out["killed"].why.startswith(why)
+
+
 def test_torchrun_restarts_a_program_on_a_cluster(load):
     in_place = f'{KILLED}restarts = "torchrun"\n'
     (test,) = load(text(in_place, top=SLURM) + NODES_OF_2).tests

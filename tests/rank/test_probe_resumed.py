@@ -174,6 +174,24 @@ def constant(optimizer):
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
 
 
+def test_a_schedule_may_be_wrapped_or_a_chain(start):
+    def chained(optimizer):
+        return torch.optim.lr_scheduler.ChainedScheduler([constant(optimizer), constant(optimizer)])
+
+    class Wrapper:
+        def __init__(self, optimizer):
+            self.scheduler = chained(optimizer)
+
+        def step(self):
+            self.scheduler.step()
+
+    first = start(0, Wrapper, segments=SEGMENTS)
+    first.probe.loaded(0)
+    first.train(2)
+    first.save()
+    assert state(first.folder, 1, "saved", 2)["schedule_steps"] == 2
+
+
 @pytest.mark.parametrize("schedule", [constant, OfDeepSpeed])
 @pytest.mark.parametrize("restored", [True, False])
 def test_steps_of_a_schedule_are_kept_where_the_rate_shows_nothing(start, schedule, restored):

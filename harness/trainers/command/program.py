@@ -170,7 +170,8 @@ def with_files_of(command: Command, spec: SetSpec) -> Command:
 
     Values of ``{config.KEY}`` may be different files in different sets. An argument may be
     ``--option=PATH``; environment variables are searched, too. These files come first, whether they
-    are listed as well or not: the order counts to the identity.
+    are listed as well or not: the order counts to the identity, and a written pair lists none of
+    them.
     """
     templates = (*command.argv, *command.environment.values())
     texts = (text for template in templates for text in texts_of(template, spec))

@@ -264,8 +264,7 @@ ASYNC_MODE = "checkpoint.async_mode"
 ASYNC_MODES = ("disabled", "async")
 PINNED_MODE = "async_with_pinned_mem"
 UNTRIED = (
-    ": torch copies with an accelerator's streams alone, and writes in another process, which "
-    "converge was never run with"
+    ", which needs an accelerator and writes from another process: converge was never run with it"
 )
 """Why that is refused (``torch.distributed.checkpoint.staging.DefaultStager``)."""
 WRITES_HALF = frozenset({FaultKind.CKPT_TORN, FaultKind.DISK_FULL})
