@@ -34,8 +34,11 @@ OF_A_RANK = frozenset(
 )
 OF_A_CHECKPOINT = frozenset({FaultKind.CKPT_TORN, FaultKind.DISK_FULL})
 OF_A_NODE = frozenset({FaultKind.AGENT_LOSS, FaultKind.JOIN})
-AFTER_THE_STEP = frozenset({FaultKind.PREEMPT, *OF_A_NODE})
-"""Faults between steps: after the last step there is nothing left to interrupt."""
+OF_THE_HARNESS = frozenset({FaultKind.PREEMPT, *OF_A_NODE})
+"""Faults that converge itself causes, on the machine where it runs.
+
+They come between steps: after the last step there is nothing left to interrupt.
+"""
 KEYS = {
     "rank": OF_A_RANK,
     "node": frozenset({FaultKind.AGENT_LOSS}),
@@ -43,8 +46,6 @@ KEYS = {
     "grace_s": frozenset({FaultKind.PREEMPT}),
 }
 """By key of a fault, the kinds of faults that it belongs to."""
-OF_THE_HARNESS = frozenset({FaultKind.PREEMPT, *OF_A_NODE})
-"""Faults that converge itself causes, on the machine where it runs."""
 _BY_TORCHRUN = 'trainer.launcher = "torchrun"'
 _HERE = 'run it here, with launcher = "local"'
 _NOT_THERE = "converge does not run next to the ranks of a cluster"
@@ -264,7 +265,7 @@ def _comes_after(checkpoint: int, fault: Fault, *, held: bool) -> bool:
 
     ``held``: ranks write it, and then wait for faults that happen after the step.
     """
-    at_its_step = held and fault.kind in AFTER_THE_STEP
+    at_its_step = held and fault.kind in OF_THE_HARNESS
     return fault.step > checkpoint or (at_its_step and fault.step == checkpoint)
 
 
@@ -295,7 +296,7 @@ def _step_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wron
     if step > steps:
         yield _Wrong("step", f"{step} comes after the last step: training.steps is {steps}")
     elif step == steps and (
-        at.kind in AFTER_THE_STEP | OF_A_CHECKPOINT or not spec.trainer.can.probed
+        at.kind in OF_THE_HARNESS | OF_A_CHECKPOINT or not spec.trainer.can.probed
     ):
         yield _Wrong(
             "step",

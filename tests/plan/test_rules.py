@@ -118,8 +118,8 @@ def test_a_set_that_breaks_the_rule_is_refused_by_its_name(planner, rule, body):
 def test_every_rule_has_an_example_of_each_kind():
     # Examples of the two about controls: below, and through the CLI in tests/cli/test_bad_input.py.
     about_controls = {"control-is-1d-fsdp", "control-is-repeated"}
-    # Of the one about programs of the user's: in test_plan_of_commands.py; of the one about
-    # Megatron-Core's auxiliary loss: below.
+    # "differences-reach-the-program" has its examples in test_plan_of_commands.py, and
+    # "same-microbatch" below.
     elsewhere = about_controls | {"differences-reach-the-program", "same-microbatch"}
     assert set(KEPT) | elsewhere == set(RULES)
     assert {rule for rule, _ in BROKEN} | elsewhere == set(RULES)

@@ -109,7 +109,7 @@ def _seen(
         **experts_of(parts),
         "layers": sorted(int(number) for part in parts for number in part.layers),
         "dp": _dp_group(trainer.parts[0]).size(),
-        "instance": instance_of(trainer.parts[0]).size(),
+        "instance": _instance(trainer.parts[0]).size(),
         "shards": shards(trainer.optimizer),
         "strategies": sorted({strategy_of(part) for part in trainer.parts}),
         "reduces_in_float32": all(map(reduces_in_float32, trainer.parts)),
@@ -137,7 +137,7 @@ def _dp_group(part: Wrapped) -> dist.ProcessGroup:
     return part.megatron_fsdp_dist_index.get_dp_group()
 
 
-def instance_of(part: Wrapped) -> dist.ProcessGroup:
+def _instance(part: Wrapped) -> dist.ProcessGroup:
     """The ranks over which an instance of the distributed optimizer or of Megatron-FSDP shards."""
     if isinstance(part, DistributedDataParallel):
         return part.intra_dp_cp_group
