@@ -323,7 +323,8 @@ def _fault(fault: Fault, *, held: bool) -> str:
     elif fault.kind is FaultKind.AGENT_LOSS:
         of = f" of node {fault.node}"
     elif fault.kind is FaultKind.PREEMPT:
-        of = "" if fault.grace_s == GRACE_S else f" with {fault.grace_s:g} s to stop"
+        time = "" if fault.grace_s == GRACE_S else f" with {fault.grace_s:g} s to stop"
+        of = time + (" (saves first)" if fault.saves else "")
     elif fault.kind is not FaultKind.JOIN:
         of = f" of rank {fault.rank}"
     return f"{fault.kind.value}{of} {'at' if held else 'at or after'} step {fault.step}"

@@ -44,6 +44,7 @@ KEYS = {
     "node": frozenset({FaultKind.AGENT_LOSS}),
     "torn": frozenset({FaultKind.CKPT_TORN}),
     "grace_s": frozenset({FaultKind.PREEMPT}),
+    "saves": frozenset({FaultKind.PREEMPT}),
 }
 """By key of a fault, the kinds of faults that it belongs to."""
 _BY_TORCHRUN = 'trainer.launcher = "torchrun"'
@@ -201,6 +202,7 @@ def _fault(table: FaultTable) -> Fault:
         node=default.node if table.node is None else table.node,
         torn=default.torn if table.torn is None else Torn(table.torn),
         grace_s=default.grace_s if table.grace_s is None else table.grace_s,
+        saves=bool(table.saves),
     )
 
 

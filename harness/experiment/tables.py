@@ -358,6 +358,7 @@ class FaultTable(Table):
     node: Rank | None = None
     torn: Annotated[str, one_of(Torn)] | None = None
     grace_s: Seconds | None = None
+    saves: bool | None = None
 
 
 class FaultSetTable(TestTable):

@@ -137,6 +137,8 @@ class Fault:
     torn: Torn = Torn.DEATH
     grace_s: float = GRACE_S
     """For ``preempt``: seconds from SIGTERM to SIGKILL."""
+    saves: bool = False
+    """For ``preempt``: the program saves a later step before it stops, or the run is INVALID."""
 
 
 class RestartOwner(StrEnum):
@@ -178,13 +180,15 @@ class Recovery:
     def facts(self) -> dict[str, Any]:
         """As plain values by field name, for ``job.json`` and identities.
 
-        A fault's ``grace_s`` is absent if it is the default, so runs made before the key existed
-        keep their identities.
+        A fault's ``grace_s`` and ``saves`` are absent if they are the default, so runs made before
+        these keys existed keep their identities.
         """
         facts = asdict(self)
         for fault in facts["faults"]:
             if fault["grace_s"] == GRACE_S:
                 del fault["grace_s"]
+            if not fault["saves"]:
+                del fault["saves"]
         return facts
 
     @property

@@ -87,6 +87,8 @@ class FaultDocument(TypedDict, total=False):
     torn: str
     grace_s: float
     """Absent: 30."""
+    saves: bool
+    """Absent: false."""
 
 
 class RecoveryDocument(TypedDict, total=False):
@@ -331,6 +333,8 @@ class RankFault:
     """``death`` or ``truncated``."""
     grace_s: float = 30.0
     """For converge, which ends the ranks."""
+    saves: bool = False
+    """For converge, which judges what was saved."""
 
 
 @dataclass(frozen=True, slots=True)

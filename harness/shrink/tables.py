@@ -208,6 +208,7 @@ def _fault(fault: Fault) -> dict[str, Any]:
         **({} if fault.node == plain.node else {"node": fault.node}),
         **({} if fault.torn is Torn.DEATH else {"torn": fault.torn.value}),
         **({} if fault.grace_s == plain.grace_s else {"grace_s": fault.grace_s}),
+        **({"saves": True} if fault.saves else {}),
     }
 
 

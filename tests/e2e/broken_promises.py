@@ -58,6 +58,10 @@ class StopsTooLate(Given):
         super().save()
 
 
+class SavesTooLate(StopsTooLate):
+    """The same, of a set that says that it saves."""
+
+
 class NeverStops(Given):
     def on_sigterm(self, *_: object) -> None:
         pass

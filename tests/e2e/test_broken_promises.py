@@ -64,6 +64,7 @@ SETS = {
     "EndsEarly": RESIZED,
     "TwoRanksOnly": RESIZED,
     "StopsTooLate": BROKEN.replace("FAULT", PREEMPT),
+    "SavesTooLate": BROKEN.replace("FAULT", PREEMPT + ", saves = true"),
     "NeverStops": BROKEN.replace("FAULT", PREEMPT),
     "LeavesAtSigterm": BROKEN.replace("FAULT", PREEMPT),
     "EndsWithZero": BROKEN.replace("FAULT", KILL),
@@ -79,6 +80,10 @@ SAYS = {
     "EndsEarly": ("ERROR", "every rank ended with exit code 0, but step 8 was not reached"),
     "TwoRanksOnly": ("ERROR", "crashed at the resume after step 4 (DDP 2 -> one rank): "),
     "StopsTooLate": ("PASS", ""),
+    "SavesTooLate": (
+        "INVALID",
+        "training goes on from step 4. By saves = true it saves before it stops, for which it has ",
+    ),
     "NeverStops": ("INVALID", "did not end pass 1, which went on to step 8: the steps after SIG"),
     "LeavesAtSigterm": ("PASS", ""),
     "EndsWithZero": ("FAIL", "every rank ended with exit code 0 after kill at step 6, but step 8"),

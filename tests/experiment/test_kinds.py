@@ -224,6 +224,10 @@ WRONG = {
         FAULT + SCRIPT.replace("rank = 1", "grace_s = 5"),
         ["faults[0].grace_s", "is not a key of kill", "of preempt"],
     ),
+    "saving before a kill": (
+        FAULT + SCRIPT.replace("rank = 1", "saves = true"),
+        ["faults[0].saves", "is not a key of kill", "of preempt"],
+    ),
     "a rank of a death of all": (
         FAULT + 'checkpoint_every = 5\nfaults = [{ kind = "ckpt_torn", step = 5, rank = 1 }]\n',
         ["faults[0].rank", "leave rank out"],

@@ -719,10 +719,11 @@ def test_where_to_look_for_time_goes_by_who_restarts(restarts, says):
     assert ("torchrun" in verdict.look_at) is (restarts == "torchrun")
 
 
-def preempted(first, *later):
+def preempted(first, *later, saves=False):
     struck = Struck(0, "preempt", 8, 1009.0, number=1)
     test = resumed(first, *later, struck=(struck,))
-    return judged(test, fault_spec(faults=(Fault(FaultKind.PREEMPT, 8),), within_s=2000.0))
+    faults = (Fault(FaultKind.PREEMPT, 8, saves=saves),)
+    return judged(test, fault_spec(faults=faults, within_s=2000.0))
 
 
 def test_a_program_that_was_killed_before_it_stopped_goes_on_from_an_older_checkpoint():
@@ -745,6 +746,20 @@ def test_a_program_that_was_killed_before_it_stopped_goes_on_from_an_older_check
     assert answer(later, "faults-struck").detail.endswith(": training goes on from step 4")
     stopped = preempted(a_pass(1, 0, 9, saves=[4, 8, 9]), a_pass(2, 9, STEPS, **rest))
     assert answer(stopped, "faults-struck").detail == "1 fault"
+
+
+def test_a_program_that_should_save_before_it_stops_is_invalid_if_it_saved_nothing():
+    rest = a_pass(2, 4, STEPS, saves=[8, 12, 16], ended=True)
+    slow = preempted(a_pass(1, 0, 9, saves=[4, 8], whole=(4,)), rest, saves=True)
+    assert slow.judgement is Judgement.INVALID
+    assert answer(slow, "faults-struck").detail == (
+        "pass 1 saved no step after SIGTERM at step 8, or not before it was killed: training goes "
+        "on from step 4. By saves = true it saves before it stops, for which it has 30 s: if it "
+        "needs longer, raise grace_s"
+    )
+    rest = a_pass(2, 9, STEPS, saves=[12, 16], ended=True)
+    saved = preempted(a_pass(1, 0, 9, saves=[4, 8, 9]), rest, saves=True)
+    assert saved.judgement is Judgement.PASS, saved.cause
 
 
 def test_a_preemption_that_came_too_late_to_stop_anything_says_what_to_do():

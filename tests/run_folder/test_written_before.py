@@ -44,7 +44,7 @@ def test_a_job_has_no_key_that_the_contract_does_not_name(run):
     assert (told["recovery"] or {}).keys() <= job.RecoveryDocument.__annotations__.keys()
     assert told.get("command", {}).keys() <= job.CommandDocument.__annotations__.keys()
     for fault in told["faults"]:
-        assert fault.keys() | {"grace_s"} == job.FaultDocument.__annotations__.keys()
+        assert fault.keys() | {"grace_s", "saves"} == job.FaultDocument.__annotations__.keys()
     assert not misfit(told, job.SHAPES)
 
 

@@ -366,10 +366,11 @@ def faults_struck(test: Evidence, spec: SetSpec | None, recovery: Recovery | Non
         first, later = test.passes[:1], test.passes[1:]
         asked.insert(1, _other_world(test, spec, first))
         asked.append(_other_world(test, spec, later))
+    asked.append(_not_saved(test, recovery.faults))
     wrong = next(chain(*asked), None)
     if wrong:
         return invalid(*wrong)
-    notes = (*_struck_by_curve(test), *_saved_nothing(test))
+    notes = (*_struck_by_curve(test), *(text for text, _ in _saved_nothing(test)))
     return passed("; ".join((counted(len(test.struck), "fault"), *notes)))
 
 
@@ -485,7 +486,19 @@ _TOO_SHORT = (
 )
 
 
-def _saved_nothing(test: Evidence) -> Iterator[str]:
+def _not_saved(test: Evidence, script: tuple[Fault, ...]) -> Iterator[tuple[str, int]]:
+    """Preemptions after which the program should have saved (``saves``), and did not."""
+    for text, fault in _saved_nothing(test):
+        if script[fault.index].saves:
+            given = script[fault.index].grace_s
+            yield (
+                f"{text}. By saves = true it saves before it stops, for which it has {given:g} s: "
+                "if it needs longer, raise grace_s",
+                fault.step,
+            )
+
+
+def _saved_nothing(test: Evidence) -> Iterator[tuple[str, Struck]]:
     """Preemptions after which a program saved no later step, so that it trained steps again."""
     for fault in test.struck:
         each = struck_pass(test, fault)
@@ -495,7 +508,8 @@ def _saved_nothing(test: Evidence) -> Iterator[str]:
             newest = newest_whole_before(test, each.number + 1)
             yield (
                 f"pass {each.number} saved no step after SIGTERM at step {fault.step}, or not "
-                f"before it was killed: training goes on from step {newest}"
+                f"before it was killed: training goes on from step {newest}",
+                fault,
             )
 
 

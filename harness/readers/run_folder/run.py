@@ -397,6 +397,7 @@ def _faults(entries: Iterable[FaultDocument]) -> tuple[Fault, ...]:
             node=int(entry.get("node") or 0),
             torn=Torn(entry.get("torn") or Torn.DEATH),
             grace_s=float(entry.get("grace_s") or GRACE_S),
+            saves=bool(entry.get("saves")),
         )
         for entry in entries
     )
