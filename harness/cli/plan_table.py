@@ -124,20 +124,22 @@ def print_besides(console: Console, made: Plan) -> None:
         if each.code:
             known = f": {each.versions[CHECKOUT]}" if CHECKOUT in each.versions else ""
             say(console, f"{trainer.kind} of {each.name}: {trainer.release(each)}{known}")
-        if hint := _why_not_run(job):
-            say(console, hint, "yellow")
+        if not each.python.exists():
+            say(console, f"toolchain {each.name} is not built yet; {build_hint(each.name)}", "yellow")
 
 
-def _why_not_run(job: Job) -> str:
-    """Why a run would be refused for its toolchain, which a plan only assumes; or empty."""
-    each = job.toolchain
-    if not each.python.exists():
-        return f"toolchain {each.name} is not built yet; {build_hint(each.name)}"
-    try:
-        find_toolchain(each.name, trainer=job.spec.trainer)
-    except ToolchainError as error:
-        return f"`converge run` refuses this: {error}"
-    return ""
+def print_refusals(console: Console, made: Plan) -> bool:
+    """Print which toolchains a run refuses, which a plan only assumes; return whether one is."""
+    refused = False
+    for job in {job.toolchain.name: job for job in made.jobs}.values():
+        if not job.toolchain.python.exists():
+            continue
+        try:
+            find_toolchain(job.toolchain.name, trainer=job.spec.trainer)
+        except ToolchainError as error:
+            refused = True
+            say(console, f"`converge run` refuses this: {error}", "yellow")
+    return refused
 
 
 def _low_precision(made: Plan) -> Iterator[str]:
@@ -324,7 +326,7 @@ def _fault(fault: Fault, *, held: bool) -> str:
         of = f" of node {fault.node}"
     elif fault.kind is FaultKind.PREEMPT:
         time = "" if fault.grace_s == GRACE_S else f" with {fault.grace_s:g} s to stop"
-        of = time + (" (saves first)" if fault.saves else "")
+        of = time + (" (it has to save)" if fault.saves else "")
     elif fault.kind is not FaultKind.JOIN:
         of = f" of rank {fault.rank}"
     return f"{fault.kind.value}{of} {'at' if held else 'at or after'} step {fault.step}"

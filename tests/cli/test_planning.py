@@ -80,11 +80,11 @@ def test_nothing_holds_a_program_without_the_probe_at_the_step_of_a_fault(
     path = EXPERIMENTS / "recoverable_by_curves.toml"
     assert main(["plan", str(path), "--store", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    for fault in ("kill of rank 1", "hang of rank 1", "preempt"):
+    for fault in ("kill of rank 1", "hang of rank 1", "preempt (it has to save)"):
         assert f"faults: {fault} at or after step 6\n" in printed
 
 
-def test_a_plan_warns_of_a_toolchain_that_a_run_refuses(tmp_path, monkeypatch, capsys):
+def test_a_plan_begins_with_a_toolchain_that_a_run_refuses(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CONVERGE_TOOLCHAINS", str(tmp_path))
     monkeypatch.delenv("PYTHONPATH", raising=False)
     light_environment(tmp_path)
@@ -95,9 +95,14 @@ def test_a_plan_warns_of_a_toolchain_that_a_run_refuses(tmp_path, monkeypatch, c
     assert "refuses" not in capsys.readouterr().out
     stamp = tmp_path / "torchtitan-0.3.0" / STAMP
     stamp.write_text(json.dumps({"converge": "0.0.9 abc"}))
-    assert main(plan) == 0
-    (line,) = (each for each in capsys.readouterr().out.splitlines() if "refuses" in each)
+    assert main(plan) == 2
+    line, *others = capsys.readouterr().out.splitlines()
+    assert not any("refuses" in other for other in others)
     assert line.startswith("`converge run` refuses this: toolchain 'torchtitan-0.3.0' in ")
     assert "another converge in it (0.0.9 abc)" in line
     assert line.endswith("with: converge toolchain build torchtitan-0.3.0")
+    assert main([*plan, "--json"]) == 2
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["sets"]
+    assert printed.err.startswith("`converge run` refuses this")
     assert main(["run", *plan[1:]]) == 2

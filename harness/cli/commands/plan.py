@@ -162,8 +162,8 @@ def _plan(arguments: argparse.Namespace) -> ExitCode:
 
         return show_dry_run(arguments)
     with leaving_when_interrupted():
-        from converge_harness.cli.console import make_console
-        from converge_harness.cli.plan_table import print_besides, print_plan
+        from converge_harness.cli.console import error_console, make_console
+        from converge_harness.cli.plan_table import print_besides, print_plan, print_refusals
         from converge_harness.plan import describe
         from converge_harness.trainers import assume_toolchain
     made = plan_of(arguments, find=assume_toolchain)
@@ -181,14 +181,15 @@ def _plan(arguments: argparse.Namespace) -> ExitCode:
         else _command(job, store.run_folder(job.name, job.identity, folders), backend, per_node)
         for job in made.jobs
     }
+    console = make_console()
+    refused = print_refusals(error_console() if arguments.json else console, made)
     if arguments.json:
         for line in _document_lines(_plan_document(made, described, commands)):
             print(line)
-        return ExitCode.PASS
-    console = make_console()
-    print_plan(console, made, described, commands)
-    print_besides(console, made)
-    return ExitCode.PASS
+    else:
+        print_plan(console, made, described, commands)
+        print_besides(console, made)
+    return ExitCode.USAGE if refused else ExitCode.PASS
 
 
 def _require_cover(arguments: argparse.Namespace) -> None:
