@@ -32,6 +32,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from converge_harness.probe.leaving import wait_at_exit
+
 Scores = Iterator[list[float]]
 """Log-probabilities of each rollout's response, in nats."""
 
@@ -194,6 +196,7 @@ def main() -> None:
         if dist.get_rank() == 0:
             write(options.out / "right_tensor_parallel.csv", rollouts, scores)
         dist.destroy_process_group()
+        wait_at_exit(scorer)  # a thread of gloo may still hold tensors: pytorch PR 179291
         return
     for name, score in layouts(policy, settings, rollouts).items():
         write(options.out / f"{name}.csv", rollouts, score())

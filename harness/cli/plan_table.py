@@ -20,7 +20,6 @@ from converge_harness.model import (
     GRACE_S,
     Fault,
     FaultKind,
-    Job,
     Launcher,
     Plan,
     Repeat,
@@ -125,7 +124,11 @@ def print_besides(console: Console, made: Plan) -> None:
             known = f": {each.versions[CHECKOUT]}" if CHECKOUT in each.versions else ""
             say(console, f"{trainer.kind} of {each.name}: {trainer.release(each)}{known}")
         if not each.python.exists():
-            say(console, f"toolchain {each.name} is not built yet; {build_hint(each.name)}", "yellow")
+            say(
+                console,
+                f"toolchain {each.name} is not built yet; {build_hint(each.name)}",
+                "yellow",
+            )
 
 
 def print_refusals(console: Console, made: Plan) -> bool:

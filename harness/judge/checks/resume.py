@@ -490,12 +490,9 @@ def _not_saved(test: Evidence, script: tuple[Fault, ...]) -> Iterator[tuple[str,
     """Preemptions after which the program should have saved (``saves``), and did not."""
     for text, fault in _saved_nothing(test):
         if script[fault.index].saves:
-            given = script[fault.index].grace_s
-            yield (
-                f"{text}. By saves = true it saves before it stops, for which it has {given:g} s: "
-                "if it needs longer, raise grace_s",
-                fault.step,
-            )
+            given = f"{script[fault.index].grace_s:g} s"
+            promise = f"By saves = true it saves before it stops, for which it has {given}"
+            yield f"{text}. {promise}: if it needs longer, raise grace_s", fault.step
 
 
 def _saved_nothing(test: Evidence) -> Iterator[tuple[str, Struck]]:
@@ -506,11 +503,9 @@ def _saved_nothing(test: Evidence) -> Iterator[tuple[str, Struck]]:
             continue
         if max(each.whole, default=0) < fault.step:
             newest = newest_whole_before(test, each.number + 1)
-            yield (
-                f"pass {each.number} saved no step after SIGTERM at step {fault.step}, or not "
-                f"before it was killed: training goes on from step {newest}",
-                fault,
-            )
+            text = f"pass {each.number} saved no step after SIGTERM at step {fault.step}"
+            text += f", or not before it was killed: training goes on from step {newest}"
+            yield text, fault
 
 
 def _without_fault(test: Evidence) -> Iterator[tuple[str, int]]:
