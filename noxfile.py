@@ -137,6 +137,7 @@ BENCHMARKS = {
     "history": "benchmarks/history.py",
     "right_errors": "benchmarks/right_errors.py",
     "stopping": "benchmarks/stopping.py",
+    "shrink_and_bisect": "benchmarks/shrink_and_bisect.py",
 }
 NEED_TORCH = ("activations",)
 """Benchmarks that run in the toolchain."""
