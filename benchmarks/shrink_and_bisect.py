@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from converge_harness.store import write_json
+from converge_harness.store import atomic_write
 
 ROOT = Path(__file__).parent.parent
 HELD_OUT = Path("benchmarks/held_out_modules")
@@ -63,7 +63,7 @@ def main() -> int:
         path = folder / "answer.json"
         if not path.is_file():
             answer = _answer(experiment, name, folder.absolute(), arguments.minutes)
-            write_json(path, asdict(answer))
+            atomic_write(path, json.dumps(asdict(answer), indent=1))
         answers.append(Answer(**json.loads(path.read_text())))
         print("\n".join(_rows(answers[-1:])), flush=True)
     rows = "\n".join((*_HEAD, *_rows(answers), "", _summary(answers)))
