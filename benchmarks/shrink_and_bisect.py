@@ -63,7 +63,7 @@ def main() -> int:
         path = folder / "answer.json"
         if not path.is_file():
             answer = _answer(experiment, name, folder.absolute(), arguments.minutes)
-            atomic_write(path, json.dumps(asdict(answer), indent=1))
+            atomic_write(path, json.dumps(asdict(answer), indent=1).encode())
         answers.append(Answer(**json.loads(path.read_text())))
         print("\n".join(_rows(answers[-1:])), flush=True)
     rows = "\n".join((*_HEAD, *_rows(answers), "", _summary(answers)))
