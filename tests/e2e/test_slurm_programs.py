@@ -15,7 +15,7 @@ import pytest
 from cut_down import need
 from held_program import HELD, TRAINERS
 from real_matrices import ROOT
-from slurm_daemons import SlurmDaemons
+from slurm_daemons import SlurmDaemons, slurm_daemons
 from warm_converge import warm_python
 from warm_toolchains import TOOLCHAINS, warm_torch
 
@@ -108,6 +108,14 @@ set = {{ bug = "raise" }}
 name = "held"
 parallelism = {{}}
 set = {{ bug = "held" }}
+"""
+
+
+HANGS = f"""
+{CURVES[: CURVES.index("[[test]]")]}[[test]]
+name = "hang"
+parallelism = {{}}
+set = {{ bug = "hang" }}
 """
 
 
@@ -255,11 +263,11 @@ def wait(until, what: str) -> None:
 def site(slurm, tmp_path):
     sites = []
 
-    def site(text: str, toolchains: Path | None = None) -> Site:
+    def site(text: str, toolchains: Path | None = None, cluster: SlurmDaemons = slurm) -> Site:
         folder = tmp_path / "it's a store"
         folder.mkdir()
         (folder / "x.toml").write_text(text)
-        sites.append(Site(slurm, folder, [], toolchains or warm_torch()))
+        sites.append(Site(cluster, folder, [], toolchains or warm_torch()))
         return sites[-1]
 
     yield site
@@ -330,7 +338,6 @@ def test_a_program_that_leaves_a_curve_needs_nothing_of_converge_on_the_nodes(si
 
 
 def test_a_job_that_slurm_requeues_and_holds_is_cancelled_with_what_to_look_at(site):
-    """Slurm 22.05 allows one launch to fail; JobHoldMaxRequeue it says in other cases."""
     matrix = site(CURVES)
     slurm = matrix.cluster
     for node in slurm.nodes:
@@ -354,6 +361,46 @@ def test_a_job_that_slurm_requeues_and_holds_is_cancelled_with_what_to_look_at(s
     assert "requeued it and holds it (launch failed requeued held)" in record["error"]["message"]
     slurm.wait_until_idle()
     assert not slurm.ask("squeue", "--noheader", f"--jobs={job}", "--states=PENDING,RUNNING")
+
+
+def test_a_job_whose_node_reboots_again_and_again_is_held_by_slurm_and_ends_refused(site):
+    """Slurm 22.05 counts nodes that come back without the job, and no requeues by scontrol."""
+    soon = {"BatchStartTimeout": 1, "MessageTimeout": 2}  # such a job is missed after 3 seconds
+    with slurm_daemons(settings=soon) as slurm:
+        matrix = site(HANGS, cluster=slurm)
+        code, printed = matrix.converge("submit")
+        assert code == 0, printed
+        wait(lambda: (run := matrix.run_folder("one")) and (run / "ended.json").exists(), "one")
+        run = matrix.run_folder("hang")
+        job = json.loads((run / "submission.json").read_text())["job_id"]
+
+        def told(*columns: str) -> list[str]:
+            asked = ",".join(f"{each}:40" for each in columns)
+            return slurm.ask("squeue", "--noheader", f"--jobs={job}", f"--Format={asked}").split()
+
+        for start in range(5):  # MAX_BATCH_REQUEUE, which no setting changes
+            wait(lambda n=start: told("State", "RestartCnt") == ["RUNNING", str(n)], f"{start}")
+            (node,) = told("NodeList")
+            wait((run / "output" / "loss.csv").exists, f"start {start}")
+            time.sleep(4)
+            slurm.kill(node)
+            slurm.start(node)
+        wait(lambda: told("Reason") == ["JobHoldMaxRequeue"], "held")
+        code, printed = matrix.converge("status")
+        assert code == 0, printed
+        assert "1 finished, 1 refused" in printed
+        assert "find out why Slurm requeues the job (slurm.log in its run folder)" in printed
+        code, printed = matrix.converge("collect")
+        assert code == 3, printed
+        held = "was requeued 5 times, more often than the cluster allows (JobHoldMaxRequeue): find"
+        record = matrix.record("hang")
+        assert record["status"] == "refused"
+        assert record["error"]["message"].startswith(held)
+        verdict, cause = matrix.said()["hang"]
+        assert verdict == "ERROR"
+        assert f"the run was refused by the scheduler: {held}" in cause
+        assert told("State") == []
+        slurm.wait_until_idle()
 
 
 @BY_BOTH
