@@ -573,6 +573,7 @@ def of_framework(site, name: str, toolchain: str, more: str, cluster: str = "") 
         ("slurm_composer", "composer-0.32.1", "fsdp2_micro1", "by_samples_micro2", WEIGHTS),
         ("slurm_deepspeed", "deepspeed-0.19.8", "zero2", "zero2_by_loop", GRADIENTS),
     ],
+    ids=["composer", "deepspeed"],
 )
 def test_the_launcher_of_a_framework_starts_the_ranks(site, name, toolchain, right, wrong, cause):
     """The right set is requeued at once; without ``checkpoint_every`` it starts over."""
