@@ -45,6 +45,12 @@ class RankError:
         """The message with its rank: ``rank 3: ValueError: …``."""
         return self.message if self.rank is None else f"rank {self.rank}: {self.message}"
 
+    @property
+    def port_taken(self) -> bool:
+        """Whether it listens on a port that another process holds."""
+        words = self.message.casefold()
+        return "address already in use" in words or "eaddrinuse" in words
+
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:

@@ -18,12 +18,13 @@ from train import Training, arguments
 
 
 class Given(Training):
-    """Loads what it is given."""
+    """Loads what it is given, or the newest checkpoint where nobody says what."""
 
     def train(self) -> None:
         signal.signal(signal.SIGTERM, self.on_sigterm)
-        if self.args.resume_from:
-            self.load(Path(self.args.resume_from))
+        given = self.newest() if self.args.resume_from is None else self.args.resume_from
+        if given:
+            self.load(Path(given))
         self.probe.loaded(self.step)
         while self.step < self.args.stop_at and not self.told_to_stop:
             self.train_step()
@@ -107,9 +108,22 @@ class KeepsItsPort(Given):
         super().train()
 
 
+class KeepsItsPortInPlace(KeepsItsPort):
+    """The same, where torchrun starts the ranks again."""
+
+
+class NeedsAPort(Given):
+    """Rank 0 listens on a port as long as it lives."""
+
+    def train(self) -> None:
+        if self.rank == 0:
+            self.server = socket.create_server(("127.0.0.1", int(os.environ["OWN_PORT"])))
+        super().train()
+
+
 if __name__ == "__main__":
     parser = arguments()
-    parser.add_argument("--resume-from", default="")
+    parser.add_argument("--resume-from")
     args = parser.parse_args()
     if os.environ["PROGRAM"] == "EndsWithZero" and os.fork():
         os.wait()

@@ -5,7 +5,10 @@ import os
 import shutil
 import socket
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
 
 import psutil
 import pytest
@@ -56,6 +59,7 @@ checkpoint_every = 4
 faults = [{{ FAULT, step = 6 }}]
 """
 KILL = 'kind = "kill", rank = 1'
+IN_PLACE = BROKEN.replace("FAULT", KILL).replace("faults", 'restarts = "torchrun"\nfaults')
 PREEMPT = 'kind = "preempt"'
 SETS = {
     "IgnoresWhatItIsGiven": RESIZED,
@@ -69,7 +73,13 @@ SETS = {
     "LeavesAtSigterm": BROKEN.replace("FAULT", PREEMPT),
     "EndsWithZero": BROKEN.replace("FAULT", KILL),
     "KeepsItsPort": BROKEN.replace("FAULT", KILL),
+    "KeepsItsPortInPlace": IN_PLACE,
+    "NeedsAPort": IN_PLACE,
 }
+PORTS = ("KeepsItsPort", "KeepsItsPortInPlace", "NeedsAPort")
+"""Sets that run alone, and in the real toolchain: forks of a server are no children of converge."""
+TAKEN = "rank 0: torchrun gave up (max_restarts = 3): OSError: [Errno 98] Address already in use"
+LOOK_AT = ": another process listens on the port; `ss -ltnp` shows which. End it, or take port 0, "
 SAYS = {
     "IgnoresWhatItIsGiven": (
         "FAIL",
@@ -88,6 +98,8 @@ SAYS = {
     "LeavesAtSigterm": ("PASS", ""),
     "EndsWithZero": ("FAIL", "every rank ended with exit code 0 after kill at step 6, but step 8"),
     "KeepsItsPort": ("PASS", ""),
+    "KeepsItsPortInPlace": ("ERROR", TAKEN),
+    "NeedsAPort": ("ERROR", TAKEN),
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -95,17 +107,22 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
-    """What report.json says of each set but the one that leaves a process behind."""
-    names = [name for name in SETS if name != "KeepsItsPort"]
+    """What report.json says of each set but those of a port."""
+    names = [name for name in SETS if name not in PORTS]
     return run(tmp_path_factory.mktemp("broken_promises"), names, warm_torch())
 
 
-def run(folder, names, toolchains):
-    shutil.copy(Path(__file__).with_name("broken_promises.py"), folder)
+def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    head = HEAD.replace("A_FREE_ONE", port)
+        return free.getsockname()[1]
+
+
+def run(folder, names, toolchains, port=None):
+    shutil.copy(Path(__file__).with_name("broken_promises.py"), folder)
+    head = HEAD.replace("A_FREE_ONE", str(port or free_port()))
+    if any(SETS[name] == IN_PLACE for name in names):  # torchrun repeats the command as it is
+        head = head.replace('"--resume-from", "{resume_from}",', "")
     head = head.replace("FOLDER", str(ROOT / "experiments" / "recoverable"))
     experiment = folder / "broken_promises.toml"
     experiment.write_text(head + "".join(SETS[name].format(name) for name in names))
@@ -137,7 +154,7 @@ def require(test, name):
     assert words in test["cause"]
 
 
-@pytest.mark.parametrize("name", [name for name in SETS if name != "KeepsItsPort"])
+@pytest.mark.parametrize("name", [name for name in SETS if name not in PORTS])
 def test_a_program_that_breaks_its_promise_is_named(judged, name):
     require(judged[name], name)
 
@@ -150,5 +167,41 @@ def test_what_was_lost_by_stopping_too_late_is_reported(judged):
 
 
 def test_what_a_start_leaves_behind_is_ended_before_the_next(tmp_path):
-    """In the real toolchain: forks of a test's server are not children of converge."""
     require(run(tmp_path, ["KeepsItsPort"], TOOLCHAINS)["KeepsItsPort"], "KeepsItsPort")
+
+
+def test_what_a_start_leaves_behind_is_in_the_way_of_torchruns_own_restart(tmp_path):
+    """And is ended with the run."""
+    test = run(tmp_path, ["KeepsItsPortInPlace"], TOOLCHAINS)["KeepsItsPortInPlace"]
+    require(test, "KeepsItsPortInPlace")
+    assert LOOK_AT in test["cause"]
+
+
+def test_another_program_takes_the_port_before_torchrun_has_restarted_a_rank(tmp_path):
+    port = free_port()
+    with ThreadPoolExecutor() as beside, ExitStack() as taken:
+        ended = Event()
+        taking = beside.submit(take_once_free, port, ended, taken)
+        try:
+            test = run(tmp_path, ["NeedsAPort"], TOOLCHAINS, port)["NeedsAPort"]
+        finally:
+            ended.set()
+        assert taking.result()
+    require(test, "NeedsAPort")
+    assert LOOK_AT in test["cause"]
+
+
+def take_once_free(port, ended, taken):
+    """Listen on a port as soon as the rank that holds it has died; whether that came about."""
+    held = False
+    while not ended.wait(0.02):
+        if not held:
+            with socket.socket() as trying:
+                held = trying.connect_ex(("127.0.0.1", port)) == 0
+            continue
+        try:
+            taken.enter_context(socket.create_server(("127.0.0.1", port)))
+        except OSError:
+            continue
+        return True
+    return False

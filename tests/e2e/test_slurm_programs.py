@@ -15,7 +15,7 @@ import pytest
 from cut_down import need
 from held_program import HELD, TRAINERS
 from real_matrices import ROOT
-from slurm_daemons import SlurmDaemons
+from slurm_daemons import SlurmDaemons, slurm_daemons
 from warm_converge import warm_python
 from warm_toolchains import TOOLCHAINS, warm_torch
 
@@ -111,6 +111,14 @@ set = {{ bug = "held" }}
 """
 
 
+HANGS = f"""
+{CURVES[: CURVES.index("[[test]]")]}[[test]]
+name = "hang"
+parallelism = {{}}
+set = {{ bug = "hang" }}
+"""
+
+
 REQUEUED = f"""
 {CLUSTER}
 checkpoint_every = 4
@@ -181,8 +189,8 @@ def on_two_nodes(text: str) -> str:
 SHORT = """
 [control]
 waive = ["control-is-repeated"]
-[trainer.config]
-training.steps = 4
+[trainer.config.training]
+steps = 4
 [probe]
 cadence = [0, 1, 3]
 """
@@ -244,9 +252,11 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, printed
 
 
-def wait(until, what: str) -> None:
+def wait(until, what: str, process: subprocess.Popen[str] | None = None) -> None:
+    """Until it holds; fails once a command that was started for it has ended."""
     deadline = time.monotonic() + 300
     while not until():
+        assert process is None or process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, what
         time.sleep(0.2)
 
@@ -255,11 +265,11 @@ def wait(until, what: str) -> None:
 def site(slurm, tmp_path):
     sites = []
 
-    def site(text: str, toolchains: Path | None = None) -> Site:
+    def site(text: str, toolchains: Path | None = None, cluster: SlurmDaemons = slurm) -> Site:
         folder = tmp_path / "it's a store"
         folder.mkdir()
         (folder / "x.toml").write_text(text)
-        sites.append(Site(slurm, folder, [], toolchains or warm_torch()))
+        sites.append(Site(cluster, folder, [], toolchains or warm_torch()))
         return sites[-1]
 
     yield site
@@ -330,7 +340,6 @@ def test_a_program_that_leaves_a_curve_needs_nothing_of_converge_on_the_nodes(si
 
 
 def test_a_job_that_slurm_requeues_and_holds_is_cancelled_with_what_to_look_at(site):
-    """Slurm 22.05 allows one launch to fail; JobHoldMaxRequeue it says in other cases."""
     matrix = site(CURVES)
     slurm = matrix.cluster
     for node in slurm.nodes:
@@ -356,18 +365,68 @@ def test_a_job_that_slurm_requeues_and_holds_is_cancelled_with_what_to_look_at(s
     assert not slurm.ask("squeue", "--noheader", f"--jobs={job}", "--states=PENDING,RUNNING")
 
 
+def test_a_job_whose_node_reboots_again_and_again_is_held_by_slurm_and_ends_refused(site):
+    """Slurm 22.05 counts nodes that come back without the job, and no requeues by scontrol."""
+    soon = {"BatchStartTimeout": 1, "MessageTimeout": 2}  # such a job is missed after 3 seconds
+    with slurm_daemons(settings=soon) as slurm:
+        matrix = site(HANGS, cluster=slurm)
+        code, printed = matrix.converge("submit")
+        assert code == 0, printed
+        wait(lambda: (run := matrix.run_folder("one")) and (run / "ended.json").exists(), "one")
+        run = matrix.run_folder("hang")
+        job = json.loads((run / "submission.json").read_text())["job_id"]
+
+        def told(*columns: str) -> list[str]:
+            asked = ",".join(f"{each}:40" for each in columns)
+            return slurm.ask("squeue", "--noheader", f"--jobs={job}", f"--Format={asked}").split()
+
+        for start in range(5):  # MAX_BATCH_REQUEUE, which no setting changes
+            wait(lambda n=start: told("State", "RestartCnt") == ["RUNNING", str(n)], f"{start}")
+            (node,) = told("NodeList")
+            wait((run / "output" / "loss.csv").exists, f"start {start}")
+            time.sleep(4)
+            slurm.kill(node)
+            slurm.start(node)
+        wait(lambda: told("Reason") == ["JobHoldMaxRequeue"], "held")
+        code, printed = matrix.converge("status")
+        assert code == 0, printed
+        assert "1 finished, 1 refused" in printed
+        assert "find out why Slurm requeues the job (slurm.log in its run folder)" in printed
+        code, printed = matrix.converge("collect")
+        assert code == 3, printed
+        held = "was requeued 5 times, more often than the cluster allows (JobHoldMaxRequeue): find"
+        record = matrix.record("hang")
+        assert record["status"] == "refused"
+        assert record["error"]["message"].startswith(held)
+        verdict, cause = matrix.said()["hang"]
+        assert verdict == "ERROR"
+        assert f"the run was refused by the scheduler: {held}" in cause
+        assert told("State") == []
+        slurm.wait_until_idle()
+
+
 @BY_BOTH
 def test_a_requeued_program_goes_on_from_its_own_checkpoint(site, by):
     matrix = site(by(REQUEUED))
     process = matrix.start("run")
-    for name in ("right", "forgetful"):
+    requeue(matrix, "right", "forgetful")
+    code, printed = ended(process)
+    assert code == 1, printed
+    of_requeued(matrix)
+
+
+def requeue(matrix: Site, *names: str) -> None:
+    """Have Slurm requeue jobs once they stand still."""
+    for name in names:
         wait(
             lambda name=name: (run := matrix.run_folder(name)) and (run / "holding").exists(), name
         )
         job = json.loads((matrix.run_folder(name) / "submission.json").read_text())["job_id"]
         matrix.cluster.ask("scontrol", "requeue", job)
-    code, printed = ended(process)
-    assert code == 1, printed
+
+
+def of_requeued(matrix: Site) -> None:
+    """Both sets of ``REQUEUED`` went on from step 4, and one forgot its optimizer."""
     tests = {
         test["name"]: test
         for test in json.loads((matrix.folder / "out" / "report.json").read_text())["tests"]
@@ -389,22 +448,22 @@ def test_a_requeued_program_goes_on_from_its_own_checkpoint(site, by):
     assert f"goes on from {matrix.run_folder('right')}/checkpoint/step-4.pt" in log
 
 
-def held(matrix: Site, name: str) -> tuple[subprocess.Popen[str], str]:
+def held(matrix: Site, name: str, control: str = "ddp2") -> tuple[subprocess.Popen[str], str]:
     """The running command and the job of a set that stands still; its control has ended."""
     process = matrix.start("run", "--only", name)
-    wait(lambda: (run := matrix.run_folder(name)) and (run / "holding").exists(), name)
-    wait((matrix.run_folder("ddp2") / "record.json").exists, "ddp2")
+    wait(lambda: (run := matrix.run_folder(name)) and (run / "holding").exists(), name, process)
+    wait((matrix.run_folder(control) / "record.json").exists, control)
     submission = json.loads((matrix.run_folder(name) / "submission.json").read_text())
     return process, submission["job_id"]
 
 
-def judged(matrix: Site, name: str) -> dict:
+def judged(matrix: Site, name: str, until: int = 8) -> dict:
     """What report.json says of a set that was interrupted once, in step 6."""
     report = json.loads((matrix.folder / "out" / "report.json").read_text())
     (test,) = report["tests"]
     assert test["name"] == name
     passes = [(each["steps"], each["loaded_step"], each["ended"]) for each in test["passes"]]
-    assert passes == [([1, 5], 0, "interrupted"), ([5, 8], 4, "ended")], test["cause"]
+    assert passes == [([1, 5], 0, "interrupted"), ([5, until], 4, "ended")], test["cause"]
     return test
 
 
@@ -490,20 +549,118 @@ def test_a_program_that_reached_its_time_limit_goes_on_when_submitted_again(site
     assert matrix.record("right")["cluster"]["restarts"] == 0  # another job
 
 
-@pytest.mark.parametrize(
-    ("name", "toolchain", "test"),
-    [
-        ("slurm_composer", "composer-0.32.1", "fsdp2_micro1"),
-        ("slurm_deepspeed", "deepspeed-0.19.8", "zero2"),
-    ],
-)
-def test_the_launcher_of_a_framework_starts_the_ranks(site, name, toolchain, test):
+WEIGHTS = "tokens, microbatches or ranks have other weights in the mean"
+GRADIENTS = "31 of 31 gradients are wrong in direction at step 1, while the loss is the same"
+
+
+def of_framework(site, name: str, toolchain: str, more: str, cluster: str = "") -> Site:
+    """An experiment of Composer or DeepSpeed without repeats, and with more keys and tables.
+
+    In the real toolchains: these launchers start cold.
+    """
     need(toolchain)
-    text = (ROOT / "experiments" / f"{name}.toml").read_text() + SHORT
-    text = text.replace("\n[cluster]\n", "\nrepeats = []\n[cluster]\npoll_s = 0.5\n")
+    text = (ROOT / "experiments" / f"{name}.toml").read_text() + more
+    text = text.replace("\n[cluster]\n", f"\nrepeats = []\n[cluster]\npoll_s = 0.5\n{cluster}")
     matrix = site(text, TOOLCHAINS)
     for each in (ROOT / "experiments").iterdir():
         (matrix.folder / each.name).symlink_to(each)
-    code, printed = matrix.converge("run", "--only", test)
+    return matrix
+
+
+@pytest.mark.parametrize(
+    ("name", "toolchain", "right", "wrong", "cause"),
+    [
+        ("slurm_composer", "composer-0.32.1", "fsdp2_micro1", "by_samples_micro2", WEIGHTS),
+        ("slurm_deepspeed", "deepspeed-0.19.8", "zero2", "zero2_by_loop", GRADIENTS),
+    ],
+    ids=["composer", "deepspeed"],
+)
+def test_the_launcher_of_a_framework_starts_the_ranks(site, name, toolchain, right, wrong, cause):
+    """The right set is requeued at once; without ``checkpoint_every`` it starts over."""
+    matrix = of_framework(site, name, toolchain, SHORT)
+    process = matrix.start("run", "--only", right, wrong)
+
+    def started() -> bool:
+        run = matrix.run_folder(right)
+        return run is not None and any(run.glob("logs/call-*/*"))
+
+    wait(started, right, process)
+    job = json.loads((matrix.run_folder(right) / "submission.json").read_text())["job_id"]
+    matrix.cluster.ask("scontrol", "requeue", job)
+    code, printed = ended(process)
+    assert code == 1, printed
+    said = matrix.said()
+    assert said[right][0] == "PASS", said
+    assert matrix.record(right)["cluster"]["restarts"] == 1
+    assert said[wrong][0] == "FAIL", said
+    assert cause in said[wrong][1], said
+    tests = json.loads((matrix.folder / "out" / "report.json").read_text())["tests"]
+    assert next(test for test in tests if test["name"] == wrong)["onset_step"] == 1
+
+
+NOT_REPEATED = """
+[control]
+waive = ["control-is-repeated"]
+"""
+HELD_COMPOSER = f"""
+{NOT_REPEATED}
+[trainer.environment]
+HOLD = "6"
+[[test]]
+name = "requeued"
+parallelism = {{ dp_shard = 2 }}
+set = {{ training.local_batch_size = 2, script = "{TRAINERS}/held_composer.py" }}
+"""
+
+
+def test_a_program_under_composers_launcher_is_resized_in_one_job(site):
+    """Two ranks, then one."""
+    matrix = of_framework(site, "slurm_composer_resume", "composer-0.32.1", NOT_REPEATED)
+    code, printed = matrix.converge("run", "--only", "halved", "optimizer_not_loaded")
+    assert code == 1, printed
+    tests = {
+        test["name"]: test
+        for test in json.loads((matrix.folder / "out" / "report.json").read_text())["tests"]
+    }
+    for name, test in tests.items():
+        passes = [
+            (each["steps"], each["loaded_step"], each["world_size"]) for each in test["passes"]
+        ]
+        assert passes == [([1, 4], 0, 2), ([5, 12], 4, 1)], name
+    found = {check["name"]: check["outcome"] for check in tests["halved"]["checks"]}
+    asked = ("passes-continuous", "state-restored", "data-resumed")
+    assert {name: found[name] for name in asked} == dict.fromkeys(asked, "PASS")
+    assert tests["halved"]["verdict"] == "PASS", tests["halved"]["cause"]
+    assert tests["optimizer_not_loaded"]["verdict"] == "FAIL"
+    assert tests["optimizer_not_loaded"]["onset_step"] == 5
+    assert "optimizer state (exp_avg, exp_avg_sq)" in tests["optimizer_not_loaded"]["cause"]
+
+
+def test_a_requeued_program_goes_on_under_composers_launcher(site):
+    """From Composer's sharded checkpoint, in mid-epoch."""
+    resume, saves = ("slurm_composer_resume", "composer-0.32.1"), "checkpoint_every = 4\n"
+    matrix = of_framework(site, *resume, HELD_COMPOSER, cluster=saves)
+    process, job = held(matrix, "requeued", control="fsdp2")
+    matrix.cluster.ask("scontrol", "requeue", job)
+    code, printed = ended(process)
     assert code == 0, printed
-    assert matrix.said()[test][0] == "PASS"
+    test = judged(matrix, "requeued", until=12)
+    found = {check["name"]: check["outcome"] for check in test["checks"]}
+    asked = ("passes-continuous", "state-restored", "data-resumed", "replays-agree")
+    assert {name: found[name] for name in asked} == dict.fromkeys(asked, "PASS")
+    assert matrix.record("requeued")["cluster"]["restarts"] == 1
+
+
+def test_a_requeued_program_goes_on_under_deepspeeds_launcher(site):
+    """The DDP script, from its own checkpoint, with and without the optimizer's state."""
+    need("deepspeed-0.19.8")
+    text = REQUEUED.replace("torchtitan-0.3.0", "deepspeed-0.19.8").replace(
+        'kind = "command"\ncommand = [',
+        'kind = "command"\nlauncher = "deepspeed"\ncommand = ["--no_local_rank",',
+    )
+    matrix = site(text, TOOLCHAINS)
+    process = matrix.start("run")
+    requeue(matrix, "right", "forgetful")
+    code, printed = ended(process)
+    assert code == 1, printed
+    of_requeued(matrix)

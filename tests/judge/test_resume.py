@@ -772,7 +772,6 @@ def test_a_preemption_that_came_too_late_to_stop_anything_says_what_to_do():
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ("OSError: [Errno 98] Address already in use", "which process holds the port"),
         (
             "every rank ended with exit code 0 after kill at step 6, but …",
             "that of its last command",
@@ -789,6 +788,24 @@ def test_a_restart_that_fails_says_where_to_look(message, words):
     assert verdict.judgement is Judgement.FAIL
     assert message in verdict.cause
     assert words in verdict.look_at
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["OSError: [Errno 98] Address already in use", "the server failed to listen: EADDRINUSE"],
+)
+def test_a_restart_that_finds_its_port_taken_says_nothing_about_training(message):
+    """It is not known whose process has the port."""
+    passes = (a_pass(1, 0, 9, saves=[4, 8]), a_pass(2, 8, 8))
+    test = resumed(*passes, struck=STRUCK[:1])
+    test = replace(test, status=RunStatus.CRASHED, error=RankError(0, message), complete=False)
+    verdict = judged(test, fault_spec(faults=fault_spec().recovery.faults[:1]))
+    assert verdict.judgement is Judgement.ERROR
+    assert f"rank 0: {message}" in verdict.cause
+    found = answer(verdict, "recovers-in-time")
+    assert found.outcome is Outcome.INVALID
+    assert found.detail.startswith("after the fault kill at step ")
+    assert found.detail.endswith(f" a port was taken: rank 0: {message}")
 
 
 @pytest.mark.parametrize(

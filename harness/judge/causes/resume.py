@@ -256,14 +256,6 @@ def recovered_late(context: Context) -> Cause | None:
     if failed != {"recovers-in-time"}:
         return None
     error = context.compared.test.error
-    if error is not None and _TAKEN in error.message:
-        return Cause(
-            f"no recovery in time: {context.detail('recovers-in-time')}",
-            CauseClass.RECOVERY,
-            "which process holds the port: one that the program itself has started and that "
-            "outlives its rank, or another run that uses the same port. Take port 0, which the "
-            "system fills in, or end such processes with the rank",
-        )
     if error is not None and f"{ENDED_WITH_0} after " in error.message:  # and not without a fault
         return Cause(
             f"no recovery in time: {context.detail('recovers-in-time')}",
@@ -290,9 +282,6 @@ def recovered_late(context: Context) -> Cause | None:
         f"where the time goes: logs/ says when {saw}, when the ranks met again, and how long they "
         "took to load",
     )
-
-
-_TAKEN = "Address already in use"
 
 
 def _lost_to_the_next(context: Context) -> bool:

@@ -543,7 +543,8 @@ def _other_world(
 def recovers_in_time(test: Evidence, recovery: Recovery | None) -> CheckResult:
     """After every fault that ended a pass, a step is finished within the stated time.
 
-    Training never went on, or took longer to recover than was promised.
+    Training never went on, or took longer to recover than was promised. If it never went on because
+    a port was taken, it is not known whose: nothing is said about the training.
     """
     if recovery is None or test.may_continue:
         return skipped("no time to recover is named")
@@ -561,13 +562,7 @@ def recovers_in_time(test: Evidence, recovery: Recovery | None) -> CheckResult:
         if after is None:
             return invalid(f"for some step it is not recorded when it ended: {name}", fault.step)
         if not after:
-            return CheckResult(
-                Outcome.FAIL,
-                f"no step ended after the fault {name}",
-                limit=limit,
-                unit="s",
-                onset=fault.step,
-            )
+            return _never_again(test, fault, name, limit)
         seconds = after[0][0] - fault.at
         details.append(f"{name}: {seconds:.1f} s")
         if seconds > limit.value and late is None:
@@ -580,6 +575,20 @@ def recovers_in_time(test: Evidence, recovery: Recovery | None) -> CheckResult:
         limit=limit,
         unit="s",
         onset=late.step if late else None,
+    )
+
+
+def _never_again(test: Evidence, fault: Struck, name: str, limit: Limit) -> CheckResult:
+    """Of a fault after which no step ended; ``name`` says which."""
+    if test.error is not None and test.error.port_taken:
+        taken = f"after the fault {name} a port was taken: {test.error.text}"
+        return invalid(taken, fault.step)
+    return CheckResult(
+        Outcome.FAIL,
+        f"no step ended after the fault {name}",
+        limit=limit,
+        unit="s",
+        onset=fault.step,
     )
 
 

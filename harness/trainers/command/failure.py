@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import SIGTERM, Signals
 
@@ -36,7 +36,12 @@ TASK_END = "ended"
 _OF_SIGNALS = 128
 """A shell's exit code for a signal is this plus its number."""
 _CHAINED = re.compile(r"The above exception was the direct cause|During handling of the above")
-_TAKEN = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)
+_WHO_HOLDS_IT = (
+    ": another process listens on the port; `ss -ltnp` shows which. End it, or take port 0, which "
+    "the system fills in. The process may be one that the program started and that outlived its "
+    "rank"
+)
+"""What to do about a port that is taken."""
 _PREFIX = re.compile(r"^\[(?:rank)?(\d+)\]:? ?")
 """Prefix with which torch or a launcher marks a line with its rank."""
 
@@ -72,21 +77,12 @@ def program_error(
     found = found or [each for one in logs for each in _tracebacks(end_of(one / PROGRAM_LOG))]
     first = next((each for each in found if not each.follows), found[0] if found else None)
     if first is not None:
-        return RankError(first.rank, f"{first.message}{_who_holds_it(first.message)}", first.text)
+        error = RankError(first.rank, first.message, first.text)
+        return replace(error, message=error.message + _WHO_HOLDS_IT) if error.port_taken else error
     text = next((text for folder in logs if (text := launcher_tail(folder))), "")
     if not text and script is not None:
         text = log_tail(script)
     return RankError(None, f"the program {_ended(returncode)}{last_output(text)}", text)
-
-
-def _who_holds_it(message: str) -> str:
-    """What to do about a port that is taken; empty if the error is another one."""
-    if not _TAKEN.search(message):
-        return ""
-    return (
-        ": another process listens on the port; `ss -ltnp` shows which. End it, or take port 0, "
-        "which the system fills in"
-    )
 
 
 @dataclass(frozen=True, slots=True, order=True)
