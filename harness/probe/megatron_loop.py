@@ -24,7 +24,7 @@ from converge_harness.probe.errors import ProbeError
 from converge_harness.probe.leaving import wait_at_exit
 from converge_harness.probe.loop import FirstStep, dtypes, flattened, observed_sizes
 from converge_harness.probe.starting_weights import job_of
-from converge_harness.rank.megatron.audit import experts_of, shards, tp_degree
+from converge_harness.rank.megatron.audit import data_parallel, experts_of, shards, tp_degree
 from converge_harness.rank.megatron.parameters import (
     CanonicalPart,
     pieces_of,
@@ -288,19 +288,18 @@ class WatchedLoop:
                 int(experts_of(self._parts)["ep"]),
                 tuple(sorted(number for part in self._parts for number in part.layers)),
                 self._saw_logits,
+                data_parallel(self._chunks[0], self._optimizer),
             )
         )
         if not self._recorder.is_writer:
             return
-        tps, eps, layers, saw_logits = zip(*everyone, strict=True)
-        dp, sharded = parallel_state.get_data_parallel_world_size(), shards(self._optimizer)
+        tps, eps, layers, saw_logits, dps = zip(*everyone, strict=True)
         in_force.write_in_force(
             self._recorder.folder,
             {
                 "world_size": world.size(),
                 "degrees": {
-                    "dp_replicate": 1 if sharded else dp,
-                    "dp_shard": dp if sharded else 1,
+                    **{name: max(dp[name] for dp in dps) for name in ("dp_replicate", "dp_shard")},
                     "tp": max(tps),
                     "cp": 1,
                     "pp": len(set(layers)),
@@ -316,7 +315,7 @@ class WatchedLoop:
                 "declared": sorted(self._job.overrides),
                 "probe": {
                     "wrapping": "Megatron-Core's DDP"
-                    + (" and distributed optimizer" if sharded else ""),
+                    + (" and distributed optimizer" if shards(self._optimizer) else ""),
                     "gradients": BEFORE_CLIPPING,
                     "recomputes_loss": any(saw_logits),
                     "switched_off": switched_off(sys.argv[1:], self._arguments),
