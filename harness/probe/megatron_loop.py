@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel
 
 from converge_harness.probe.errors import ProbeError
 from converge_harness.probe.leaving import wait_at_exit
@@ -144,6 +145,8 @@ class WatchedLoop:
         self._arguments = arguments
         self._chunks = list(model)
         gpts = [without_wrappers(chunk) for chunk in self._chunks]
+        for chunk in self._chunks:
+            _require_ddp(chunk)
         _require_readable(gpts, optimizer)
         self._optimizer = optimizer
         self._parts = tuple(CanonicalPart(gpt) for gpt in gpts)
@@ -400,6 +403,28 @@ def _reading_chunk(chunks: list[Any], gpts: list[Any]) -> Any:
     return None
 
 
+def _require_ddp(chunk: Any) -> None:
+    """Raises ProbeError for a model in any other wrapper than Megatron-Core's DDP."""
+    if isinstance(chunk, DistributedDataParallel):
+        return
+    found, leave_out = f"a {type(chunk).__name__}", "what chooses it"
+    for argument, module, name in _OTHER_WRAPPERS:
+        if module in type(chunk).__module__:
+            found, leave_out = f"{name} ({argument})", argument
+    raise ProbeError(
+        f"megatron_lm.watch(): the model is in {found}, whose shards it does not read: leave out "
+        f"{leave_out}, so that Megatron-Core's DistributedDataParallel is used, or judge "
+        'Megatron-FSDP with kind = "megatron" (docs/megatron.md)'
+    )
+
+
+_OTHER_WRAPPERS = (
+    ("--use-megatron-fsdp", "mcore_fsdp_adapter", "Megatron-FSDP"),
+    ("--use-torch-fsdp2", "torch_fully_sharded_data_parallel", "torch's FSDP 2"),
+)
+"""Megatron-LM's argument, a part of the name of the wrapper's module, and what it is."""
+
+
 def _require_readable(gpts: list[Any], optimizer: Any) -> None:
     """Raises ProbeError for models and optimizers that the probe does not know."""
     for gpt in gpts:
@@ -427,7 +452,7 @@ def _require_readable(gpts: list[Any], optimizer: Any) -> None:
     if not hasattr(optimizer, "chained_optimizers"):
         raise ProbeError(
             f"megatron_lm.watch(): the optimizer is a {type(optimizer).__name__}, and converge "
-            "reads a ChainedOptimizer, which get_megatron_optimizer makes without Megatron-FSDP"
+            "reads the ChainedOptimizer that get_megatron_optimizer makes"
         )
     if parallel_state.get_context_parallel_world_size() > 1:
         raise ProbeError("megatron_lm.watch(): context parallelism is not supported yet")

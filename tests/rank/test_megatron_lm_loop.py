@@ -15,6 +15,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from test_megatron_parameters import started
 
+from converge_harness.probe import ProbeError
 from converge_harness.probe.megatron_loop import WatchedLoop
 from converge_harness.rank.megatron.model import build_optimizer, wrap_model
 
@@ -101,3 +102,21 @@ def test_the_degrees_are_those_of_the_process_groups(tmp_path, ranks, degrees):
     assert found["probe"]["recomputes_loss"]
     named = "distributed optimizer" in found["probe"]["wrapping"]
     assert named is ("dp_shard" in degrees)
+
+
+def refused(folder):
+    sharded = {
+        "ddp.use_megatron_fsdp": True,
+        "ddp.data_parallel_sharding_strategy": "optim_grads_params",
+    }
+    job = job_of(folder, {"dp_shard": 2}, overrides=sharded)
+    config, chunks, _ = started(job)
+    wrapped = wrap_model(config, chunks)
+    with pytest.raises(ProbeError, match=r"in Megatron-FSDP \(--use-megatron-fsdp\), whose shards"):
+        WatchedLoop(job, wrapped, build_optimizer(config, wrapped), {})
+    with pytest.raises(ProbeError, match="the model is in a GPTModel, whose shards"):
+        WatchedLoop(job, chunks, None, {})  # not wrapped at all
+
+
+def test_megatron_fsdp_is_refused_by_name(tmp_path):
+    run_on_ranks(refused, 2, tmp_path)
