@@ -37,6 +37,8 @@ OLDER_MEGATRON_TOOLCHAIN = "megatron-core-0.16.1"
 MEGATRON_RANK_TESTS = (
     "tests/rank/test_megatron_config.py",
     "tests/rank/test_megatron_fsdp.py",
+    "tests/rank/test_megatron_gradients.py",
+    "tests/rank/test_megatron_lm_loop.py",
     "tests/rank/test_megatron_parameters.py",
     "tests/rank/test_megatron_random_states.py",
     "tests/rank/test_megatron_weights.py",

@@ -19,12 +19,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel
 
 from converge_harness.probe.errors import ProbeError
 from converge_harness.probe.leaving import wait_at_exit
 from converge_harness.probe.loop import FirstStep, dtypes, flattened, observed_sizes
 from converge_harness.probe.starting_weights import job_of
-from converge_harness.rank.megatron.audit import experts_of, shards, tp_degree
+from converge_harness.rank.megatron.audit import data_parallel, experts_of, shards, tp_degree
 from converge_harness.rank.megatron.parameters import (
     CanonicalPart,
     pieces_of,
@@ -144,6 +145,8 @@ class WatchedLoop:
         self._arguments = arguments
         self._chunks = list(model)
         gpts = [without_wrappers(chunk) for chunk in self._chunks]
+        for chunk in self._chunks:
+            _require_ddp(chunk)
         _require_readable(gpts, optimizer)
         self._optimizer = optimizer
         self._parts = tuple(CanonicalPart(gpt) for gpt in gpts)
@@ -288,19 +291,18 @@ class WatchedLoop:
                 int(experts_of(self._parts)["ep"]),
                 tuple(sorted(number for part in self._parts for number in part.layers)),
                 self._saw_logits,
+                data_parallel(self._chunks[0], self._optimizer),
             )
         )
         if not self._recorder.is_writer:
             return
-        tps, eps, layers, saw_logits = zip(*everyone, strict=True)
-        dp, sharded = parallel_state.get_data_parallel_world_size(), shards(self._optimizer)
+        tps, eps, layers, saw_logits, dps = zip(*everyone, strict=True)
         in_force.write_in_force(
             self._recorder.folder,
             {
                 "world_size": world.size(),
                 "degrees": {
-                    "dp_replicate": 1 if sharded else dp,
-                    "dp_shard": dp if sharded else 1,
+                    **{name: max(dp[name] for dp in dps) for name in ("dp_replicate", "dp_shard")},
                     "tp": max(tps),
                     "cp": 1,
                     "pp": len(set(layers)),
@@ -316,7 +318,7 @@ class WatchedLoop:
                 "declared": sorted(self._job.overrides),
                 "probe": {
                     "wrapping": "Megatron-Core's DDP"
-                    + (" and distributed optimizer" if sharded else ""),
+                    + (" and distributed optimizer" if shards(self._optimizer) else ""),
                     "gradients": BEFORE_CLIPPING,
                     "recomputes_loss": any(saw_logits),
                     "switched_off": switched_off(sys.argv[1:], self._arguments),
@@ -401,6 +403,28 @@ def _reading_chunk(chunks: list[Any], gpts: list[Any]) -> Any:
     return None
 
 
+def _require_ddp(chunk: Any) -> None:
+    """Raises ProbeError for a model in any other wrapper than Megatron-Core's DDP."""
+    if isinstance(chunk, DistributedDataParallel):
+        return
+    found, leave_out = f"a {type(chunk).__name__}", "what chooses it"
+    for argument, module, name in _OTHER_WRAPPERS:
+        if module in type(chunk).__module__:
+            found, leave_out = f"{name} ({argument})", argument
+    raise ProbeError(
+        f"megatron_lm.watch(): the model is in {found}, whose shards it does not read: leave out "
+        f"{leave_out}, so that Megatron-Core's DistributedDataParallel is used, or judge "
+        'Megatron-FSDP with kind = "megatron" (docs/megatron.md)'
+    )
+
+
+_OTHER_WRAPPERS = (
+    ("--use-megatron-fsdp", "mcore_fsdp_adapter", "Megatron-FSDP"),
+    ("--use-torch-fsdp2", "torch_fully_sharded_data_parallel", "torch's FSDP 2"),
+)
+"""Megatron-LM's argument, a part of the name of the wrapper's module, and what it is."""
+
+
 def _require_readable(gpts: list[Any], optimizer: Any) -> None:
     """Raises ProbeError for models and optimizers that the probe does not know."""
     for gpt in gpts:
@@ -428,7 +452,7 @@ def _require_readable(gpts: list[Any], optimizer: Any) -> None:
     if not hasattr(optimizer, "chained_optimizers"):
         raise ProbeError(
             f"megatron_lm.watch(): the optimizer is a {type(optimizer).__name__}, and converge "
-            "reads a ChainedOptimizer, which get_megatron_optimizer makes without Megatron-FSDP"
+            "reads the ChainedOptimizer that get_megatron_optimizer makes"
         )
     if parallel_state.get_context_parallel_world_size() > 1:
         raise ProbeError("megatron_lm.watch(): context parallelism is not supported yet")

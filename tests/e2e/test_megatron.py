@@ -24,9 +24,10 @@ def test_layouts_are_the_control_by_all_evidence(folder):
         folder,
         "megatron",
         *("tp2_pp2_sp", "distributed_optimizer_tp2", "overlapped_tp2", "bf16_tp2_sp"),
+        "two_instances",
     )
     assert set(verdicts(tests).values()) == {"PASS"}
-    for name in ("tp2_pp2_sp", "distributed_optimizer_tp2", "overlapped_tp2"):
+    for name in ("tp2_pp2_sp", "distributed_optimizer_tp2", "overlapped_tp2", "two_instances"):
         outcomes = {check["name"]: check["outcome"] for check in tests[name]["checks"]}
         for check in (
             "same-data",

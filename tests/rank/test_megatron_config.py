@@ -5,6 +5,8 @@ from megatron_models import NEEDED, job_of, prepared_megatron
 
 if not prepared_megatron():
     pytest.skip(NEEDED, allow_module_level=True)
+import subprocess
+import sys
 from importlib import metadata
 
 import megatron.core as megatron_core
@@ -12,9 +14,11 @@ import torch
 
 from converge_harness.rank import megatron
 from converge_harness.rank.megatron.config import build_config
+from converge_harness.rank.megatron.model import device_and_backend
 from converge_harness.rank.megatron.view import _version
 from converge_harness.rank.settings import SettingError
 from converge_harness.rank.start.entry import config_problems
+from converge_harness.run_folder.layout import GPU_OF_RANK
 
 # What Megatron-Core and torch warn of while it builds models and optimizers is theirs.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -147,7 +151,6 @@ def test_a_key_that_no_class_has_is_refused_with_the_nearest(tmp_path):
             "'int8' is not trained",
         ),
         ({}, {"overrides": {"training.dtype": ["float32"]}}, "training.dtype", "is not trained"),
-        ({}, {"device": "cuda"}, "trainer.kind", "trains on CPUs only so far: hide the GPUs"),
         ({}, {"overrides": {"optimizer.optimizer": "sgd"}}, "optimizer.optimizer", "not tested"),
         ({}, {"overrides": {"transformer.sequence_parallel": True}}, "", "refuses the config"),
         ({"dp_replicate": 2, "ep": 2}, {}, "parallelism.ep", "2 needs a model with experts: set"),
@@ -159,7 +162,7 @@ def test_a_key_that_no_class_has_is_refused_with_the_nearest(tmp_path):
             {},
             with_experts(moe_token_dispatcher_type="flex"),
             "transformer.moe_token_dispatcher_type",
-            "'flex' needs DeepEP, whose kernels need a GPU",
+            "'flex' needs DeepEP, which no toolchain has",
         ),
         (
             {},
@@ -176,3 +179,74 @@ def test_what_cannot_run_is_refused_by_its_key(tmp_path, degrees, more, key, say
     found = problem_of(tmp_path, degrees, **more)
     assert found.key == key
     assert says in found.message
+
+
+def test_a_job_computes_on_the_device_of_its_rank(tmp_path, monkeypatch):
+    monkeypatch.delenv(GPU_OF_RANK, raising=False)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    on_gpu, on_cpu = job_of(tmp_path, device="cuda"), job_of(tmp_path)
+    assert device_and_backend(on_gpu) == (torch.device("cuda", 3), "nccl")
+    assert device_and_backend(on_cpu) == (torch.device("cpu"), "gloo")
+    monkeypatch.setenv(GPU_OF_RANK, "0,0,1,1")  # four ranks share two GPUs, and each sees one
+    assert device_and_backend(on_gpu) == (torch.device("cuda", 0), "nccl")
+
+
+def test_on_a_gpu_nothing_stands_in(tmp_path):
+    """In a process of its own: this one is prepared for the CPU."""
+    program = (
+        "import sys, torch\n"
+        "ours = lambda: (torch.cuda.current_device, torch.Tensor.cuda, torch.ones)\n"
+        "before = ours()\n"
+        "from converge_harness.rank import megatron\n"
+        "megatron.preload({device!r})\n"
+        "from megatron.core.transformer.torch_norm import WrappedTorchNorm\n"
+        "print('converge_harness.rank.megatron.cpu' in sys.modules, before == ours(),\n"
+        "      WrappedTorchNorm.__new__.__module__.startswith('megatron.core'))"
+    )
+
+    def found(device):
+        command = [sys.executable, "-W", "ignore", "-c", program.format(device=device)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()[-1]
+
+    assert found("cuda") == "False True True"
+    assert found("cpu") == "True False False"
+
+
+@pytest.mark.parametrize(
+    ("key", "takes"),
+    [
+        ("transformer.bias_dropout_fusion", True),
+        ("ddp.average_in_collective", True),
+        ("transformer.moe_shared_expert_overlap", False),
+        ("transformer.masked_softmax_fusion", False),
+        ("optimizer.optimizer_cpu_offload", False),
+    ],
+)
+def test_what_only_a_cpu_lacks_is_refused_there_alone(tmp_path, key, takes):
+    # Without per-token losses collectives may average.
+    overrides = {"transformer.calculate_per_token_loss": False, key: True}
+    assert "needs a GPU" in problem_of(tmp_path, overrides=overrides).message
+    on_gpu = job_of(tmp_path, overrides=overrides, device="cuda")
+    if takes:
+        assert build_config(on_gpu).flat[key] is True
+        return
+    with pytest.raises(SettingError, match="is not supported by converge's rank code") as refused:
+        build_config(on_gpu)
+    assert refused.value.problem.key == key
+
+
+def test_sequence_parallelism_on_a_gpu_needs_norms_of_apex(tmp_path, monkeypatch):
+    overrides = {"transformer.sequence_parallel": True}
+    build_config(job_of(tmp_path, {"tp": 2}, overrides=overrides))
+    found = problem_of(tmp_path, {"tp": 2}, overrides=overrides, device="cuda")
+    assert (found.key, "LayerNorm of Apex" in found.message) == (
+        "transformer.sequence_parallel",
+        True,
+    )
+    monkeypatch.setitem(sys.modules, "apex", torch)  # anything that can be found
+    layer_norm = {**overrides, "transformer.normalization": "LayerNorm"}
+    build_config(job_of(tmp_path, {"tp": 2}, overrides=layer_norm, device="cuda"))
+    found = problem_of(tmp_path, {"tp": 2}, overrides=overrides, device="cuda")
+    assert found.key == "transformer.sequence_parallel"  # Apex's LayerNorm is no RMSNorm

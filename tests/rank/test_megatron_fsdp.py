@@ -252,6 +252,11 @@ def test_what_megatron_fsdp_cannot_do_is_refused(tmp_path, degrees, overrides, k
     assert says in refused.value.problem.message
 
 
+def test_nccl_may_divide_while_it_reduces(tmp_path):
+    overrides = fsdp("optim", **{"transformer.calculate_per_token_loss": False})
+    build_config(job_of(tmp_path, {"dp_shard": 2}, overrides=overrides, device="cuda"))
+
+
 def test_types_of_its_buffers_are_named(tmp_path):
     key = "ddp.megatron_fsdp_main_grads_dtype"
     overrides = fsdp("optim", **{key: "float32"})

@@ -23,6 +23,8 @@ from converge_harness.rank.megatron.parameters import (
     trained_by,
     weights_of,
 )
+from converge_harness.rank.megatron.view import view_of
+from converge_harness.rank.recorder.replicas import ReplicaCheck
 from converge_harness.rank.seed_checkpoint import load_weights, save_weights
 from converge_harness.rank.settings import SettingError
 
@@ -88,6 +90,7 @@ SINKS = {"transformer.softmax_type": "learnable"}
 EXPERTS = {"transformer.num_moe_experts": 4, "transformer.moe_ffn_hidden_size": 8}
 SHARED = {**EXPERTS, "transformer.moe_shared_expert_intermediate_size": 12}
 SOME_LAYERS = {**EXPERTS, "transformer.moe_layer_freq": [0, 1, 1, 0]}
+INSTANCES = {"dp_replicate": 2, "dp_shard": 2}
 SEQUENCE = {"transformer.sequence_parallel": True}
 UNDIVIDED = {**SEQUENCE, "transformer.expert_tensor_parallel_size": 1}
 INTERLEAVED = {"pipeline_schedule": "Interleaved1F1B"}
@@ -248,9 +251,57 @@ def test_dispatchers_of_tokens_are_those_of_all_layers(tmp_path):
         ({"dp_shard": 2, "tp": 2}, {}),
         ({"dp_shard": 2, "ep": 2}, EXPERTS),
         ({"dp_replicate": 2, "ep": 2}, EXPERTS),
+        (INSTANCES, {}),
+        ({**INSTANCES, "ep": 2}, EXPERTS),
     ],
-    ids=["dp2", "dp2_tp2", "dp2_ep2", "ep2_without_shards"],
+    ids=["dp2", "dp2_tp2", "dp2_ep2", "ep2_without_shards", "instances", "instances_ep2"],
 )
 def test_what_the_optimizers_of_all_ranks_update_is_the_whole(tmp_path, degrees, overrides):
     run_on_ranks(save_seed, 1, tmp_path, overrides)
     run_on_ranks(updated, ranks_of(degrees), tmp_path, degrees, overrides)
+
+
+def compared(folder, degrees, groups):
+    """Gradients, then states, then a weight that only was gathered are made to differ."""
+    config, chunks, parts = started(job_of(folder, degrees))
+    pieces = pieces_of(parts)
+    for piece in pieces:
+        piece.parameter.data.fill_(1.0)
+    optimizer = build_optimizer(config, wrap_model(config, chunks))
+    optimizer.reload_model_params()
+    trained = trained_by(optimizer, pieces)
+    check = ReplicaCheck(view_of(parts, trained, optimizer, 32, CPU))
+
+    def changed(change):
+        for name, shard in trained.shards:
+            shard.grad.local().fill_(1.0)
+            if change and name == "final_layernorm.weight" and dist.get_rank() in groups[1]:
+                change(shard)
+        check.gradients()
+        found = check.finish(1)
+        return found["compared"], [
+            (each["kind"], each["tensor"], each["groups"]) for each in found["disagreements"]
+        ]
+
+    optimizer.step()
+    kinds, found = changed(None)
+    assert found == []
+    assert min(kinds[kind] for kind in ("parameter", "gradient", "optimizer state")) > 0
+    name = "final_layernorm.weight"
+    _, found = changed(lambda shard: shard.grad.local().add_(1.0))
+    assert found == [("gradient", name, groups)]
+    _, found = changed(lambda shard: shard.kept()["exp_avg"].local().add_(1.0))
+    assert found == [("optimizer state", name, groups)]
+    if dist.get_rank() == 3:  # which has no run of it
+        parts[0].final_layernorm.weight.data.add_(1.0)
+    _, found = changed(None)
+    assert ("parameter", name, [[0, 1, 2], [3]]) in found
+
+
+@pytest.mark.parametrize(
+    ("degrees", "groups"),
+    [(INSTANCES, [[0], [2]]), ({"dp_shard": 2, "tp": 2}, [[0], [1]])],
+    ids=["instances", "tp2"],
+)
+def test_copies_of_what_the_distributed_optimizer_reads_are_compared(tmp_path, degrees, groups):
+    run_on_ranks(compared, 4, tmp_path, degrees, groups)

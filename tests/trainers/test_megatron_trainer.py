@@ -71,11 +71,9 @@ def test_a_set_has_its_degrees_settings_and_techniques(tmp_path):
     assert test.train_config.own_loader
 
 
-def test_megatron_fsdp_has_several_instances(tmp_path):
-    wanted = (
-        "parallelism = { dp_replicate = 2, dp_shard = 2 }\nset = { ddp.use_megatron_fsdp = true }"
-    )
-    (test,) = load(tmp_path, wanted).tests
+@pytest.mark.parametrize("fsdp", ["", "set = { ddp.use_megatron_fsdp = true }"])
+def test_optimizers_that_shard_have_several_instances(tmp_path, fsdp):
+    (test,) = load(tmp_path, f"parallelism = {{ dp_replicate = 2, dp_shard = 2 }}\n{fsdp}").tests
     assert (test.parallelism.dp_replicate, test.parallelism.dp_shard) == (2, 2)
 
 
@@ -87,7 +85,6 @@ def test_megatron_fsdp_has_several_instances(tmp_path):
             "parallelism.dp_replicate beside dp_shard",
         ),
         ("parallelism = { cp = 2 }", "context parallelism needs Transformer Engine"),
-        ("parallelism = { dp_replicate = 2, dp_shard = 2 }", "several instances of the distr"),
         ('parallelism = { tp = 2 }\ntechniques = ["float8"]', "has no technique 'float8'"),
         (
             'parallelism = { tp = 2 }\nset = { transformer.fp8 = "hybrid" }',

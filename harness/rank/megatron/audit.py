@@ -108,9 +108,7 @@ def _seen(
         "tp": tp_degree(parts),
         **experts_of(parts),
         "layers": sorted(int(number) for part in parts for number in part.layers),
-        "dp": _dp_group(trainer.parts[0]).size(),
-        "instance": _instance(trainer.parts[0]).size(),
-        "shards": shards(trainer.optimizer),
+        **data_parallel(trainer.parts[0], trainer.optimizer),
         "strategies": sorted({strategy_of(part) for part in trainer.parts}),
         "reduces_in_float32": all(map(reduces_in_float32, trainer.parts)),
         "seq_len": seq_len,
@@ -129,6 +127,13 @@ def _seen(
 def shards(optimizer: Any) -> bool:
     """Whether some optimizer of a ``ChainedOptimizer`` is the distributed one."""
     return any(isinstance(each, DistributedOptimizer) for each in optimizers_of(optimizer))
+
+
+def data_parallel(part: Wrapped, optimizer: Any) -> dict[str, int]:
+    """``dp_shard``: ranks that an instance shards over; ``dp_replicate``: instances, or copies."""
+    dp = _dp_group(part).size()
+    sharded = _instance(part).size() if shards(optimizer) else 1
+    return {"dp_replicate": dp // sharded, "dp_shard": sharded}
 
 
 def _dp_group(part: Wrapped) -> dist.ProcessGroup:
@@ -227,7 +232,6 @@ def _merged(
     def largest(key: str) -> int:
         return max(int(seen[key]) for seen in everyone)
 
-    sharded = any(seen["shards"] for seen in everyone)
     stages = len({tuple(seen["layers"]) for seen in everyone})
     schedule = next((seen["schedule"] for seen in everyone if seen["schedule"]), None)
     dispatchers = {each for seen in everyone for each in seen["dispatchers"]}
@@ -247,8 +251,8 @@ def _merged(
     return {
         "world_size": world.size(),
         "degrees": {
-            "dp_replicate": largest("dp") // (largest("instance") if sharded else 1),
-            "dp_shard": largest("instance") if sharded else 1,
+            "dp_replicate": largest("dp_replicate"),
+            "dp_shard": largest("dp_shard"),
             "tp": largest("tp"),
             "cp": 1,
             "pp": stages,

@@ -57,17 +57,21 @@ _FUNCTIONS = ("init_method", "output_layer_init_method", "embedding_init_method"
 _DROPOUT = ("transformer.hidden_dropout", "transformer.attention_dropout")
 _NEED_A_GPU = (
     *("transformer.bias_activation_fusion", "transformer.bias_dropout_fusion"),
-    *("transformer.masked_softmax_fusion", "transformer.persist_layer_norm"),
-    *("transformer.gradient_accumulation_fusion", "transformer.apply_rope_fusion"),
+    *("ddp.average_in_collective", "ddp.nccl_ub"),
+)
+"""Switches of kernels and collectives that a CPU with gloo does not have."""
+_NOT_READ = (
     *("transformer.enable_cuda_graph", "transformer.external_cuda_graph"),
     *("transformer.moe_grouped_gemm", "transformer.moe_use_legacy_grouped_gemm"),
     *("transformer.moe_enable_deepep", "transformer.moe_shared_expert_overlap"),
-    "transformer.overlap_moe_expert_parallel_comm",
+    *("transformer.overlap_moe_expert_parallel_comm", "transformer.persist_layer_norm"),
     *("transformer.layernorm_zero_centered_gamma", "transformer.memory_efficient_layer_norm"),
-    "transformer.cpu_offloading",
-    *("optimizer.optimizer_cpu_offload", "ddp.average_in_collective", "ddp.nccl_ub"),
+    *("transformer.cpu_offloading", "optimizer.optimizer_cpu_offload"),
+    *("transformer.masked_softmax_fusion", "transformer.gradient_accumulation_fusion"),
+    "transformer.apply_rope_fusion",
 )
-"""Switches of kernels, norms, graphs and collectives that a CPU with gloo does not have."""
+"""The same, of which converge's rank code, or the toolchain without Apex and Transformer Engine,
+knows nothing on a GPU either."""
 
 _UNREAD = (
     *("transformer.cuda_graph_", "transformer.moe_deepep_", "transformer.moe_hybridep_"),
@@ -343,7 +347,7 @@ def _sizes_problems(
         if size % divisor:
             yield KeyProblem(key, f"{size} is not a multiple of {name} {divisor}")
     yield from _expert_problems(transformer, degrees)
-    yield from _sharding_problems(tables, degrees)
+    yield from _sharding_problems(tables, degrees, job.device)
     if job.makes_seed_checkpoint or degrees.pp == 1:
         return
     if job.pipeline_schedule not in SCHEDULES:
@@ -382,11 +386,13 @@ def _expert_problems(transformer: TransformerConfig, degrees: Degrees) -> Iterat
     ):
         value = getattr(transformer, key)
         if value not in known:
-            why = "needs DeepEP, whose kernels need a GPU" if value == "flex" else "is not tested"
+            why = "needs DeepEP, which no toolchain has" if value == "flex" else "is not tested"
             yield KeyProblem(f"transformer.{key}", f"{value!r} {why}", tuple(map(repr, known)))
 
 
-def _sharding_problems(tables: MegatronTables, degrees: Degrees) -> Iterator[KeyProblem]:
+def _sharding_problems(
+    tables: MegatronTables, degrees: Degrees, device: str
+) -> Iterator[KeyProblem]:
     """What Megatron-FSDP needs of a layout, and of its own settings."""
     ddp = tables.ddp
     key, strategy = "ddp.data_parallel_sharding_strategy", ddp.data_parallel_sharding_strategy
@@ -412,16 +418,14 @@ def _sharding_problems(tables: MegatronTables, degrees: Degrees) -> Iterator[Key
     if low and ddp.grad_reduce_in_fp32 and own is not torch.float32:
         message = f'is ignored by Megatron-FSDP: set ddp.{_OWN_TYPE} = "float32", or this to false'
         yield KeyProblem("ddp.grad_reduce_in_fp32", message)
-    if ddp.gradient_reduce_div_fusion and not tables.transformer.calculate_per_token_loss:
+    divides = ddp.gradient_reduce_div_fusion and not tables.transformer.calculate_per_token_loss
+    if divides and device == "cpu":
         message = "needs NCCL, which divides while it reduces: set it to false"
         yield KeyProblem("ddp.gradient_reduce_div_fusion", message)
 
 
 def _value_problems(tables: MegatronTables, job: RankJob) -> Iterator[KeyProblem]:
     """Values that Megatron-Core takes, and that cannot be compared or run here."""
-    if job.device != "cpu":
-        message = "trains on CPUs only so far: hide the GPUs, with CUDA_VISIBLE_DEVICES="
-        yield KeyProblem("trainer.kind", message)
     for key in _DROPOUT:
         rate = _value(tables, key)
         if rate:
@@ -430,9 +434,19 @@ def _value_problems(tables: MegatronTables, job: RankJob) -> Iterator[KeyProblem
                 f"{rate} draws other random numbers in every layout, so no two can be compared: "
                 "set it to 0.0",
             )
-    for key in _NEED_A_GPU:
-        if _value(tables, key):
+    for key in (*_NEED_A_GPU, *_NOT_READ):
+        if _value(tables, key) and job.device == "cpu":
             yield KeyProblem(key, "needs a GPU, and this machine trains on its CPU: leave it out")
+        elif _value(tables, key) and key in _NOT_READ:
+            message = "is not supported by converge's rank code for Megatron-Core: leave it out"
+            yield KeyProblem(key, message)
+    in_parts = tables.transformer.sequence_parallel
+    if job.device != "cpu" and in_parts and not _has_marked_norms(tables):
+        message = (
+            "needs norms that mark their weights: on a GPU Megatron-Core has only LayerNorm of "
+            "Apex for it (on a CPU converge stands in: hide the GPUs, with CUDA_VISIBLE_DEVICES=)"
+        )
+        yield KeyProblem("transformer.sequence_parallel", message)
     if job.weights is not None and tables.transformer.qk_layernorm:
         message = "has weights in the order of a head's rows, which weights does not map"
         yield KeyProblem("transformer.qk_layernorm", message)
@@ -442,6 +456,12 @@ def _value_problems(tables: MegatronTables, job: RankJob) -> Iterator[KeyProblem
     kind = tables.optimizer.optimizer
     if kind != "adam":
         yield KeyProblem("optimizer.optimizer", f"{kind!r} is not tested", ("'adam'",))
+
+
+def _has_marked_norms(tables: MegatronTables) -> bool:
+    """Whether Megatron-Core's local layers have norms that it takes under sequence parallelism."""
+    is_layer_norm = tables.transformer.normalization == "LayerNorm"
+    return is_layer_norm and importlib.util.find_spec("apex") is not None
 
 
 def _value(tables: MegatronTables, key: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -23,15 +24,29 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from converge_harness.rank.megatron.config import MegatronConfig
 from converge_harness.run_folder.job import RankJob
+from converge_harness.run_folder.layout import GPU_OF_RANK
 
 Wrapped: TypeAlias = _BaseDataParallel
 """A model chunk as the training loop calls it: in ``DistributedDataParallel`` or Megatron-FSDP."""
 
 
+def device_and_backend(job: RankJob) -> tuple[torch.device, str]:
+    """Where this rank computes, and what connects it with the others."""
+    if job.device == "cpu":
+        return torch.device("cpu"), "gloo"
+    # A rank that shares a GPU sees that one alone.
+    place = 0 if GPU_OF_RANK in os.environ else int(os.environ.get("LOCAL_RANK", "0"))
+    return torch.device(job.device, place), "nccl"
+
+
 def start_ranks(job: RankJob, config: MegatronConfig) -> torch.device:
     """Connect the ranks, and seed them. Returns this rank's device. Collective over the world."""
-    device = torch.device("cpu")
-    dist.init_process_group("gloo")
+    device, backend = device_and_backend(job)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        if job.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    dist.init_process_group(backend)
     transformer = config.tables.transformer
     parallel_state.initialize_model_parallel(
         transformer.tensor_model_parallel_size,

@@ -227,8 +227,8 @@ def weights_of(pieces: Sequence[Piece]) -> list[tuple[str, BlockShard]]:
     return [(piece.name, _weight(piece)) for piece in pieces]
 
 
-def _weight(piece: Piece) -> BlockShard:
-    return BlockShard(piece.held.whole, piece.held.runs, lambda: piece.parameter.data)
+def _weight(piece: Piece, kind: type[BlockShard] = BlockShard) -> BlockShard:
+    return kind(piece.held.whole, piece.held.runs, lambda: piece.parameter.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +261,9 @@ def trained_by(optimizer: Any, pieces: Sequence[Piece]) -> Trained:
     Raises SettingError if no optimizer has a parameter that is to be trained. With the distributed
     optimizer of DDP that cannot be seen on one rank, because a parameter's runs may be on others.
 
-    With ``ddp.overlap_param_gather`` other ranks' runs of the weights are the old ones between the
-    steps, so only a rank's own runs may have copies, on tensor-parallel ranks.
+    A rank's own runs have copies on tensor-parallel ranks and in other instances of the distributed
+    optimizer, with gradients and states. The gathered weights have them everywhere, but with
+    ``ddp.overlap_param_gather``: then other ranks' runs are the old ones between two steps.
     """
     found: list[tuple[str, BlockShard]] = []
     gathered = False
@@ -280,8 +281,17 @@ def trained_by(optimizer: Any, pieces: Sequence[Piece]) -> Trained:
             ]
     if not any(isinstance(each, DistributedOptimizer) for each in optimizers_of(optimizer)):
         _refuse_untrained(pieces, frozenset(name for name, _ in found))
-    copies = [(piece.name, _weight(piece)) for piece in pieces] if gathered else found
-    return Trained(tuple(found), tuple(copies))
+    weights = [(piece.name, _weight(piece, _Gathered)) for piece in pieces] if gathered else []
+    return Trained(tuple(found), (*found, *weights))
+
+
+class _Gathered(BlockShard):
+    """Weights of a model, beside the runs of them that the distributed optimizer updates."""
+
+    @property
+    def place(self) -> tuple[tuple[str, int], ...]:
+        """Never that of a run, which may be of all entries, and has other copies."""
+        return (*super().place, ("gathered", 0))
 
 
 def _refuse_untrained(pieces: Sequence[Piece], trained: frozenset[str]) -> None:

@@ -33,7 +33,7 @@ def mask_across_documents(positions: torch.Tensor) -> torch.Tensor:
     Returns:
         Shape (batch, 1, queries, keys), bool.
     """
-    here = torch.arange(positions.shape[1])
+    here = torch.arange(positions.shape[1], device=positions.device)
     begins = here - positions
     return ((here[:, None] < here) | (begins[:, :, None] != begins[:, None]))[:, None]
 
@@ -48,6 +48,7 @@ class MegatronTrainer:
         optimizer: Any,
         schedule: OptimizerParamScheduler,
         stream: SampleStream,
+        device: torch.device,
     ) -> None:
         self.config = config
         self.parts = parts
@@ -57,6 +58,8 @@ class MegatronTrainer:
         self.schedule = schedule
         self.stream = stream
         self.batches = iter(stream)
+        self.device = device
+        """Where this rank computes."""
         self.step = 0
         """The last step that ended."""
 
@@ -86,7 +89,10 @@ class MegatronTrainer:
         for part in self.parts:
             part.zero_grad_buffer()
         self.optimizer.zero_grad()
-        microbatches = [next(self.batches) for _ in range(self.config.microbatches)]
+        microbatches = [
+            Sample(*(each.to(self.device) for each in next(self.batches)))
+            for _ in range(self.config.microbatches)
+        ]
         found: list[dict[str, torch.Tensor]] = get_forward_backward_func()(
             forward_step_func=self.forward_step,
             data_iterator=[iter(microbatches) for _ in self.parts],
@@ -102,13 +108,13 @@ class MegatronTrainer:
     def forward_step(self, batches: Iterator[Sample], part: Wrapped) -> Any:
         """A model chunk's output for the next microbatch, and the function that makes it a loss."""
         sample = next(batches)
-        positions = torch.arange(sample.inputs.shape[1]).expand_as(sample.inputs)
+        positions = torch.arange(sample.inputs.shape[1], device=self.device)
         counted = sample.labels != IGNORE_INDEX
         # The loss of what does not count is masked, so its label may be any.
         labels = sample.labels.where(counted, 0)
         resets = self.config.tables.training.reset_attention_mask
         mask = mask_across_documents(sample.positions) if resets else None
-        output = part(sample.inputs, positions, mask, labels=labels)
+        output = part(sample.inputs, positions.expand_as(sample.inputs), mask, labels=labels)
         return output, partial(self.loss_function, counted)
 
     def loss_function(

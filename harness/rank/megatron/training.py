@@ -65,7 +65,12 @@ def run(job: RankJob) -> None:
     wrapped = wrap_model(config, chunks)
     optimizer = build_optimizer(config, wrapped)
     trainer = MegatronTrainer(
-        config, wrapped, optimizer, build_schedule(config, optimizer), _stream(job, config)
+        config,
+        wrapped,
+        optimizer,
+        build_schedule(config, optimizer),
+        _stream(job, config),
+        device,
     )
     injected: list[str] = []
     recorder = hooks.attach(

@@ -37,7 +37,6 @@ OWNED = {
     "optimizer.use_distributed_optimizer": "parallelism.dp_shard",
 }
 """Train config keys for which the experiment file has its own key."""
-_MEGATRON_FSDP = "ddp.use_megatron_fsdp"
 MODEL_KEYS = (
     "gpt.vocab_size",
     "gpt.position_embedding_type",
@@ -212,14 +211,6 @@ def set_problems(spec: SetSpec, where: Where) -> Iterator[Problem]:
     if degrees.cp > 1:
         yield Problem(
             where("parallelism.cp"), f"context parallelism {_ENGINE}", "use tp or pp instead"
-        )
-    if degrees.dp_replicate > 1 and degrees.dp_shard > 1 and not spec.setting(_MEGATRON_FSDP):
-        yield Problem(
-            where("parallelism"),
-            "several instances of the distributed optimizer are not supported: copies of their "
-            "gradients are not compared",
-            f"set {_MEGATRON_FSDP} = true, or name dp_replicate (the plain optimizer) or dp_shard "
-            "(the distributed one) alone",
         )
     for technique in spec.technique_names:
         if technique != Technique.BF16:
