@@ -1,26 +1,25 @@
-"""The operation inside a wrong module: the first whose result is off while what it gets is right.
+"""The operation inside a wrong module that makes its output wrong.
 
 Two runs from the same weights and samples have recorded every operation in the first call of the
-module, on every rank. Where a rank of each holds tensors of one shape, and got the same ones, their
-operations are aligned by name and shape. Whatever cannot be compared is not told.
-
-- An operation of both whose result is off while its inputs agree is the wrong one.
-- Operations that only one run has matter if what they compute is off, where it is used next or
-  returned. If it agrees, they are another way to compute the same.
-- Else it is an input that no operation of the module makes: a weight, or what compiled code makes.
+module, on every rank. A rank of the test set is compared with one of the control that got the same
+tensors. From the wrong output one goes back to what made it, until to tensors that the control has
+as well: another way to compute the same is not wrong, however much differs in between. So one has
+the operations between right tensors and the wrong output, in both runs. Those at the end that both
+have alike only pass on what is wrong. Whatever cannot be compared is not told.
 
 A difference is relative to the norm of the control's tensor. It is more than noise from ``BEYOND``
-times what the control's repeats show for that operation, but at least the rounding of the precision
+times what the control's repeats show for that tensor, but at least the rounding of the precision
 (``activations.FLOORS``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from difflib import SequenceMatcher
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import numpy as np
 
 from converge_harness.judge.compare.activations import BEYOND, FLOORS
 from converge_harness.model import GIVEN, ModuleCall, Operation, Precision, TensorSums
@@ -42,6 +41,8 @@ class OperationTold:
     operation: str = ""
     """The first wrong operation of the test set (of the control, if the test set lacks it); empty
     if it is not told."""
+    is_right: bool = False
+    """Whether what the module returned in the rerun is right."""
 
 
 class _Found(NamedTuple):
@@ -71,20 +72,17 @@ def wrong_operation(
     for rank, call in sorted(test.items()):
         if call.problem:
             continue
-        pair = _Pair(call, *_partner(rank, control, call, repeats, precision), precision)
-        if pair.other is None:
-            refused = refused or f"on rank {rank}, {pair.why}"
+        other, again, why = _partner(rank, control, call, repeats, precision)
+        if other is None:
+            refused = refused or f"on rank {rank}, {why}"
         else:
-            found[rank] = pair.first_wrong()
+            found[rank] = _Pair(call, other, again, precision).first_wrong()
     if not found:
         return _not_told(module, refused)
     wrong = {rank: each for rank, each in found.items() if each is not None}
     if not wrong:
-        first = test[min(found)]
-        so = f"all {len(first.operations)} operations of its first call agree"
-        if first.left_out:
-            so = f"the first {len(first.operations)} operations of its first call agree"
-        return _not_told(module, so)
+        told = _not_told(module, "in the rerun, what its first call returns is right")
+        return replace(told, is_right=True)
     rank = min(wrong, key=lambda each: (wrong[each].place, each))
     told = wrong[rank].told
     right = sorted(found.keys() - wrong.keys())
@@ -120,12 +118,11 @@ def _other_inputs(
     call: ModuleCall, its: ModuleCall, again: Sequence[ModuleCall], precision: Precision
 ) -> str:
     """How what the module gets differs, in a clause; empty if it does not."""
-    mine, theirs = ([each.kind for each in tensors] for tensors in (call.inputs, its.inputs))
+    mine, theirs = (_kinds(each.inputs) for each in (call, its))
     if mine != theirs:
         return (
-            f"it gets {' '.join(mine) or 'no tensors'}, and in the control "
-            f"{' '.join(theirs) or 'no tensors'}; operations are compared where a rank of each "
-            "gets the same"
+            f"it gets {mine}, and in the control {theirs}; operations are compared where a rank "
+            "of each gets the same"
         )
     noise = max((_worst(each.inputs, its.inputs) for each in again), default=0.0)
     off = _worst(call.inputs, its.inputs)
@@ -140,149 +137,227 @@ class _Pair:
     def __init__(
         self,
         call: ModuleCall,
-        other: ModuleCall | None,
+        other: ModuleCall,
         repeats: Sequence[ModuleCall],
-        why: str,
         precision: Precision,
     ) -> None:
-        self.call, self.other, self.why = call, other, why
+        self.call, self.other = call, other
         self._floor = FLOORS[precision]
-        self._repeats = repeats
+        keys = _keys(other.operations)
+        self._repeats = [each for each in repeats if _keys(each.operations) == keys]
 
     def first_wrong(self) -> _Found | None:
-        """The first wrong operation; None if all agree."""
-        if self.other is None:
-            return None
-        mine, its = self.call.operations, self.other.operations
-        keys, others = _keys(mine), _keys(its)
-        repeats = [each for each in self._repeats if _keys(each.operations) == others]
-        blocks = SequenceMatcher(None, others, keys, autojunk=False).get_opcodes()
-        apart = [block for block in blocks if block[0] != "equal"]
-        for kind, begin, _, start, end in blocks:
-            if kind != "equal":
-                continue
-            for place in range(start, end):
-                of = begin + place - start
-                again = [each.operations[of] for each in repeats]
-                if (found := self._look_at(place, its[of], again, apart)) is not None:
-                    return found
-        return self._result(apart, repeats)
-
-    def _look_at(
-        self, place: int, its: Operation, again: Sequence[Operation], apart: Sequence[_Block]
-    ) -> _Found | None:
-        """What an operation of both runs shows; None if nothing is wrong."""
-        mine = self.call.operations[place]
-        noise = self._noise(its.outputs, [each.outputs for each in again])
-        off = _worst(mine.outputs, its.outputs)
-        if off <= BEYOND * noise:
-            return None
-        of_inputs = self._noise(its.inputs, [each.inputs for each in again])
-        inputs = _worst(mine.inputs, its.inputs)
-        if inputs > BEYOND * of_inputs:
-            return self._wrong_input(place, mine, its, apart)
-        named = self._named(place)
-        if off <= GROWS * inputs:
-            grown = (
-                f"{named} is off by {off:.2g}, and what it gets by {inputs:.2g}, within rounding"
-            )
-            return _Found(place, _not_told(self.call.module, grown))
-        sentence = (
-            f"{self._inside} {named} {_by(off, noise)} while its inputs agree"
-            f"{_other_settings(mine, its)}"
-        )
-        return _Found(place, OperationTold(sentence, mine.name))
-
-    def _wrong_input(
-        self, place: int, mine: Operation, its: Operation, apart: Sequence[_Block]
-    ) -> _Found:
-        """An operation gets another tensor than the control's, whose own maker agrees."""
-        named = self._named(place)
-        kinds = [[each.kind for each in one.inputs] for one in (mine, its)]
-        if kinds[0] != kinds[1]:
-            got, expected = (" ".join(each) or "no tensor" for each in kinds)
-            sentence = f"{self._inside} {named} gets {got}, in the control {expected}"
-            return _Found(place, OperationTold(sentence, mine.name))
-        worst = _furthest(mine.inputs, its.inputs)
-        makers = mine.inputs[worst].made_by, its.inputs[worst].made_by
-        off = _distance(mine.inputs[worst], its.inputs[worst])
-        if (block := _parting(makers, apart)) is not None:
-            return self._parted(block, off)
-        sentence = (
-            f"{self._inside} input {worst + 1} of {named} is off by {off:.2g}: it is "
-            f"{_source(makers[0], self.call)}"
-        )
-        if self.other and (other := _source(makers[1], self.other)) != _source(
-            makers[0], self.call
-        ):
-            sentence += f", and in the control {other}"
-        return _Found(place, OperationTold(sentence, mine.name))
-
-    def _result(self, apart: Sequence[_Block], repeats: Sequence[ModuleCall]) -> _Found | None:
-        """What the module returns, if every operation of both agrees."""
-        if self.other is None or len(self.call.outputs) != len(self.other.outputs):
-            return None
-        noise = self._noise(self.other.outputs, [each.outputs for each in repeats])
-        off = _worst(self.call.outputs, self.other.outputs)
-        if off <= BEYOND * noise or self.call.left_out or self.other.left_out:
-            return None
-        worst = _furthest(self.call.outputs, self.other.outputs)
+        """The first wrong operation; None if what the module returns is right."""
+        mine, its = self.call.outputs, self.other.outputs
+        again = [each.outputs for each in self._repeats]
         end = len(self.call.operations)
-        makers = self.call.outputs[worst].made_by, self.other.outputs[worst].made_by
-        if (block := _parting(makers, apart)) is not None:
-            return self._parted(block, off)
-        why = f"what it returns is off by {off:.2g}, but no operation that could be seen is"
-        return _Found(end, _not_told(self.call.module, why))
+        if [each.kind for each in mine] != [each.kind for each in its]:
+            return _Found(end, self._not_told("it returns tensors of other shapes or types"))
+        off = [
+            place for place in range(len(its)) if not self._agree(mine[place], its, place, again)
+        ]
+        if not off:
+            return None
+        if self.call.left_out or self.other.left_out:
+            why = f"it has more than {len(self.call.operations)} operations, of which no more are"
+            return _Found(end, self._not_told(f"{why} recorded"))
+        noise = self._noise_of_all()
+        theirs, ours = _Known(self.other, noise, self._floor), _Known(self.call, {}, self._floor)
+        path = _path(self.call, [mine[place] for place in off], theirs.has)
 
-    def _parted(self, block: _Block, off: float) -> _Found:
-        """Operations that only one of the runs has, and that compute something else."""
-        _, begin, end, start, stop = block
-        its = self.other.operations[begin:end] if self.other else ()
-        mine = self.call.operations[start:stop]
-        after = f"after {self._named(start - 1)}, which agrees," if start else "from its begin on"
+        def known(tensor: TensorSums) -> bool:
+            least = BEYOND * max(self._floor, noise.get(tensor.made_by, 0.0))
+            return ours.has(tensor, least * _scale(tensor))
+
+        other = _path(self.other, [its[place] for place in off], known)
+        by = max(_distance(mine[place], its[place]) for place in off)
+        return self._between(path, other, by)
+
+    def _between(self, way: _Path, its_way: _Path, by: float) -> _Found:
+        """What the operations on the two ways from right tensors to the wrong output show."""
+        path, other = way.operations, its_way.operations
+        mine = [self.call.operations[each] for each in path]
+        its = [self.other.operations[each] for each in other]
+        if mine and its and _key(mine[0]) == _key(its[0]):
+            return self._same_operation(path[0], other[0])
+        if why := way.unseen or its_way.unseen:
+            return _Found(len(self.call.operations), self._not_told(why))
+        while mine and its and _key(mine[-1]) == _key(its[-1]):
+            mine.pop()
+            its.pop()
+        if not mine and not its:
+            why = "every tensor that it computes is right, but it returns others of them"
+            return _Found(len(self.call.operations), self._not_told(why))
         if not mine:
             what = f"the test set lacks {_listed(its)}"
         elif not its:
             what = f"the test set runs {_listed(mine)} in addition"
         else:
             what = f"the test set runs {_listed(mine)} where the control runs {_listed(its)}"
-        which = ", whichever of them it is" if len(mine) > 1 else ""
-        sentence = f"{self._inside} {after} {what}; the result is off by {off:.2g}{which}"
-        first = (*mine, *its)[0]
-        return _Found(start, OperationTold(sentence, first.name))
+        place = path[0] if mine else len(self.call.operations)
+        makers = [each.made_by for each in (*mine, *its)[0].inputs if each.made_by >= 0]
+        call = self.call if mine else self.other
+        after = f"after {_named(call, max(makers))}, which agrees" if makers else "at its begin"
+        sentence = f"{self._inside} {after}, {what}; what the module returns is off by {by:.2g}"
+        return _Found(place, OperationTold(sentence, (*mine, *its)[0].name))
+
+    def _same_operation(self, place: int, of: int) -> _Found:
+        """The first operation on both ways, of the same name: its inputs or itself are wrong."""
+        mine, its = self.call.operations[place], self.other.operations[of]
+        named = _named(self.call, place)
+        if [each.kind for each in mine.inputs] != [each.kind for each in its.inputs]:
+            got, expected = (_kinds(each.inputs) for each in (mine, its))
+            sentence = f"{self._inside} {named} gets {got}, in the control {expected}"
+            return _Found(place, OperationTold(sentence, mine.name))
+        again = [each.operations[of].inputs for each in self._repeats]
+        wrong = [
+            number
+            for number, tensor in enumerate(mine.inputs)
+            if not self._agree(tensor, its.inputs, number, again)
+        ]
+        if wrong:
+            return self._wrong_input(place, of, wrong[0])
+        if any(not each.sums for each in (*mine.inputs, *mine.outputs)):
+            why = f"{named} has tensors of a kind that cannot be compared"
+            return _Found(place, self._not_told(why))
+        noise = self._noise(its.outputs, [each.operations[of].outputs for each in self._repeats])
+        off, inputs = _worst(mine.outputs, its.outputs), _worst(mine.inputs, its.inputs)
+        if off <= GROWS * inputs:
+            grown = f"{named} is off by {off:.2g}, and what it gets by {inputs:.2g}, as of rounding"
+            return _Found(place, self._not_told(grown))
+        sentence = (
+            f"{self._inside} {named} {_by(off, noise)} while its inputs agree"
+            f"{_other_settings(mine, its)}"
+        )
+        return _Found(place, OperationTold(sentence, mine.name))
+
+    def _wrong_input(self, place: int, of: int, number: int) -> _Found:
+        mine, its = self.call.operations[place], self.other.operations[of]
+        off = _distance(mine.inputs[number], its.inputs[number])
+        source = _source(mine.inputs[number].made_by, self.call)
+        other = _source(its.inputs[number].made_by, self.other)
+        sentence = (
+            f"{self._inside} input {number + 1} of {_named(self.call, place)} is off by {off:.2g}: "
+            f"it is {source}" + (f", and in the control {other}" if other != source else "")
+        )
+        return _Found(place, OperationTold(sentence, mine.name))
+
+    def _agree(
+        self,
+        mine: TensorSums,
+        its: Sequence[TensorSums],
+        place: int,
+        again: Sequence[Sequence[TensorSums]],
+    ) -> bool:
+        noise = self._noise([its[place]], [[each[place]] for each in again])
+        return _distance(mine, its[place]) <= BEYOND * noise
 
     def _noise(self, its: Sequence[TensorSums], again: Sequence[Sequence[TensorSums]]) -> float:
-        learnt = [_worst(each, its) for each in again]
+        learnt = (_worst(each, its) for each in again)
         return max(self._floor, *(each for each in learnt if math.isfinite(each)), 0.0)
+
+    def _noise_of_all(self) -> dict[int, float]:
+        """By operation of the control."""
+        return {
+            place: self._noise(
+                each.outputs, [repeat.operations[place].outputs for repeat in self._repeats]
+            )
+            for place, each in enumerate(self.other.operations)
+        }
 
     @property
     def _inside(self) -> str:
         return f"inside {self.call.module},"
 
-    def _named(self, place: int) -> str:
-        operation = self.call.operations[place]
-        of = len(self.call.operations) + self.call.left_out
-        where = f" in {operation.module}" if operation.module else ""
-        return f"{operation.name} (operation {place + 1} of {of}{where})"
+    def _not_told(self, why: str) -> OperationTold:
+        return _not_told(self.call.module, why)
 
 
-_Block = tuple[str, int, int, int, int]
-"""As of ``difflib``: what it is, then from where to where in the control and in the test set."""
+class _Known:
+    """All tensors of a call, to ask whether it has one that equals another."""
+
+    def __init__(self, call: ModuleCall, noise: Mapping[int, float], floor: float) -> None:
+        tensors: list[tuple[TensorSums, float]] = []
+        for place, each in enumerate(call.operations):
+            limit = BEYOND * max(floor, noise.get(place, 0.0))
+            tensors += [(tensor, limit) for tensor in each.outputs]
+            tensors += [(tensor, BEYOND * floor) for tensor in each.inputs if tensor.made_by < 0]
+        tensors += [(tensor, BEYOND * floor) for tensor in call.inputs]
+        by_kind: dict[tuple[str, int], list[tuple[TensorSums, float]]] = {}
+        for tensor, limit in tensors:
+            if tensor.sums:
+                by_kind.setdefault((tensor.kind, tensor.not_finite), []).append((tensor, limit))
+        self._tables = {
+            kind: (
+                np.array([tensor.sums for tensor, _ in some]),
+                np.array([_scale(tensor) * limit for tensor, limit in some]),
+            )
+            for kind, some in by_kind.items()
+        }
+
+    def has(self, tensor: TensorSums, least: float = 0.0) -> bool:
+        """Whether one equals it within noise; so does a tensor that cannot be compared.
+
+        ``least`` is a distance of their sums that is noise in any case.
+        """
+        if not tensor.sums:
+            return True
+        table = self._tables.get((tensor.kind, tensor.not_finite))
+        if table is None:
+            return False
+        sums, limits = table
+        distances = np.linalg.norm(sums - np.array(tensor.sums), axis=1)
+        return bool((distances <= np.maximum(limits, least)).any())
 
 
-def _keys(operations: Sequence[Operation]) -> list[tuple[str, ...]]:
+class _Path(NamedTuple):
+    """Operations between right tensors and wrong ones."""
+
+    operations: list[int]
+    """In order."""
+    unseen: str
+    """Why a wrong tensor on the way has no operation that made it, in a clause; else empty."""
+
+
+def _path(
+    call: ModuleCall, wrong: Iterable[TensorSums], is_right: Callable[[TensorSums], bool]
+) -> _Path:
+    """From wrong tensors back to right ones."""
+    found: set[int] = set()
+    todo, unseen = list(wrong), ""
+    while todo:
+        tensor = todo.pop()
+        if is_right(tensor):
+            continue
+        if tensor.made_by < 0:
+            unseen = "a part of it is computed where no operation is seen, as in compiled code"
+            continue
+        maker = call.operations[tensor.made_by]
+        if all(each.sums != tensor.sums for each in maker.outputs):
+            unseen = "one of its tensors is changed in place through another view of it"
+        elif tensor.made_by not in found:
+            found.add(tensor.made_by)
+            todo += maker.inputs
+    return _Path(sorted(found), unseen)
+
+
+def _key(operation: Operation) -> tuple[str, ...]:
     """Operations are the same if they have one name, and results of one kind."""
-    return [(each.name, *(tensor.kind for tensor in each.outputs)) for each in operations]
+    return (operation.name, *(tensor.kind for tensor in operation.outputs))
 
 
-def _parting(makers: tuple[int, int], apart: Sequence[_Block]) -> _Block | None:
-    """The operations of one run alone that made a tensor; ``makers`` are the test set's, its."""
-    mine, its = makers
-    for block in apart:
-        _, begin, end, start, stop = block
-        if start <= mine < stop or begin <= its < end:
-            return block
-    return None
+def _keys(operations: Iterable[Operation]) -> list[tuple[str, ...]]:
+    return list(map(_key, operations))
+
+
+def _named(call: ModuleCall, place: int) -> str:
+    operation = call.operations[place]
+    where = f" in {operation.module}" if operation.module else ""
+    return f"{operation.name} (operation {place + 1} of {len(call.operations)}{where})"
+
+
+def _kinds(tensors: Iterable[TensorSums]) -> str:
+    return " ".join(each.kind for each in tensors) or "no tensors"
 
 
 def _source(maker: int, call: ModuleCall) -> str:
@@ -292,12 +367,6 @@ def _source(maker: int, call: ModuleCall) -> str:
     if maker == GIVEN:
         return "what the module was called with"
     return "made by nothing that could be seen: a weight, a constant, or what compiled code makes"
-
-
-def _furthest(mine: Sequence[TensorSums], its: Sequence[TensorSums]) -> int:
-    """Index of the largest difference."""
-    distances = [_distance(*pair) for pair in zip(mine, its, strict=True)]
-    return distances.index(max(distances))
 
 
 def _worst(mine: Sequence[TensorSums], its: Sequence[TensorSums]) -> float:
@@ -316,8 +385,13 @@ def _distance(mine: TensorSums, its: TensorSums) -> float:
         return math.inf
     if not mine.sums or len(mine.sums) != len(its.sums):
         return 0.0
-    norm = math.dist(mine.sums, its.sums) / math.sqrt(len(its.sums))
-    return norm / its.norm if its.norm else (math.inf if norm else 0.0)
+    off, scale = math.dist(mine.sums, its.sums), _scale(its)
+    return off / scale if scale else (math.inf if off else 0.0)
+
+
+def _scale(tensor: TensorSums) -> float:
+    """Of the sums: so that a multiple shows as what it is, unless they happen to be small."""
+    return max(math.hypot(*tensor.sums), tensor.norm * math.sqrt(len(tensor.sums)) / 2)
 
 
 def _by(off: float, noise: float) -> str:

@@ -16,7 +16,6 @@ from converge_harness.matrix.run import Ran, gpu_ids
 from converge_harness.model import (
     Experiment,
     Judgement,
-    ModuleCall,
     Plan,
     Precision,
     RunStatus,
@@ -90,32 +89,37 @@ def _told(
     except ConfigError as error:
         without = " without compile" if rerun.eager else ""
         return _unknown(verdict, f"it cannot run again{without}: {error.problems[0].message}")
-    ran = run(plan)
+    told = _compared(plan, run(plan), verdict)
+    if not rerun.eager:
+        return told
+    if told.is_right:
+        said = f"what {verdict.module} returns in its first call is right"
+        return replace(told, sentence=f"without compile, {said}: the difference comes with compile")
+    return replace(told, sentence=f"without compile, {told.sentence}")
+
+
+def _compared(plan: Plan, ran: Ran, verdict: Verdict) -> OperationTold:
+    """What the rerun's records show."""
     job = plan.job(verdict.name)
     control = plan.job(job.matched or verdict.control)
     records = {each.name: record for each, record in zip(plan.jobs, ran.records, strict=True)}
     for each in (job, control):
         if (record := records[each.name]).status is not RunStatus.FINISHED:
             return _unknown(verdict, f"the rerun of {each.name} has not finished: {record.status}")
-
-    def calls(name: str) -> Mapping[int, ModuleCall]:
-        return read_operations(records[name].folder)
-
+    repeats = [
+        records[each.name].folder
+        for each in plan.repeats_of(control)
+        if records[each.name].status is RunStatus.FINISHED
+    ]
     try:
-        told = wrong_operation(
-            calls(job.name),
-            calls(control.name),
-            [
-                calls(each.name)
-                for each in plan.repeats_of(control)
-                if records[each.name].status is RunStatus.FINISHED
-            ],
+        return wrong_operation(
+            read_operations(records[job.name].folder),
+            read_operations(records[control.name].folder),
+            list(map(read_operations, repeats)),
             _coarser(job.precision, control.precision),
         )
     except ConvergeError as error:
         return _unknown(verdict, str(error))
-    eager = "without compile, " if rerun.eager else ""
-    return replace(told, sentence=f"{eager}{told.sentence}")
 
 
 def _rerun(alone: Experiment, module: str) -> _Rerun:

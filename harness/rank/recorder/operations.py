@@ -188,6 +188,9 @@ class _Seeing(TorchDispatchMode):
         inputs = self._tensors((args, kwargs))
         settings = [_text(each) for each in tree_flatten((args, kwargs))[0] if _is_setting(each)]
         result = func(*args, **kwargs)
+        schema = getattr(func, "_schema", None)
+        if schema is None or schema.is_mutable:
+            self._known.clear()  # versions are counted on only after this
         number = len(self.operations)
         self.operations.append(
             {
