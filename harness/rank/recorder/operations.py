@@ -182,6 +182,11 @@ class _Seeing(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is torch.ops.aten.detach.default:  # autograd saves results by it, or by hooks
+            (kept,) = args
+            result = func(*args, **kwargs)
+            self._tensors(result, made_by=self._maker(kept))
+            return result
         if len(self.operations) >= MOST:
             self.left_out += 1
             return func(*args, **kwargs)
@@ -213,16 +218,17 @@ class _Seeing(TorchDispatchMode):
             ]
 
     def _tensor(self, tensor: torch.Tensor, made_by: int | None) -> TensorDocument:
-        if made_by is not None:
-            self._makers[id(tensor)] = (tensor, made_by)
-        elif id(tensor) not in self._makers:
-            self._makers[id(tensor)] = (tensor, UNSEEN)
+        self._makers[id(tensor)] = (tensor, self._maker(tensor) if made_by is None else made_by)
         version = -1 if tensor.is_inference() else tensor._version
         known = self._known.get(id(tensor))
         if known is None or known[0] != version or version < 0:
             known = (version, summed(tensor))
             self._known[id(tensor)] = known
         return {**known[1], "made_by": self._makers[id(tensor)][1]}
+
+    def _maker(self, tensor: torch.Tensor) -> int:
+        _, made_by = self._makers.get(id(tensor), (tensor, UNSEEN))
+        return made_by
 
 
 def summed(tensor: torch.Tensor) -> TensorDocument:
