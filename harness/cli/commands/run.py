@@ -222,15 +222,8 @@ def _explain(
         for sentence in explained.explanations:
             say(console, sentence)
         say(console, f"report in float32: {paths[0]}")
-    _tell_operations(
-        console,
-        plan,
-        replace(judged, verdicts=not_rounded(verdicts, explained)),
-        folder,
-        arguments,
-        store=store,
-        until=until,
-    )
+    failed = replace(judged, verdicts=not_rounded(verdicts, explained))
+    _tell_operations(console, plan, failed, folder, store, arguments)
     for name in to_shrink(plan, verdicts, explained):
         console.print()
         if time.monotonic() < until:
@@ -249,10 +242,8 @@ def _tell_operations(
     plan: Plan,
     judged: Judged,
     folder: Path,
-    arguments: argparse.Namespace,
-    *,
     store: Store,
-    until: float,
+    arguments: argparse.Namespace,
 ) -> None:
     """Say which operation of the first wrong modules is to blame, also in the reports."""
     from converge_harness.cli.console import say
@@ -267,13 +258,11 @@ def _tell_operations(
 
     told = {}
     for verdict in to_look_into(judged.verdicts):
-        if time.monotonic() >= until:
-            break
         console.print()
         say(console, f"{verdict.name}: looking into {verdict.module}, by a short rerun")
         run = RunningQuietly(console, store, arguments)
         told[verdict.name] = tell_operation(plan.experiment, verdict, run, arguments.slots)
         say(console, told[verdict.name].sentence)
-    if told:
         write_told(folder, told)
+    if told:
         write_reports(told_with(judged.view, told), folder)
