@@ -405,7 +405,8 @@ def _other_settings(mine: Operation, its: Operation) -> str:
     if mine.settings == its.settings:
         return ""
     if len(mine.settings) != len(its.settings):
-        return f"; it gets {' '.join(mine.settings)}, in the control {' '.join(its.settings)}"
+        got, expected = (", ".join(each.settings) or "nothing" for each in (mine, its))
+        return f"; besides tensors it gets {got}, in the control {expected}"
     changed = list(_changed(mine.settings, its.settings))
     return "; it gets " + ", ".join(f"{new} (control: {old})" for new, old in changed)
 

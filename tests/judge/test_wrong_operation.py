@@ -101,6 +101,16 @@ def test_an_operation_that_is_off_while_its_inputs_agree_is_named_with_what_it_g
     )
 
 
+def test_arguments_that_only_one_of_the_runs_gives_are_shown():
+    def gelu(by, *settings):
+        return lambda run, x: run("gelu", lambda a: a * by, x, settings=settings)
+
+    found = told(gelu(1.1, "approximate=tanh"), gelu(1.0))
+    assert found.sentence.endswith(
+        "; besides tensors it gets approximate=tanh, in the control nothing"
+    )
+
+
 def test_a_right_module_has_no_wrong_operation():
     found = told(norm)
     assert (found.operation, found.is_right) == ("", True)

@@ -191,7 +191,10 @@ class _Seeing(TorchDispatchMode):
             self.left_out += 1
             return func(*args, **kwargs)
         inputs = self._tensors((args, kwargs))
-        settings = [_text(each) for each in tree_flatten((args, kwargs))[0] if _is_setting(each)]
+        settings = [
+            *(_text(each) for each in tree_flatten(args)[0] if _is_setting(each)),
+            *(f"{key}={_text(each)}" for key, each in kwargs.items() if _is_setting(each)),
+        ]
         result = func(*args, **kwargs)
         schema = getattr(func, "_schema", None)
         if schema is None or schema.is_mutable:
