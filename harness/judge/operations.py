@@ -171,17 +171,35 @@ class _Pair:
 
         other = _path(self.other, [its[place] for place in off], known)
         by = max(_distance(mine[place], its[place]) for place in off)
-        return self._between(path, other, by)
+        made = [each[place].made_by for each in (mine, its) for place in off[:1]]
+        return self._between(path, other, made, by)
 
-    def _between(self, way: _Path, its_way: _Path, by: float) -> _Found:
-        """What the operations on the two ways from right tensors to the wrong output show."""
+    def _between(self, way: _Path, its_way: _Path, made: list[int], by: float) -> _Found:
+        """What the operations on the two ways from right tensors to the wrong output show.
+
+        ``made`` is what made the first wrong output, in the test set and in the control.
+        """
         path, other = way.operations, its_way.operations
+        ours, theirs = self.call.operations, self.other.operations
+        if path and (twin := self._twin(ours[path[0]], ours, theirs)) is not None:
+            return self._same_operation(path[0], twin)
+        if other and (twin := self._twin(theirs[other[0]], theirs, ours)) is not None:
+            return self._same_operation(twin, other[0])
+        if path and _keys(ours[each] for each in path) == _keys(theirs[each] for each in other):
+            return self._same_operation(path[0], other[0])  # no rewrite: it gets something else
+        if why := way.unseen or its_way.unseen:
+            return _Found(len(ours), self._not_told(why))
+        # An operation may return what it got (times a weight of ones) and so leave no way.
+        if not path and made[0] >= 0 and not self._has(theirs, ours[made[0]]):
+            path = made[:1]
+        if not other and made[1] >= 0 and not self._has(ours, theirs[made[1]]):
+            other = made[1:]
+        return self._parted(path, other, by)
+
+    def _parted(self, path: list[int], other: list[int], by: float) -> _Found:
+        """What the operations on the two ways are, as far as they differ."""
         mine = [self.call.operations[each] for each in path]
         its = [self.other.operations[each] for each in other]
-        if mine and its and _key(mine[0]) == _key(its[0]):
-            return self._same_operation(path[0], other[0])
-        if why := way.unseen or its_way.unseen:
-            return _Found(len(self.call.operations), self._not_told(why))
         while mine and its and _key(mine[-1]) == _key(its[-1]):
             mine.pop()
             its.pop()
@@ -200,6 +218,31 @@ class _Pair:
         after = f"after {_named(call, max(makers))}, which agrees" if makers else "at its begin"
         sentence = f"{self._inside} {after}, {what}; what the module returns is off by {by:.2g}"
         return _Found(place, OperationTold(sentence, (*mine, *its)[0].name))
+
+    def _twin(
+        self, operation: Operation, own: Sequence[Operation], others: Sequence[Operation]
+    ) -> int | None:
+        """The other run's operation of the same name with the same inputs.
+
+        Not if it is that of another operation of this run, which has its result as well.
+        """
+        for place, each in enumerate(others):
+            if self._alike(operation, each) and not self._has(own, each):
+                return place
+        return None
+
+    def _has(self, operations: Sequence[Operation], wanted: Operation) -> bool:
+        """Whether one of them has its name, its inputs and its results."""
+        limit = BEYOND * self._floor
+        return any(
+            self._alike(each, wanted) and _worst(each.outputs, wanted.outputs) <= limit
+            for each in operations
+        )
+
+    def _alike(self, one: Operation, other: Operation) -> bool:
+        """Whether they have one name, and got the same."""
+        limit = BEYOND * self._floor
+        return _key(one) == _key(other) and _worst(one.inputs, other.inputs) <= limit
 
     def _same_operation(self, place: int, of: int) -> _Found:
         """The first operation on both ways, of the same name: its inputs or itself are wrong."""

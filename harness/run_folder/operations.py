@@ -45,7 +45,7 @@ class OperationDocument(TypedDict):
     outputs: list[TensorDocument]
 
 
-class CallDocument(TypedDict):
+class ModuleCallDocument(TypedDict):
     """The file of one rank."""
 
     module: str
@@ -58,7 +58,7 @@ class CallDocument(TypedDict):
     outputs: list[TensorDocument]
 
 
-def write_operations(run_folder: Path, rank: int, document: CallDocument) -> None:
+def write_operations(run_folder: Path, rank: int, document: ModuleCallDocument) -> None:
     folder = run_folder / OPERATIONS
     folder.mkdir(exist_ok=True)
     write_json(folder / f"rank-{rank:05d}.json", {"schema": SCHEMA, **document})

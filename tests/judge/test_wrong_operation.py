@@ -164,6 +164,24 @@ def test_what_only_the_test_set_runs_or_lacks_is_named_also_before_the_same_oper
     assert "after aten.mul (operation 5 of 7), which agrees, the test set lacks" in found.sentence
 
 
+def test_an_operation_that_changes_nothing_in_the_control_is_still_one():
+    """As one with a weight of ones."""
+
+    def times(by, name="mul", first=norm):
+        return lambda run, x: run(name, lambda a: a * by, first(run, x), settings=(str(by),))
+
+    found = told(times(1.1), times(1.0))
+    assert found.operation == "aten.mul"
+    assert "operation 6 of 6) is off by 0.1 (" in found.sentence
+    assert "; it gets 1.1 (control: 1.0)" in found.sentence
+    found = told(times(1.0), times(1.1))
+    assert "aten.mul (operation 6 of 6) is off by 0.091 (" in found.sentence
+    found = told(times(1.1, "div"), times(1.0))
+    assert "test set runs aten.div (float32) where the control runs aten.mul" in found.sentence
+    found = told(times(1.1, first=times(1.0)), times(1.0))
+    assert "test set runs aten.mul (float32) in addition" in found.sentence
+
+
 def test_an_operation_may_get_a_wrong_weight_or_the_result_of_another_operation():
     found = told(lambda run, x: norm(run, x, weight=OTHER))
     assert "input 2 of aten.mul (operation 5 of 5) is off by " in found.sentence
@@ -179,6 +197,20 @@ def test_an_operation_may_get_a_wrong_weight_or_the_result_of_another_operation(
     found = told(crossed(first=True, second=1), crossed(first=True, second=0))
     assert "input 1 of aten.exp (operation 3 of 3) is off by " in found.sentence
     assert "the result of aten.cos (operation 2), and in the control" in found.sentence
+
+
+def test_a_rewrite_that_begins_with_the_same_operation_on_other_tensors_is_listed_whole():
+    def cubed(run, x):
+        return run("mul", np.multiply, run("mul", np.multiply, x, x), x)
+
+    def doubled(run, x):
+        return run("exp", np.exp, run("mul", np.multiply, x, run("cos", np.cos, x)))
+
+    found = told(cubed, doubled)
+    assert (
+        "at its begin, the test set runs aten.mul (float32), aten.mul (float32) where the control "
+        "runs aten.cos (float32), aten.mul (float32), aten.exp (float32)"
+    ) in found.sentence
 
 
 def test_another_data_type_makes_it_another_operation():

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from converge_harness.rank.recorder import operations
 from converge_harness.rank.recorder.activations import activation_samples
-from converge_harness.rank.recorder.operations import SIGNS, summed
+from converge_harness.rank.recorder.operations import SUMS, summed
 from converge_harness.run_folder.operations import GIVEN, MODEL, UNSEEN
 
 
@@ -138,7 +138,7 @@ def test_sums_show_exchanged_entries_and_count_what_is_not_finite(monkeypatch):
     tensor = torch.randn(5, 6, 7, generator=torch.Generator().manual_seed(0))
     plain = summed(tensor)
     assert plain["kind"] == "float32[5, 6, 7]"
-    assert len(plain["sums"]) == SIGNS
+    assert len(plain["sums"]) == SUMS
     assert plain["norm"] == pytest.approx(float(tensor.norm()), rel=1e-6)
     for dim in range(3):
         assert summed(tensor.flip(dim))["sums"] != plain["sums"]
@@ -147,4 +147,4 @@ def test_sums_show_exchanged_entries_and_count_what_is_not_finite(monkeypatch):
     tensor[0, 0, 0] = float("inf")
     assert summed(tensor)["not_finite"] == 1
     for odd in (torch.tensor(2.0), torch.zeros(0, 3), torch.arange(4), torch.ones(2).cfloat()):
-        assert len(summed(odd)["sums"]) == SIGNS
+        assert len(summed(odd)["sums"]) == SUMS

@@ -25,7 +25,7 @@ from converge_harness.run_folder.operations import (
     GIVEN,
     MODEL,
     UNSEEN,
-    CallDocument,
+    ModuleCallDocument,
     OperationDocument,
     TensorDocument,
     write_operations,
@@ -33,7 +33,7 @@ from converge_harness.run_folder.operations import (
 
 MOST = 2000
 """Operations that are recorded: of a module, not of a large model."""
-SIGNS = 32
+SUMS = 32
 """Signed sums of a tensor."""
 _ROWS, _COLUMNS = 0xA11, 0xB22
 _BLOCK = 1 << 22
@@ -127,7 +127,7 @@ class OperationSampler:
         mode = self._mode
         if mode is None or not self._over:
             problem = self._problem or "it was not called"
-            document = CallDocument(
+            document = ModuleCallDocument(
                 module=self._module,
                 problem=problem,
                 operations=[],
@@ -136,7 +136,7 @@ class OperationSampler:
                 outputs=[],
             )
         else:
-            document = CallDocument(
+            document = ModuleCallDocument(
                 module=self._module,
                 problem="",
                 operations=mode.operations,
@@ -253,7 +253,7 @@ def _sums(local: torch.Tensor) -> tuple[float, list[float], int]:
     columns = local.shape[-1] if local.dim() else 1
     rows = local.reshape(-1, columns) if local.numel() else local.new_zeros((1, 1))
     across = _signs(rows.shape[1], _COLUMNS, local.device)
-    total = torch.zeros(SIGNS, dtype=torch.float64, device=local.device)
+    total = torch.zeros(SUMS, dtype=torch.float64, device=local.device)
     squares = torch.zeros((), dtype=torch.float64, device=local.device)
     not_finite = torch.zeros((), dtype=torch.int64, device=local.device)
     down = _signs(rows.shape[0], _ROWS, local.device)
@@ -269,9 +269,9 @@ def _sums(local: torch.Tensor) -> tuple[float, list[float], int]:
 
 
 def _signs(count: int, key: int, device: torch.device) -> torch.Tensor:
-    """Shape (count, SIGNS), float64."""
+    """Shape (count, SUMS), float64."""
     bits = mixed(torch.arange(count, device=device), key)[:, None]
-    return (1 - 2 * (bits >> torch.arange(SIGNS, device=device)).bitwise_and(1)).to(torch.float64)
+    return (1 - 2 * (bits >> torch.arange(SUMS, device=device)).bitwise_and(1)).to(torch.float64)
 
 
 def _is_setting(value: Any) -> bool:
