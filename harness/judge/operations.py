@@ -125,10 +125,18 @@ def _other_inputs(
             "of each gets the same"
         )
     noise = max((_worst(each.inputs, its.inputs) for each in again), default=0.0)
-    off = _worst(call.inputs, its.inputs)
-    if off <= BEYOND * max(noise, FLOORS[precision]):
+    limit = BEYOND * max(noise, FLOORS[precision])
+    distances = list(map(_distance, call.inputs, its.inputs))
+    off = [place for place, distance in enumerate(distances) if not distance <= limit]
+    if not off:
         return ""
-    return f"what it gets is off by {off:.2g} already, as of other samples"
+    if len(off) == len(distances):
+        return f"what it gets is off by {max(distances):.2g} already, as of other samples"
+    place = off[0]
+    return (
+        f"its input {place + 1} of {len(distances)}, {call.inputs[place].kind}, is off by "
+        f"{distances[place]:.2g} already, while others agree: look at what makes it"
+    )
 
 
 class _Pair:

@@ -281,6 +281,21 @@ def test_what_cannot_be_compared_is_not_told(change, why):
     assert wrong_operation({0: wrong}, {0: call_of(norm)}, [], Precision.FP32).operation
 
 
+def test_an_input_that_differs_already_is_named_such_as_a_mask():
+    """Masks are of no floating-point type: the sums of modules do not show them."""
+
+    def with_mask(value):
+        mask = replace(Running().sums(value), kind="bool[6, 8]")
+        call = call_of(norm)
+        return replace(call, inputs=(*call.inputs, mask))
+
+    found = wrong_operation({0: with_mask(X)}, {0: with_mask(OTHER)}, [], Precision.FP32)
+    assert not found.operation
+    assert "on rank 0, its input 2 of 2, bool[6, 8], is off by " in found.sentence
+    assert found.sentence.endswith(" already, while others agree: look at what makes it")
+    assert wrong_operation({0: with_mask(X)}, {0: with_mask(X)}, [], Precision.FP32).is_right
+
+
 def test_no_rank_may_have_recorded_it():
     found = wrong_operation({}, {0: call_of(norm)}, [], Precision.FP32)
     assert found.sentence.endswith("in the test set, no rank has recorded it")
