@@ -86,9 +86,10 @@ def _told(
     rerun = _rerun(alone, verdict.module)
     try:
         plan = plan_experiment(rerun.experiment, on_gpu=bool(gpu_ids()), slots=slots)
-    except ConfigError as error:
+    except ConvergeError as error:
         without = " without compile" if rerun.eager else ""
-        return _unknown(verdict, f"it cannot run again{without}: {error.problems[0].message}")
+        said = error.problems[0].message if isinstance(error, ConfigError) else str(error)
+        return _unknown(verdict, f"it cannot run again{without}: {said}")
     told = _compared(plan, run(plan), verdict)
     if not rerun.eager:
         return told

@@ -45,6 +45,31 @@ parallelism.dp_shard = 2
 inject = "{INJECTIONS}:double_gradients"
 """
 
+SCRIPT = ROOT / "experiments" / "tutorial" / "train_probed.py"
+PROBED = """
+schema = 1
+name = "probed"
+repeats = ["ulp"]
+[trainer]
+kind = "command"
+toolchain = "torchtitan-0.3.0"
+command = [
+    "{config.script}", "--steps", "{steps}", "--seed", "{seed}",
+    "--global-batch", "{global_batch_size}", "--micro-batch", "{local_batch_size}",
+    "--out", "{output}",
+]
+[trainer.config]
+script = "train.py"
+training = { steps = 3, global_batch_size = 16, local_batch_size = 8 }
+[control]
+name = "ddp2"
+parallelism.dp_replicate = 2
+[[test]]
+name = "tanh"
+parallelism.dp_replicate = 2
+set = { script = "train_tanh.py" }
+"""
+
 pytestmark = pytest.mark.slow
 
 
@@ -104,3 +129,20 @@ def test_judging_again_keeps_what_was_told(matrix):
     again = found.converge("report")
     assert again.returncode == 1, again.stdout + again.stderr
     assert {name: test["first_wrong"] for name, test in found.tests().items()} == before
+
+
+def test_a_program_with_the_probe_is_looked_into_as_well(tmp_path):
+    script = SCRIPT.read_text()
+    assert script.count("nn.GELU()") == 1
+    (tmp_path / "train.py").write_text(script)
+    tanh = script.replace("nn.GELU()", 'nn.GELU(approximate="tanh")')
+    (tmp_path / "train_tanh.py").write_text(tanh)
+    more = ("--explain", "--explain-minutes", "1")
+    matrix, done = run(tmp_path, PROBED, warm_toolchains(), *more)
+    assert done.returncode == 1, done.stdout + done.stderr
+    verdict = matrix.tests()["tanh"]
+    assert verdict["module"] == "2"
+    assert "; inside 2, aten.gelu.default (operation 1 of 1) is off by " in verdict["first_wrong"]
+    assert verdict["first_wrong"].endswith(
+        "; besides tensors it gets approximate=tanh, in the control nothing"
+    )
