@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from converge_harness.errors import EvidenceError
+from converge_harness.errors import EvidenceError, ToolchainError
 from converge_harness.experiment import load_experiment
 from converge_harness.matrix import operations
 from converge_harness.matrix.load import plan_experiment
@@ -145,6 +145,17 @@ def test_what_cannot_run_again_is_said(name, file, why):
     told = tell_operation(whole, wrong, None, None)
     assert why in told.sentence
     assert not told.operation
+
+
+def test_a_toolchain_that_is_gone_is_said(monkeypatch):
+    def gone(*_arguments, **_more):
+        raise ToolchainError("torchtitan-0.3.0 is not built")
+
+    monkeypatch.setattr(operations, "plan_experiment", gone)
+    told = tell_operation(experiment(), WRONG, None, None)
+    assert told.sentence.endswith(
+        "it cannot run again without compile: torchtitan-0.3.0 is not built"
+    )
 
 
 def test_a_rerun_that_ends_early_tells_nothing(tmp_path):
