@@ -8,6 +8,7 @@
 - ``checks/``: the questions, a module for each subject, and which of them are asked
 - ``resume/``: compares the passes of a resumed run with each other
 - ``causes/``: the likely cause of a failure
+- ``operations``: the operation to blame inside of a wrong module
 - ``soundness``, ``degrees``: questions about a single run; ``probed_runs``: how runs were probed
 - ``in_force``: how the configurations of two runs differ; whether what a set names is what ran is
   asked of its trainer's audit (``TrainerSpec.audit``)
@@ -36,6 +37,7 @@ from converge_harness.judge.compare.tost import level_of_look
 from converge_harness.judge.comparison import RunComparison, compare_runs
 from converge_harness.judge.degrees import parallelism_of
 from converge_harness.judge.in_force import ConfigDifference
+from converge_harness.judge.operations import OperationTold, wrong_operation
 from converge_harness.judge.probed_runs import probing
 from converge_harness.judge.rcp import RcpInputs, judge_submission
 from converge_harness.judge.resume.faults import pass_of, steps_after
@@ -57,6 +59,7 @@ __all__ = [
     "LossOnlyGate",
     "ModuleComparison",
     "ModuleDifference",
+    "OperationTold",
     "PrecisionRuns",
     "RcpInputs",
     "RunChange",
@@ -83,4 +86,5 @@ __all__ = [
     "tokens_off",
     "unmeasured_noise",
     "whole_series",
+    "wrong_operation",
 ]

@@ -146,7 +146,12 @@ def judge(
     verdict = _verdict(compared, ask, selected, judgement, checks, cause)
     if judgement is Judgement.FAIL:
         place = first_wrong(compared, {check.name: check for check in checks}, cause.kind)
-        verdict = replace(verdict, module=place.module, first_wrong=place.sentence)
+        verdict = replace(
+            verdict,
+            module=place.module,
+            first_wrong=place.sentence,
+            wrong_forward=place.forward,
+        )
     return JudgedPair(verdict, compared)
 
 

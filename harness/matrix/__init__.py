@@ -18,6 +18,7 @@ and other tasks::
     recommend.py   an experiment file for some techniques, or the fewest jobs for all pairs
     against.py     the same matrix with the code of an earlier revision, compared set by set
     explain.py     runs failures in low precision again in float32
+    operations.py  which operation of a failed set's first wrong module is to blame
     failure.py     how a set fails, and whether another run of it fails the same way
     shrink.py      the smallest set-up that fails the same way
     bisect.py      the first revision at which it does

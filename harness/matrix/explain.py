@@ -1,4 +1,4 @@
-"""What explains failures: rounding, or else which of their parts; ``converge run --explain``."""
+"""Whether rounding explains failures, and what else may be shrunk; ``converge run --explain``."""
 
 from __future__ import annotations
 
@@ -73,13 +73,17 @@ def to_shrink(
     plan: Plan, verdicts: Sequence[Verdict], explained: Explained | None
 ) -> tuple[str, ...]:
     """The failed test sets with several parts that do not fail by rounding alone."""
+    failed = {each.name for each in not_rounded(verdicts, explained)}
+    tests = [spec.name for spec in plan.experiment.tests]
+    return tuple(name for name in tests if name in failed and may_shrink(plan, plan.job(name)))
+
+
+def not_rounded(verdicts: Sequence[Verdict], explained: Explained | None) -> tuple[Verdict, ...]:
+    """The failed sets that do not pass in float32."""
     in_float32 = explained.judged.verdicts if explained else ()
     rounded = {each.name for each in in_float32 if each.judgement is Judgement.PASS}
-    failed = {each.name for each in verdicts if each.judgement is Judgement.FAIL}
-    tests = [spec.name for spec in plan.experiment.tests]
-    return tuple(
-        name for name in tests if name in failed - rounded and may_shrink(plan, plan.job(name))
-    )
+    failed = (each for each in verdicts if each.judgement is Judgement.FAIL)
+    return tuple(each for each in failed if each.name not in rounded)
 
 
 def explanation(low: Verdict, plain: Verdict) -> str:

@@ -12,6 +12,7 @@ are treated as read-only. See ``docs/architecture.md`` for who makes what.
     runs.py         how a run ended
     in_force.py     what was really in force in a run
     evidence.py     all that a run left
+    operations.py   what one module computed, operation by operation
     calibration.py  how much repeats of a control differ
     verdict.py      checks, outcomes, causes, verdicts
 
@@ -79,6 +80,13 @@ from converge_harness.model.kinds import (
     Segment,
     Torn,
     ranks,
+)
+from converge_harness.model.operations import (
+    GIVEN,
+    UNSEEN,
+    ModuleCall,
+    Operation,
+    TensorSums,
 )
 from converge_harness.model.plan import (
     BASELINES,
@@ -155,6 +163,7 @@ __all__ = [
     "ENOUGH_RERUNS",
     "FEWEST_DRAWN",
     "FROZEN_STEPS",
+    "GIVEN",
     "GLOBAL_BATCH",
     "GRACE_S",
     "JUDGED_SIGNALS",
@@ -167,6 +176,7 @@ __all__ = [
     "SPMD_BACKENDS",
     "STOP_AFTER",
     "TRAINING_STEPS",
+    "UNSEEN",
     "ZERO_2",
     "ZERO_3",
     "Across",
@@ -207,9 +217,11 @@ __all__ = [
     "LeftOut",
     "Limit",
     "Loader",
+    "ModuleCall",
     "ModuleTensor",
     "ObjectiveTerm",
     "ObjectiveTerms",
+    "Operation",
     "Outcome",
     "OwnTechnique",
     "OwnTechniqueInForce",
@@ -246,6 +258,7 @@ __all__ = [
     "TensorRows",
     "TensorSample",
     "TensorScale",
+    "TensorSums",
     "Tier",
     "Toolchain",
     "Torn",

@@ -433,6 +433,8 @@ class SetSpec:
     """Whether torch may use deterministic algorithms only; off: all, as in production."""
     without_fixes: tuple[str, ...] = ()
     """The CPU shim's fixes of upstream bugs that are left out, to show the bug."""
+    operations_of: str = ""
+    """The module whose operations are recorded: in reruns that ``--explain`` makes, in no file."""
     control: str | None = None
     """Name of the control that this test set is judged against; None for a control or anchor."""
     note: str = ""

@@ -153,3 +153,5 @@ class Verdict:
     first_wrong: str = ""
     """A sentence on what modules computed in the first batches: what of it is wrong first, or that
     nothing is; empty on PASS and if it was not recorded."""
+    wrong_forward: bool = False
+    """Whether the module's forward pass is wrong."""

@@ -129,6 +129,8 @@ def _facts(
         # Only where it is switched off, so that existing runs keep their identities.
         **({} if spec.deterministic else {"deterministic": False}),
         "without_fixes": sorted(spec.without_fixes),
+        # Only in reruns that record them, so that existing runs keep their identities.
+        **({"operations_of": spec.operations_of} if spec.operations_of else {}),
         "inject": _injected(spec.inject, surroundings),
         "data": None if data is None else surroundings.data[data],
         "loader": None if data is None else spec.train_config.loader.value,

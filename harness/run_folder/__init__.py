@@ -14,6 +14,7 @@ identity. ``docs/architecture.md`` describes the files.
     weight_mapping.py  its part on names of parameters in another trainer's checkpoint
     metrics.py      metrics.jsonl: its lines, and how the file grows
     arrays.py       .npz files (tensors/, frozen.npz and state/): names of their arrays
+    operations.py   operations/: the operations of one module, which only reruns record
     in_force.py     in_force.json: what really ran
     passes.py       passes/NNN of a resumed run, and who may write there
     starts.py       start.json: a start of a program without the probe

@@ -161,6 +161,8 @@ class JobDocument(TypedDict, total=False):
     deterministic: bool
     """Only where it is false."""
     device: str
+    operations_of: str
+    """Only in reruns of a failed set: the module whose operations are recorded."""
     code: dict[str, str]
     """Only if its version does not identify torchtitan's code: SHA-256 of torchtitan's files when
     the job was planned, by path such as ``torchtitan/trainer.py``."""
@@ -380,6 +382,8 @@ class RankJob:
     without_fixes: tuple[str, ...] = ()
     deterministic: bool = True
     """Whether torch uses deterministic algorithms only."""
+    operations_of: str = ""
+    """The module whose operations are recorded (``operations.py``); empty: none."""
     segments: tuple[RankSegment, ...] = ()
     """The segments of an elastic set, in order."""
     segment: int | None = None
@@ -547,6 +551,7 @@ def _job(raw: JobDocument) -> RankJob:
         inject=raw.get("inject"),
         without_fixes=tuple(raw.get("without_fixes") or ()),
         deterministic=raw.get("deterministic", True),
+        operations_of=raw.get("operations_of") or "",
         is_probed=is_probed(raw),
         segments=tuple(
             RankSegment(

@@ -664,6 +664,7 @@ def job_document(
         "inject": spec.inject,
         "without_fixes": list(spec.without_fixes),
         "device": device,
+        **({"operations_of": spec.operations_of} if spec.operations_of else {}),
         **({"code": dict(job.toolchain.code)} if job.toolchain.code else {}),
         **({} if spec.trainer.can.probed else {"probed": False}),
     }

@@ -167,3 +167,15 @@ def writes_later_weights(trainer: Any) -> None:
 
     DefaultStager.stage = stage
     FileSystemWriter.write_data = write_later
+
+
+def gate_with_gelu(trainer: Any) -> None:
+    """One feed-forward has another activation."""
+    import torch
+
+    module = trainer.model_parts[0].layers["1"].feed_forward
+
+    def forward(rows: Any) -> Any:
+        return module.w2(torch.nn.functional.gelu(module.w1(rows)) * module.w3(rows))
+
+    module.forward = forward

@@ -47,11 +47,14 @@ class Matrix(NamedTuple):
 
 
 def run(
-    folder: Path, text: str, toolchains: Path = TOOLCHAINS
+    folder: Path, text: str, toolchains: Path = TOOLCHAINS, *more: str
 ) -> tuple[Matrix, subprocess.CompletedProcess[str]]:
-    """Run an experiment whose train config is a shipped one, with two of its layers."""
+    """Run an experiment whose train config is a shipped one, with two of its layers.
+
+    ``more`` are further arguments of ``converge run``.
+    """
     names = re.findall(r'^train_config = "train_configs/(\w+)\.toml"', text, re.MULTILINE)
     experiment = with_two_layers(folder, *names) / "matrix.toml"
     experiment.write_text(text)
     matrix = Matrix(experiment, folder / "store", folder / "report", toolchains)
-    return matrix, matrix.converge("run")
+    return matrix, matrix.converge("run", *more)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from judge_examples import judge, with_signals
 
 from converge_harness.judge import calibrate
-from converge_harness.judge.causes.first_wrong import MODEL, first_wrong
+from converge_harness.judge.causes.first_wrong import MODEL, FirstWrong, first_wrong
 from converge_harness.judge.compare.activations import (
     compare_modules,
     distances,
@@ -244,14 +244,14 @@ def test_gradients_of_one_modules_weights_name_it_where_all_modules_are_right(we
 def test_a_gradient_that_never_comes_is_named():
     gone = changed(*since(("layers.0", "out.0"), backward=True), by=0.0, backward=True)
     place = place_of(activations(gone), CauseClass.NO_GRADIENT)
-    assert place.module == "head"
+    assert (place.module, place.forward) == ("head", False)
     assert "the gradient w.r.t. the input of head is zero" in place.sentence
 
 
 def test_what_is_not_finite_is_named():
     tensors = changed(("head", "out.0"), by=np.nan)
     place = place_of(activations(tensors), CauseClass.NOT_FINITE)
-    assert place == ("head", place.sentence)
+    assert (place.module, place.forward) == ("head", True)
     assert "the output of head is not finite" in place.sentence
 
 
@@ -263,10 +263,11 @@ def test_calls_that_a_run_lacks_are_left_out():
 
 def test_nothing_is_named_where_it_would_say_nothing():
     wrong = activations(changed(*CALLS))
-    assert place_of(wrong, CauseClass.CLIPPING) == ("", "")
-    assert first_wrong(compared(None), {}, CauseClass.OBJECTIVE) == ("", "")
+    nothing = FirstWrong("", "", forward=False)
+    assert place_of(wrong, CauseClass.CLIPPING) == nothing
+    assert first_wrong(compared(None), {}, CauseClass.OBJECTIVE) == nothing
     data = Check("same-data", "", Tier.INTEGRITY, Outcome.FAIL)
-    assert first_wrong(compared(wrong), {"same-data": data}, CauseClass.OBJECTIVE) == ("", "")
+    assert first_wrong(compared(wrong), {"same-data": data}, CauseClass.OBJECTIVE) == nothing
 
 
 def test_gradients_that_cancel_are_measured_by_their_size():

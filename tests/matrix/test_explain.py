@@ -10,7 +10,7 @@ from rich.console import Console
 
 from converge_harness.cli.commands.run import _explain
 from converge_harness.matrix.explain import Explained, explanation, to_shrink
-from converge_harness.matrix.judge import may_be_rounding
+from converge_harness.matrix.judge import Judged, may_be_rounding
 from converge_harness.matrix.load import load_plan
 from converge_harness.model import Check, Deviation, Judgement, Outcome, Tier, Verdict
 from converge_harness.store import Store
@@ -72,7 +72,8 @@ def test_only_failures_of_low_precision_are_explained(tmp_path, capsys):
     assert not may_be_rounding(plan.job("mixed_tp2"), passed)
     assert not may_be_rounding(plan.job("ddp2"), LOW)  # it computes in float32 already
     nobody = argparse.Namespace(slots=None, explain_minutes=1)
-    _explain(Console(), plan, [passed], tmp_path, Store(tmp_path), nobody)
+    judged = Judged((passed,), SimpleNamespace(tests=()))
+    _explain(Console(), plan, judged, tmp_path, Store(tmp_path), nobody)
     assert "no set failed in low precision" in capsys.readouterr().out
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from converge_harness.matrix.judge import Judged
     from converge_harness.matrix.load import Finder
     from converge_harness.matrix.run import Ran
-    from converge_harness.model import Plan, Verdict
+    from converge_harness.model import Plan
     from converge_harness.store import Store
 
 HELP = "run an experiment matrix and judge it"
@@ -59,8 +58,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--explain",
         action="store_true",
         help="run sets that failed in lower precision again in float32, and say whether the "
-        "difference comes from rounding; then shrink every set that failed otherwise and has "
-        "several techniques or degrees, as `converge shrink` does",
+        "difference comes from rounding; look into the first wrong module of every set that failed "
+        "otherwise, in a short rerun, for the operation to blame; then shrink those with several "
+        "techniques or degrees, as `converge shrink` does",
     )
     parser.add_argument(
         "--explain-minutes",
@@ -104,6 +104,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         from converge_harness.matrix.against import compare_with_base, shown_with, write_against
         from converge_harness.matrix.calibrate import read_given
         from converge_harness.matrix.conclude import conclude
+        from converge_harness.matrix.operations import write_told
         from converge_harness.store import require_writable
     console = make_console()
     begun = time.monotonic()
@@ -135,10 +136,12 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             before = _conclude_base(base, ran_before, folder / BASE, store)
             against = compare_with_base(base, (ran_before, before), plan, (ran, judged))
     write_against(folder, against)
+    write_told(folder, {})
     # Imported here: a command that is refused draws nothing and need not pay for it.
     from converge_harness.cli.verdicts import add_night, show_verdicts
 
-    show_verdicts(console, shown_with(judged.view, plan, against), folder)
+    view = shown_with(judged.view, plan, against)
+    show_verdicts(console, view, folder)
     add_night(
         console,
         history,
@@ -149,7 +152,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         wall_s=judged.wall_s,
     )
     if arguments.explain:
-        _explain(console, plan, judged.verdicts, folder, store, arguments)
+        _explain(console, plan, replace(judged, view=view), folder, store, arguments)
     return exit_code(judged.verdicts, against)
 
 
@@ -187,19 +190,23 @@ def _building(console: Console) -> Finder:
 def _explain(
     console: Console,
     plan: Plan,
-    verdicts: Sequence[Verdict],
+    judged: Judged,
     folder: Path,
     store: Store,
     arguments: argparse.Namespace,
 ) -> None:
-    """Run what failed in low precision again in float32, shrink the rest; print what that shows."""
+    """Run what failed in low precision again in float32, look into and shrink the rest.
+
+    What that shows is printed; operations are added to the reports.
+    """
     from converge_harness.cli.console import say
     from converge_harness.cli.progress import run_shown
     from converge_harness.cli.shrinking import shrink_set, shrunk_folder
-    from converge_harness.matrix.explain import explain, to_shrink
+    from converge_harness.matrix.explain import explain, not_rounded, to_shrink
     from converge_harness.report import write_reports
     from converge_harness.store import require_writable
 
+    verdicts = judged.verdicts
     until = time.monotonic() + 60.0 * arguments.explain_minutes
     explained = explain(
         plan,
@@ -215,6 +222,8 @@ def _explain(
         for sentence in explained.explanations:
             say(console, sentence)
         say(console, f"report in float32: {paths[0]}")
+    failed = replace(judged, verdicts=not_rounded(verdicts, explained))
+    _tell_operations(console, plan, failed, folder, store, arguments)
     for name in to_shrink(plan, verdicts, explained):
         console.print()
         if time.monotonic() < until:
@@ -226,3 +235,34 @@ def _explain(
         else:
             minutes = arguments.explain_minutes
             say(console, f"{name}: not shrunk, because the {minutes} --explain-minutes are over")
+
+
+def _tell_operations(
+    console: Console,
+    plan: Plan,
+    judged: Judged,
+    folder: Path,
+    store: Store,
+    arguments: argparse.Namespace,
+) -> None:
+    """Say which operation of the first wrong modules is to blame, also in the reports."""
+    from converge_harness.cli.console import say
+    from converge_harness.cli.quiet import RunningQuietly
+    from converge_harness.matrix.operations import (
+        tell_operation,
+        to_look_into,
+        told_with,
+        write_told,
+    )
+    from converge_harness.report import write_reports
+
+    told = {}
+    for verdict in to_look_into(judged.verdicts):
+        console.print()
+        say(console, f"{verdict.name}: looking into {verdict.module}, by a short rerun")
+        run = RunningQuietly(console, store, arguments)
+        told[verdict.name] = tell_operation(plan.experiment, verdict, run, arguments.slots)
+        say(console, told[verdict.name].sentence)
+        write_told(folder, told)
+    if told:
+        write_reports(told_with(judged.view, told), folder)

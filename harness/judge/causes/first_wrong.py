@@ -44,6 +44,8 @@ class FirstWrong(NamedTuple):
     """Canonical name, or MODEL; empty if no module is wrong, or nothing was recorded."""
     sentence: str = ""
     """With the numbers; empty if nothing was recorded."""
+    forward: bool = False
+    """Whether it is the module's output that is wrong, or its input, and not a gradient."""
 
 
 def first_wrong(
@@ -56,7 +58,9 @@ def first_wrong(
     wrong = modules.first_off
     if wrong is None:
         return _none(modules, kind, _off_gradients(checks))
-    return FirstWrong(*(_backward if wrong.row.backward else _forward)(modules, wrong))
+    if wrong.row.backward:
+        return FirstWrong(*_backward(modules, wrong))
+    return FirstWrong(*_forward(modules, wrong), forward=True)
 
 
 def comparable_modules(

@@ -11,6 +11,7 @@
     tensor_samples.py    measures those rows at sampled and frozen steps
     post_step_state.py   clipped gradients and optimizer state; buffers.py: buffers
     activations.py       what every module gets and returns, and the gradients of that
+    operations.py        every operation in the first call of one module, where that is asked for
     random_states.py     which random generators a step draws from, and in which states
     dropout_masks.py     which units dropout keeps, by sums over its masks
     objective_terms.py   what an objective is made of, token by token, where a program shows it

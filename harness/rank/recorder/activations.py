@@ -42,6 +42,7 @@ from torch.utils._pytree import tree_flatten
 from converge_harness.rank.recorder import world
 from converge_harness.rank.recorder.bits import mixed
 from converge_harness.rank.recorder.names import canonical
+from converge_harness.rank.recorder.operations import OperationSampler
 from converge_harness.rank.recorder.trainer_view import TrainerView
 from converge_harness.run_folder import arrays as contract
 from converge_harness.run_folder.arrays import SIGNS, write_arrays
@@ -81,8 +82,15 @@ class _Seen:
 class ActivationSampler:
     """A rank's part of the activations of some batches; the writer also writes the file."""
 
-    def __init__(self, view: TrainerView, frozen: int, folder: Path | None) -> None:
+    def __init__(
+        self,
+        view: TrainerView,
+        frozen: int,
+        folder: Path | None,
+        operations: OperationSampler | None = None,
+    ) -> None:
         """``frozen`` is the number of frozen steps; ``folder`` is None except on the writer."""
+        self._operations = operations
         self._parts = view.model_parts
         self._tp_rank = view.tp_rank
         self._tp_size = view.tp_group.size() if view.tp_group is not None else 1
@@ -116,8 +124,16 @@ class ActivationSampler:
         if not self._began:
             self._began = True
             for part in self._parts:
-                for name, module in _outermost(part):
-                    self._watch(self._names.get(name, name), module)
+                for name, module in self._named(part):
+                    self._watch(name, module)
+            if self._operations:
+                self._operations.watch(self._parts, self._named, is_compiled, self._is_idle)
+                self._undo.append(self._operations.finish)
+
+    def _named(self, part: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Modules of a part, by the names under which they are compared."""
+        for name, module in _outermost(part):
+            yield self._names.get(name, name), module
 
     def end_batch(self) -> bool:
         """A batch is over; whether it was the last one. No collective happens here."""
@@ -442,8 +458,11 @@ def activation_samples(
 
     ``folder`` is None except on the writer.
     """
-    samples = view.shows_modules and 1 in job.sample_steps
-    return ActivationSampler(view, job.frozen, folder) if samples else None
+    if not view.shows_modules or 1 not in job.sample_steps:
+        return None
+    one = job.operations_of
+    operations = OperationSampler(one, job.run_folder) if one else None
+    return ActivationSampler(view, job.frozen, folder, operations)
 
 
 def _outermost(part: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:

@@ -1,0 +1,189 @@
+"""Which operation inside of a failed set's first wrong module is to blame, by a short rerun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from converge_harness.errors import ConfigError, ConvergeError
+from converge_harness.judge import OperationTold, wrong_operation
+from converge_harness.matrix.failure import only_set, pairs_to_try
+from converge_harness.matrix.load import plan_experiment
+from converge_harness.matrix.run import Ran, gpu_ids
+from converge_harness.model import (
+    Experiment,
+    Judgement,
+    Plan,
+    Precision,
+    RunStatus,
+    SetSpec,
+    Technique,
+    Verdict,
+)
+from converge_harness.readers import read_operations
+from converge_harness.report import ReportView, TestView
+from converge_harness.shrink import FEWEST_STEPS, why_not, with_steps
+from converge_harness.store import read_json, write_json
+
+FILE = "operations.json"
+"""In a report folder: what was told of its sets."""
+
+
+class ToldOfSet(BaseModel):
+    """What is known of the wrong operation of a set."""
+
+    model_config = ConfigDict(frozen=True)
+
+    module: str
+    """Of the verdict."""
+    sentence: str
+    operation: str = ""
+    """``aten.mul.Tensor``; empty if it cannot be told."""
+
+
+def to_look_into(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
+    """The failed sets with a module whose forward pass is wrong."""
+    return tuple(
+        each
+        for each in verdicts
+        if each.judgement is Judgement.FAIL and each.module and each.wrong_forward
+    )
+
+
+def tell_operation(
+    experiment: Experiment, verdict: Verdict, run: Callable[[Plan], Ran], slots: int | None
+) -> ToldOfSet:
+    """Run a failed set and its control again without compile, and look into the module.
+
+    Args:
+        experiment: as loaded.
+        verdict: of a set of ``to_look_into``.
+        run: runs a plan, or reuses what has finished.
+        slots: how many ranks may run at once on the CPU; None: as usual.
+    """
+    told = _told(experiment, verdict, run, slots)
+    return ToldOfSet(module=verdict.module, sentence=told.sentence, operation=told.operation)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rerun:
+    """Both sets once more, with the module's operations; ``eager`` says that compile was left."""
+
+    experiment: Experiment
+    eager: bool
+
+
+def _told(
+    experiment: Experiment, verdict: Verdict, run: Callable[[Plan], Ran], slots: int | None
+) -> OperationTold:
+    alone = only_set(experiment, verdict.name)
+    (test,) = alone.tests
+    if why := why_not(test):
+        return _unknown(verdict, f"{verdict.name} {why.replace('shrunk', 'looked into')}")
+    rerun = _rerun(alone, verdict.module)
+    try:
+        plan = plan_experiment(rerun.experiment, on_gpu=bool(gpu_ids()), slots=slots)
+    except ConvergeError as error:
+        without = " without compile" if rerun.eager else ""
+        said = error.problems[0].message if isinstance(error, ConfigError) else str(error)
+        return _unknown(verdict, f"it cannot run again{without}: {said}")
+    told = _compared(plan, run(plan), verdict)
+    if not rerun.eager:
+        return told
+    if told.is_right:
+        said = f"what {verdict.module} returns in its first call is right"
+        return replace(told, sentence=f"without compile, {said}: the difference comes with compile")
+    return replace(told, sentence=f"without compile, {told.sentence}")
+
+
+def _compared(plan: Plan, ran: Ran, verdict: Verdict) -> OperationTold:
+    """What the rerun's records show."""
+    job = plan.job(verdict.name)
+    control = plan.job(job.matched or verdict.control)
+    records = {each.name: record for each, record in zip(plan.jobs, ran.records, strict=True)}
+    for each in (job, control):
+        if (record := records[each.name]).status is not RunStatus.FINISHED:
+            return _unknown(verdict, f"the rerun of {each.name} has not finished: {record.status}")
+    repeats = [
+        records[each.name].folder
+        for each in plan.repeats_of(control)
+        if records[each.name].status is RunStatus.FINISHED
+    ]
+    try:
+        return wrong_operation(
+            read_operations(records[job.name].folder),
+            read_operations(records[control.name].folder),
+            list(map(read_operations, repeats)),
+            _coarser(job.precision, control.precision),
+        )
+    except ConvergeError as error:
+        return _unknown(verdict, str(error))
+
+
+def _rerun(alone: Experiment, module: str) -> _Rerun:
+    pair = next(iter(pairs_to_try(alone)))
+    pair = with_steps(pair, FEWEST_STEPS) or pair
+    eager = any(Technique.COMPILE in each.techniques for each in (*pair.controls, *pair.tests))
+
+    def looked_into(spec: SetSpec) -> SetSpec:
+        kept = tuple(each for each in spec.techniques if each is not Technique.COMPILE)
+        return replace(spec, techniques=kept, operations_of=module)
+
+    return _Rerun(
+        replace(
+            pair,
+            name=f"{pair.name}, operations",
+            controls=tuple(map(looked_into, pair.controls)),
+            tests=tuple(map(looked_into, pair.tests)),
+        ),
+        eager,
+    )
+
+
+def _coarser(*precisions: Precision) -> Precision:
+    order = list(Precision)
+    return max(precisions, key=order.index)
+
+
+def _unknown(verdict: Verdict, why: str) -> OperationTold:
+    return OperationTold(f"which operation inside {verdict.module} is wrong cannot be told: {why}")
+
+
+def told_with(view: ReportView, told: Mapping[str, ToldOfSet]) -> ReportView:
+    """The view with what is told after each set's first wrong module, if that is still the one."""
+
+    def shown(test: TestView) -> TestView:
+        verdict = test.verdict
+        known = told.get(verdict.name)
+        if known is None or known.module != verdict.module or not verdict.first_wrong:
+            return test
+        first = f"{verdict.first_wrong}; {known.sentence}"
+        return replace(test, verdict=replace(verdict, first_wrong=first))
+
+    return replace(view, tests=tuple(map(shown, view.tests)))
+
+
+def write_told(folder: Path, told: Mapping[str, ToldOfSet]) -> None:
+    """Store it for ``converge report``; empty: nothing is known, or not any more."""
+    if not told:
+        (folder / FILE).unlink(missing_ok=True)
+        return
+    write_json(folder / FILE, {name: each.model_dump(mode="json") for name, each in told.items()})
+
+
+def read_told(folder: Path) -> dict[str, ToldOfSet]:
+    """What ``write_told`` stored; empty if that is nothing, or was written by another version."""
+    path = folder / FILE
+    if not path.is_file():
+        return {}
+    try:
+        return {
+            name: ToldOfSet.model_validate(each)
+            for name, each in read_json(path).items()
+            if name != "schema"
+        }
+    except ValidationError:
+        return {}
