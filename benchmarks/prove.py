@@ -90,8 +90,8 @@ def main(argv: Sequence[str] | None = None) -> Exit:
     arguments = _parser().parse_args(argv)
     benchmark = OF_MEGATRON if arguments.megatron else OF_TORCHTITAN
     arguments.out = arguments.out or benchmark.out
-    command = command_of(benchmark, arguments.regime, arguments.seed)
     only = [name for names in arguments.only for name in names]
+    command = command_of(benchmark, arguments.regime, arguments.seed, only)
     part = bool(only) or arguments.nightly
     extent = Extent(arguments.steps, arguments.nightly, arguments.seed)
     signal.signal(signal.SIGTERM, _terminated)
@@ -141,9 +141,12 @@ def regimes_of(asked: Sequence[str], benchmark: Benchmark) -> list[Regime]:
     return [each for each in Regime if ALL in asked or each.value in (asked or benchmark.regimes)]
 
 
-def command_of(benchmark: Benchmark, asked: Sequence[str], seed: int | None = None) -> str:
-    """What a person calls to get the same regimes and seed."""
-    options = [f"--regime {each}" for each in asked]
+def command_of(
+    benchmark: Benchmark, asked: Sequence[str], seed: int | None = None, only: Sequence[str] = ()
+) -> str:
+    """What a person calls to get the same bugs, regimes and seed."""
+    options = [f"--only {' '.join(only)}"] if only else []
+    options += [f"--regime {each}" for each in asked]
     options += [f"--seed {seed}"] if seed is not None else []
     if not options:
         return benchmark.command

@@ -356,6 +356,11 @@ def test_the_page_names_the_command_of_its_regimes(benchmark, asked, seed, regim
     assert prove.command_of(benchmark, asked, seed) == command
 
 
+def test_the_page_of_a_part_names_the_command_of_that_part():
+    command = prove.command_of(prove.OF_TORCHTITAN, ["bf16"], None, ["clipped_twice", "C3"])
+    assert command == "nox -s prove -- --only clipped_twice C3 --regime bf16"
+
+
 @pytest.mark.parametrize("regime", [Regime.FP32, Regime.BF16])
 def test_a_seed_is_that_of_every_matrix_but_those_of_several_seeds(folder, regime):
     (one,) = [m for m in part(folder, regime, seed=45).catalogue.matrices if m.name == "c1"]
