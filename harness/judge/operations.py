@@ -2,8 +2,8 @@
 
 Two runs from the same weights and samples have recorded every operation in the first call of the
 module, on every rank. A rank of the test set is compared with one of the control that got the same
-tensors. From the wrong output one goes back to what made it, until to tensors that the control has
-as well: another way to compute the same is not wrong, however much differs in between. So one has
+tensors. From the wrong output one goes back to what made it, up to tensors that the control has as
+well: another way to compute the same is not wrong, however much differs in between. So one has
 the operations between right tensors and the wrong output, in both runs. Those at the end that both
 have alike only pass on what is wrong. Whatever cannot be compared is not told.
 

@@ -29,7 +29,7 @@ from converge_harness.shrink import FEWEST_STEPS, why_not, with_steps
 from converge_harness.store import read_json, write_json
 
 FILE = "operations.json"
-"""In a report folder: what was told of its sets."""
+"""In a report folder: the sentences on the wrong operations of its sets."""
 
 
 class ToldOfSet(BaseModel):
@@ -153,7 +153,7 @@ def _unknown(verdict: Verdict, why: str) -> OperationTold:
 
 
 def told_with(view: ReportView, told: Mapping[str, ToldOfSet]) -> ReportView:
-    """The view with what is told after each set's first wrong module, if that is still the one."""
+    """The view, with a set's sentence after its first wrong module if that is the same module."""
 
     def shown(test: TestView) -> TestView:
         verdict = test.verdict

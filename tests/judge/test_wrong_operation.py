@@ -1,4 +1,4 @@
-"""Which operation is told inside of a wrong module, and where none can be."""
+"""The operation that the judge names inside of a wrong module, and when it names none."""
 
 from dataclasses import replace
 

@@ -70,8 +70,8 @@ _NOT_READ = (
     *("transformer.masked_softmax_fusion", "transformer.gradient_accumulation_fusion"),
     "transformer.apply_rope_fusion",
 )
-"""The same, of which converge's rank code, or the toolchain without Apex and Transformer Engine,
-knows nothing on a GPU either."""
+"""Switches that are refused on GPUs, too: converge's rank code does not read what they do, or they
+need Apex or Transformer Engine, which the toolchain lacks."""
 
 _UNREAD = (
     *("transformer.cuda_graph_", "transformer.moe_deepep_", "transformer.moe_hybridep_"),

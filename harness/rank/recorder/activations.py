@@ -34,7 +34,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
@@ -43,6 +42,7 @@ from converge_harness.rank.recorder import world
 from converge_harness.rank.recorder.bits import mixed
 from converge_harness.rank.recorder.names import canonical
 from converge_harness.rank.recorder.operations import OperationSampler
+from converge_harness.rank.recorder.placement import local_tensor
 from converge_harness.rank.recorder.trainer_view import TrainerView
 from converge_harness.run_folder import arrays as contract
 from converge_harness.run_folder.arrays import SIGNS, write_arrays
@@ -354,7 +354,7 @@ class ActivationSampler:
         return self._halves[shape]
 
     def _find_half(self, shape: torch.Size, tokens: torch.Tensor) -> torch.Tensor | None:
-        odd = (mixed(_plain(tokens).long(), _KEY) & 1).bool()
+        odd = (mixed(local_tensor(tokens).long(), _KEY) & 1).bool()
         batch, length = odd.shape
         if len(shape) < _PLACES or batch not in shape[:_PLACES]:
             return None
@@ -392,7 +392,7 @@ class ActivationSampler:
             for dim in cuts:
                 parts = tensor.device_mesh.size(dim)
                 start = tensor.device_mesh.get_local_rank(dim) * -(-width // parts)
-        tensor = _plain(tensor)
+        tensor = local_tensor(tensor)
         if tensor.is_complex():
             tensor = torch.view_as_real(tensor)
         return (tensor if tensor.dim() else tensor[None]), start, width
@@ -443,12 +443,6 @@ def _sums(rows: torch.Tensor, half: torch.Tensor | None) -> tuple[torch.Tensor, 
             sums[1] += some.sum(0)
             chosen += some.numel()
     return sums, chosen
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part as an ordinary tensor."""
-    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
 def activation_samples(

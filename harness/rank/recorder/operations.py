@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
 from converge_harness.rank.recorder import world
 from converge_harness.rank.recorder.bits import mixed
+from converge_harness.rank.recorder.placement import local_tensor
 from converge_harness.run_folder.operations import (
     GIVEN,
     MODEL,
@@ -124,26 +123,16 @@ class OperationSampler:
         self._undo.clear()
         if not self._found:  # another pipeline stage has it
             return
-        mode = self._mode
-        if mode is None or not self._over:
-            problem = self._problem or "it was not called"
-            document = ModuleCallDocument(
-                module=self._module,
-                problem=problem,
-                operations=[],
-                left_out=0,
-                inputs=[],
-                outputs=[],
-            )
-        else:
-            document = ModuleCallDocument(
-                module=self._module,
-                problem="",
-                operations=mode.operations,
-                left_out=mode.left_out,
-                inputs=mode.inputs,
-                outputs=mode.outputs,
-            )
+        mode = self._mode if self._mode is not None and self._over else None
+        seen = mode or _Seeing()  # a new one has seen nothing
+        document = ModuleCallDocument(
+            module=self._module,
+            problem="" if mode else self._problem or "it was not called",
+            operations=seen.operations,
+            left_out=seen.left_out,
+            inputs=seen.inputs,
+            outputs=seen.outputs,
+        )
         write_operations(self._folder, world.rank(), document)
 
 
@@ -236,9 +225,7 @@ class _Seeing(TorchDispatchMode):
 
 def summed(tensor: torch.Tensor) -> TensorDocument:
     """Kind, norm and signed sums of what this rank holds of a tensor."""
-    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    if isinstance(local, AsyncCollectiveTensor):
-        local = local.wait()
+    local = local_tensor(tensor)
     kind = f"{str(local.dtype).removeprefix('torch.')}{list(local.shape)}"
     try:
         norm, sums, not_finite = _sums(local.detach())

@@ -169,6 +169,12 @@ def held(tensor: torch.Tensor | FetchedShard) -> Held | HeldRun:
     return fitting[0]
 
 
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor, or a plain tensor, once its collective has ended."""
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+
+
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's entries as a plain tensor that shares their memory, without autograd.
 
@@ -176,9 +182,7 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     """
     if isinstance(tensor, FetchedShard):
         return tensor.local()
-    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    if isinstance(local, AsyncCollectiveTensor):
-        local = local.wait()
+    local = local_tensor(tensor)
     if is_traceable_wrapper_subclass(local):
         inner = [getattr(local, name) for name in local.__tensor_flatten__()[0]]
         same = [part for part in inner if part.shape == local.shape]
