@@ -57,17 +57,24 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("reports/shrink_and_bisect"))
     parser.add_argument("--minutes", type=int, default=20, help="for each search")
     arguments = parser.parse_args()
+    known = {name for _, name in _sets([])}
+    if unknown := sorted(set(arguments.only) - known):
+        parser.error(f"--only {' '.join(unknown)}: must be of {', '.join(sorted(known))}")
     answers = []
     for experiment, name in _sets(arguments.only):
         folder = arguments.out / name
         path = folder / "answer.json"
-        if not path.is_file():
+        if path.is_file():
+            answer = Answer(**json.loads(path.read_text()))
+        else:
             answer = _answer(experiment, name, folder.absolute(), arguments.minutes)
-            atomic_write(path, json.dumps(asdict(answer), indent=1).encode())
-        answers.append(Answer(**json.loads(path.read_text())))
+            if answer.trials and answer.candidates:  # else it is tried again
+                atomic_write(path, json.dumps(asdict(answer), indent=1).encode())
+        answers.append(answer)
         print("\n".join(_rows(answers[-1:])), flush=True)
     rows = "\n".join((*_HEAD, *_rows(answers), "", _summary(answers)))
-    (arguments.out / "shrink_and_bisect.md").write_text(rows + "\n")
+    if not arguments.only:
+        (arguments.out / "shrink_and_bisect.md").write_text(rows + "\n")
     print(rows)
     return int(not all(_shrunk_right(each) and _bisected_right(each) for each in answers))
 

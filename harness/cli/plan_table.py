@@ -134,9 +134,13 @@ def print_besides(console: Console, made: Plan) -> None:
 def print_refusals(console: Console, made: Plan) -> bool:
     """Print which toolchains a run refuses, which a plan only assumes; return whether one is."""
     refused = False
-    for job in {job.toolchain.name: job for job in made.jobs}.values():
-        if not job.toolchain.python.exists():
-            continue
+    # Each trainer asks something else of a toolchain, and more for probed programs.
+    asked = {
+        (job.toolchain.name, job.spec.trainer.kind, job.spec.trainer.can.probed): job
+        for job in made.jobs
+        if job.toolchain.python.exists()
+    }
+    for job in asked.values():
         try:
             find_toolchain(job.toolchain.name, trainer=job.spec.trainer)
         except ToolchainError as error:

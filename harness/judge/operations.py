@@ -71,6 +71,7 @@ def wrong_operation(
     found, refused = {}, ""
     for rank, call in sorted(test.items()):
         if call.problem:
+            refused = refused or f"on rank {rank}, {call.problem}"
             continue
         other, again, why = _partner(rank, control, call, repeats, precision)
         if other is None:
@@ -80,6 +81,10 @@ def wrong_operation(
     if not found:
         return _not_told(module, refused)
     wrong = {rank: each for rank, each in found.items() if each is not None}
+    if not wrong and refused:
+        compared = ", ".join(map(str, found))
+        why = f"what its first call returns is right in the rerun on the ranks {compared}"
+        return _not_told(module, f"{why}, and {refused}")
     if not wrong:
         told = _not_told(module, "in the rerun, what its first call returns is right")
         return replace(told, is_right=True)
@@ -124,8 +129,7 @@ def _other_inputs(
             f"it gets {mine}, and in the control {theirs}; operations are compared where a rank "
             "of each gets the same"
         )
-    noise = max((_worst(each.inputs, its.inputs) for each in again), default=0.0)
-    limit = BEYOND * max(noise, FLOORS[precision])
+    limit = BEYOND * _noise(its.inputs, [each.inputs for each in again], FLOORS[precision])
     distances = list(map(_distance, call.inputs, its.inputs))
     off = [place for place, distance in enumerate(distances) if not distance <= limit]
     if not off:
@@ -151,8 +155,7 @@ class _Pair:
     ) -> None:
         self.call, self.other = call, other
         self._floor = FLOORS[precision]
-        keys = _keys(other.operations)
-        self._repeats = [each for each in repeats if _keys(each.operations) == keys]
+        self._repeats = [each for each in repeats if _layout(each) == _layout(other)]
 
     def first_wrong(self) -> _Found | None:
         """The first wrong operation; None if what the module returns is right."""
@@ -271,7 +274,8 @@ class _Pair:
         if any(not each.sums for each in (*mine.inputs, *mine.outputs)):
             why = f"{named} has tensors of a kind that cannot be compared"
             return _Found(place, self._not_told(why))
-        noise = self._noise(its.outputs, [each.operations[of].outputs for each in self._repeats])
+        repeated = [each.operations[of].outputs for each in self._repeats]
+        noise = _noise(its.outputs, repeated, self._floor)
         off, inputs = _worst(mine.outputs, its.outputs), _worst(mine.inputs, its.inputs)
         if off <= GROWS * inputs:
             grown = f"{named} is off by {off:.2g}, and what it gets by {inputs:.2g}, as of rounding"
@@ -300,18 +304,16 @@ class _Pair:
         place: int,
         again: Sequence[Sequence[TensorSums]],
     ) -> bool:
-        noise = self._noise([its[place]], [[each[place]] for each in again])
+        noise = _noise([its[place]], [[each[place]] for each in again], self._floor)
         return _distance(mine, its[place]) <= BEYOND * noise
-
-    def _noise(self, its: Sequence[TensorSums], again: Sequence[Sequence[TensorSums]]) -> float:
-        learnt = (_worst(each, its) for each in again)
-        return max(self._floor, *(each for each in learnt if math.isfinite(each)), 0.0)
 
     def _noise_of_all(self) -> dict[int, float]:
         """By operation of the control."""
         return {
-            place: self._noise(
-                each.outputs, [repeat.operations[place].outputs for repeat in self._repeats]
+            place: _noise(
+                each.outputs,
+                [repeat.operations[place].outputs for repeat in self._repeats],
+                self._floor,
             )
             for place, each in enumerate(self.other.operations)
         }
@@ -399,6 +401,18 @@ def _key(operation: Operation) -> tuple[str, ...]:
 
 def _keys(operations: Iterable[Operation]) -> list[tuple[str, ...]]:
     return list(map(_key, operations))
+
+
+def _layout(call: ModuleCall) -> tuple[list[tuple[tuple[str, ...], int]], int]:
+    """What two calls have alike if their tensors can be compared place by place."""
+    operations = [(_key(each), len(each.inputs)) for each in call.operations]
+    return operations, len(call.outputs)
+
+
+def _noise(its: Sequence[TensorSums], again: Sequence[Sequence[TensorSums]], floor: float) -> float:
+    """The largest finite difference of repeats' tensors from the control's, at least ``floor``."""
+    learnt = (_worst(each, its) for each in again)
+    return max(floor, *(each for each in learnt if math.isfinite(each)), 0.0)
 
 
 def _named(call: ModuleCall, place: int) -> str:

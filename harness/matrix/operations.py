@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from converge_harness.errors import ConfigError, ConvergeError
 from converge_harness.judge import OperationTold, wrong_operation
@@ -25,6 +25,7 @@ from converge_harness.model import (
 )
 from converge_harness.readers import read_operations
 from converge_harness.report import ReportView, TestView
+from converge_harness.report.sanitize import plain
 from converge_harness.shrink import FEWEST_STEPS, why_not, with_steps
 from converge_harness.store import read_json, write_json
 
@@ -42,6 +43,9 @@ class ToldOfSet(BaseModel):
     sentence: str
     operation: str = ""
     """``aten.mul.Tensor``; empty if it cannot be told."""
+
+
+_SETS = TypeAdapter(dict[str, ToldOfSet])
 
 
 def to_look_into(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
@@ -65,7 +69,8 @@ def tell_operation(
         slots: how many ranks may run at once on the CPU; None: as usual.
     """
     told = _told(experiment, verdict, run, slots)
-    return ToldOfSet(module=verdict.module, sentence=told.sentence, operation=told.operation)
+    said = plain(told.sentence)  # arguments of the program's operations may be any text
+    return ToldOfSet(module=verdict.module, sentence=said, operation=told.operation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +176,8 @@ def write_told(folder: Path, told: Mapping[str, ToldOfSet]) -> None:
     if not told:
         (folder / FILE).unlink(missing_ok=True)
         return
-    write_json(folder / FILE, {name: each.model_dump(mode="json") for name, each in told.items()})
+    sets = {name: each.model_dump(mode="json") for name, each in told.items()}
+    write_json(folder / FILE, {"sets": sets})
 
 
 def read_told(folder: Path) -> dict[str, ToldOfSet]:
@@ -180,10 +186,6 @@ def read_told(folder: Path) -> dict[str, ToldOfSet]:
     if not path.is_file():
         return {}
     try:
-        return {
-            name: ToldOfSet.model_validate(each)
-            for name, each in read_json(path).items()
-            if name != "schema"
-        }
+        return _SETS.validate_python(read_json(path).get("sets"))
     except ValidationError:
         return {}

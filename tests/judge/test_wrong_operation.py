@@ -313,6 +313,43 @@ def test_a_rank_is_compared_with_the_one_that_got_the_same_and_a_single_wrong_on
     assert found.sentence.startswith("on rank 2, but not on rank 0: inside layers.1.norm, aten.add")
 
 
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (call_of(norm, OTHER + 5), "on rank 1, what it gets is off by"),
+        (call_of(norm, problem="it was not called"), "on rank 1, it was not called"),
+    ],
+)
+def test_a_module_is_not_right_if_a_rank_was_not_compared(other, why):
+    control = {0: call_of(norm), 1: call_of(norm, OTHER)}
+    found = wrong_operation({0: call_of(norm), 1: other}, control, [], Precision.FP32)
+    assert not found.is_right
+    assert f"is right in the rerun on the ranks 0, and {why}" in found.sentence
+
+
+def test_a_repeat_that_differs_without_bound_is_no_noise():
+    control = call_of(norm)
+    odd = replace(control, inputs=(replace(control.inputs[0], not_finite=3),))
+    test = call_of(norm, OTHER)
+    found = wrong_operation({0: test}, {0: control}, [{0: odd}], Precision.FP32)
+    assert "on rank 0, what it gets is off by" in found.sentence
+
+
+def test_a_repeat_of_other_tensors_is_left_out():
+    control = call_of(norm)
+    (first, *rest) = control.operations
+    fewer = replace(control, operations=(replace(first, inputs=()), *rest))
+    none = replace(control, outputs=())
+    for repeat in (fewer, none):
+        found = wrong_operation(
+            {0: call_of(lambda run, x: norm(run, x, eps=0.1))},
+            {0: control},
+            [{0: repeat}],
+            Precision.FP32,
+        )
+        assert found.operation == "aten.add"
+
+
 def test_entries_that_are_not_finite_count():
     control = call_of(norm)
     bad = replace(control.outputs[0], not_finite=1, made_by=4)

@@ -175,7 +175,10 @@ def test_only_failed_sets_with_a_wrong_forward_pass_are_looked_into():
 
 
 def test_what_was_told_is_shown_as_long_as_it_is_the_same_module(tmp_path):
-    told = {"compile": ToldOfSet(module="layers.1", sentence="inside it, aten.mul.Tensor is off")}
+    told = {
+        name: ToldOfSet(module="layers.1", sentence="inside it, aten.mul.Tensor is off")
+        for name in ("compile", "schema")
+    }
     write_told(tmp_path, told)
     assert read_told(tmp_path) == told
 
@@ -189,6 +192,8 @@ def test_what_was_told_is_shown_as_long_as_it_is_the_same_module(tmp_path):
     write_told(tmp_path, {})
     assert read_told(tmp_path) == {}
     (tmp_path / operations.FILE).write_text('{"schema": 1, "compile": 3}')
+    assert read_told(tmp_path) == {}
+    (tmp_path / operations.FILE).write_text('{"schema": 1, "sets": {"compile": 3}}')
     assert read_told(tmp_path) == {}
 
 

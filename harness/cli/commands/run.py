@@ -67,7 +67,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=EXPLAIN_MINUTES,
         metavar="M",
-        help=f"with --explain: shrink no further after M minutes ({EXPLAIN_MINUTES})",
+        help="with --explain: look into and shrink no more sets after M minutes "
+        f"({EXPLAIN_MINUTES})",
     )
     parser.add_argument(
         "--against",
@@ -223,7 +224,7 @@ def _explain(
             say(console, sentence)
         say(console, f"report in float32: {paths[0]}")
     failed = replace(judged, verdicts=not_rounded(verdicts, explained))
-    _tell_operations(console, plan, failed, folder, store, arguments)
+    _tell_operations(console, plan, failed, folder, store, arguments, until)
     for name in to_shrink(plan, verdicts, explained):
         console.print()
         if time.monotonic() < until:
@@ -233,8 +234,7 @@ def _explain(
             if code is ExitCode.INTERRUPTED:
                 raise KeyboardInterrupt
         else:
-            minutes = arguments.explain_minutes
-            say(console, f"{name}: not shrunk, because the {minutes} --explain-minutes are over")
+            say(console, f"{name}: not shrunk, {_over(arguments)}")
 
 
 def _tell_operations(
@@ -244,8 +244,12 @@ def _tell_operations(
     folder: Path,
     store: Store,
     arguments: argparse.Namespace,
+    until: float,
 ) -> None:
-    """Say which operation of the first wrong modules is to blame, also in the reports."""
+    """Say which operation of the first wrong modules is to blame, also in the reports.
+
+    No rerun begins after ``until`` on the monotonic clock.
+    """
     from converge_harness.cli.console import say
     from converge_harness.cli.quiet import RunningQuietly
     from converge_harness.matrix.operations import (
@@ -259,6 +263,9 @@ def _tell_operations(
     told = {}
     for verdict in to_look_into(judged.verdicts):
         console.print()
+        if time.monotonic() >= until:
+            say(console, f"{verdict.name}: not looked into, {_over(arguments)}")
+            continue
         say(console, f"{verdict.name}: looking into {verdict.module}, by a short rerun")
         run = RunningQuietly(console, store, arguments)
         told[verdict.name] = tell_operation(plan.experiment, verdict, run, arguments.slots)
@@ -266,3 +273,7 @@ def _tell_operations(
         write_told(folder, told)
     if told:
         write_reports(told_with(judged.view, told), folder)
+
+
+def _over(arguments: argparse.Namespace) -> str:
+    return f"because the {arguments.explain_minutes} --explain-minutes are over"
