@@ -138,7 +138,7 @@ def print_refusals(console: Console, made: Plan) -> bool:
     asked = {
         (job.toolchain.name, job.spec.trainer.kind, job.spec.trainer.can.probed): job
         for job in made.jobs
-        if job.toolchain.python.exists()
+        if job.baseline is None and job.toolchain.python.exists()
     }
     for job in asked.values():
         try:
