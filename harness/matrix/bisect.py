@@ -33,6 +33,7 @@ from converge_harness.matrix.conclude import conclude
 from converge_harness.matrix.failure import (
     Failure,
     failure_of,
+    is_failure,
     only_set,
     pairs_to_try,
     trial_of,
@@ -40,7 +41,7 @@ from converge_harness.matrix.failure import (
 )
 from converge_harness.matrix.load import Finder, plan_experiment
 from converge_harness.matrix.run import Ran, gpu_ids
-from converge_harness.model import Experiment, Judgement, Launcher, Plan, SetSpec, Verdict
+from converge_harness.model import Experiment, Launcher, Plan, SetSpec, Verdict
 from converge_harness.report import write_reports
 from converge_harness.shrink import FEWEST_STEPS, Effect, Trial, why_not, with_steps
 from converge_harness.store import Store
@@ -267,7 +268,7 @@ class Bisecting:
         why = ""
         for pair in pairs:
             verdict = self._judged(pair, asked.bad)
-            if verdict.judgement is not Judgement.FAIL:
+            if not is_failure(verdict):
                 why = self._does_not_fail(pair, asked.bad, verdict) if pair is pairs[-1] else ""
                 continue
             failure = failure_of(verdict)
@@ -282,8 +283,7 @@ class Bisecting:
     def _does_not_fail(self, pair: Experiment, bad: Revision, verdict: Verdict) -> str:
         """Why this cannot be the bad revision; for a flaky set, how often it fails."""
         said = verdict.judgement.value + (f": {verdict.cause}" if verdict.cause else "")
-        again = [self._judged(pair, bad, fresh=True).judgement for _ in range(_MORE_RUNS)]
-        count = again.count(Judgement.FAIL)
+        count = sum(is_failure(self._judged(pair, bad, fresh=True)) for _ in range(_MORE_RUNS))
         often = f"; it failed in {count} of {1 + _MORE_RUNS} runs" if count else ""
         name = pair.tests[0].name
         return f"{name!r} does not fail at the bad {self._subject.noun}, {bad.title}: {said}{often}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from converge_harness.errors import ConfigError, Problem
+from converge_harness.judge.checks.comparability import named_in_force
 from converge_harness.matrix.calibrate import calibration_for
 from converge_harness.matrix.judge import judge_pair, pairs_of, read_evidence
 from converge_harness.matrix.run import Ran
@@ -14,7 +15,6 @@ from converge_harness.model import (
     CauseClass,
     Experiment,
     Judgement,
-    Outcome,
     Plan,
     Repeat,
     RepeatKind,
@@ -24,6 +24,8 @@ from converge_harness.plan import select
 from converge_harness.plan.rules import RULES
 from converge_harness.shrink import Effect, Trial, smallest_pair
 
+_NAMED = re.compile(r" (is|are) named\b")
+"""In a clause on what did not run; a run that recorded nothing about it has none."""
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
 WAIVED = tuple(rule.name for rule in RULES.values() if rule.waivable)
 """Every rule of the converging guide."""
@@ -44,13 +46,19 @@ class Failure:
     """The first bad step, if one is known."""
     checks: frozenset[str] = frozenset()
     """The names of all failed checks."""
+    not_in_force: frozenset[str] = frozenset()
+    """What the set names and did not run, as clauses. The set is then INVALID, and its numbers,
+    which are those of another set-up, were not compared."""
 
     def is_that_of(self, other: Failure) -> bool:
         """Whether it is the same failure: of one class, module, and at least one common tensor.
 
         A compiled module stands for all in it. Where a side names no module or no tensors the rest
-        decides: the class alone, or if it is unknown, the failed checks.
+        decides: the class alone, or if it is unknown, the failed checks. Where something that is
+        named did not run, it is the same if the same did not run.
         """
+        if self.not_in_force or other.not_in_force:
+            return bool(self.not_in_force & other.not_in_force)
         if self.cause_class is not other.cause_class:
             return False
         if self.module and other.module:
@@ -64,13 +72,42 @@ class Failure:
         return True
 
 
+def is_failure(verdict: Verdict) -> bool:
+    """Whether smaller set-ups or other revisions can be asked for the same.
+
+    So it is of a FAIL, and of a set that is INVALID because something that it names did not run.
+    """
+    return verdict.judgement is Judgement.FAIL or bool(_not_in_force(verdict))
+
+
 def failure_of(verdict: Verdict) -> Failure:
-    failed = [check for check in verdict.checks if check.outcome is Outcome.FAIL]
+    failed = verdict.decided_by
     named = next((check.deviations for check in failed if check.deviations), ())
     tensors = frozenset(_LAYER.sub(".*", each.tensor) for each in named)
     module = _LAYER.sub(".*", verdict.module)
     checks = frozenset(check.name for check in failed)
-    return Failure(verdict.cause_class, tensors, verdict.cause, module, verdict.onset_step, checks)
+    return Failure(
+        verdict.cause_class,
+        tensors,
+        verdict.cause,
+        module,
+        verdict.onset_step,
+        checks,
+        _not_in_force(verdict),
+    )
+
+
+def _not_in_force(verdict: Verdict) -> frozenset[str]:
+    """Clauses of an INVALID set on what it names and did not run, without what ran instead."""
+    if verdict.judgement is not Judgement.INVALID:
+        return frozenset()
+    clauses = (
+        clause.partition(":")[0]
+        for check in verdict.decided_by
+        if check.name == named_in_force.name
+        for clause in check.detail.split("; ")
+    )
+    return frozenset(clause for clause in clauses if _NAMED.search(clause))
 
 
 def only_set(experiment: Experiment, name: str) -> Experiment:
@@ -97,10 +134,11 @@ def trial_of(verdict: Verdict, failure: Failure) -> Trial:
     """A verdict as a trial of whether the set fails that way."""
     if verdict.judgement is Judgement.PASS:
         return Trial(Effect.PASSES)
-    if verdict.judgement is not Judgement.FAIL:
-        return Trial(Effect.UNDECIDED, f"{verdict.judgement.value}: {verdict.cause}")
-    same = failure_of(verdict).is_that_of(failure)
-    return Trial(Effect.SAME if same else Effect.OTHER, verdict.cause)
+    if is_failure(verdict) and failure_of(verdict).is_that_of(failure):
+        return Trial(Effect.SAME, verdict.cause)
+    if verdict.judgement is Judgement.FAIL:
+        return Trial(Effect.OTHER, verdict.cause)
+    return Trial(Effect.UNDECIDED, f"{verdict.judgement.value}: {verdict.cause}")
 
 
 def pairs_to_try(alone: Experiment) -> Iterator[Experiment]:

@@ -17,6 +17,7 @@ from converge_harness import __version__
 from converge_harness.errors import ConfigError, Problem, StoreError
 from converge_harness.matrix.conclude import conclude_again
 from converge_harness.matrix.environment_files import Environment, environments_of
+from converge_harness.matrix.failure import is_failure
 from converge_harness.matrix.pair_files import (
     EXPERIMENT,
     SHRUNK,
@@ -29,9 +30,7 @@ from converge_harness.model import (
     Check,
     Experiment,
     Job,
-    Judgement,
     Kind,
-    Outcome,
     Plan,
     RestartOwner,
     SetSpec,
@@ -90,9 +89,10 @@ def write_repro(report: Path, name: str, folder: Path) -> Repro:
     alone = select(plan.experiment, [name])
     verdict = next((each for each in judged.verdicts if each.name == name), None)
     place = str(plan.experiment.path)
-    if verdict is None or verdict.judgement is not Judgement.FAIL:
+    if verdict is None or not is_failure(verdict):
         said = "no test set" if verdict is None else f"{verdict.judgement.value}, not FAIL"
-        raise ConfigError(Problem(place, f"{name!r} is {said}", "only a failure is reproduced"))
+        allowed = "only a set that fails, or that names what does not run, is reproduced"
+        raise ConfigError(Problem(place, f"{name!r} is {said}", allowed))
     if problem := refused(alone, place):
         raise ConfigError(problem)
     job = plan.job(name)
@@ -204,7 +204,7 @@ def _expected(verdict: Verdict, versions: Mapping[str, str]) -> dict[str, Any]:
         "cause_class": None if verdict.cause_class is None else verdict.cause_class.value,
         "cause": verdict.cause,
         "onset_step": verdict.onset_step,
-        "failed_checks": [_as_json(c) for c in verdict.checks if c.outcome is Outcome.FAIL],
+        "failed_checks": [_as_json(check) for check in verdict.decided_by],
         "versions": dict(versions),
     }
 

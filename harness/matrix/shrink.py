@@ -8,6 +8,7 @@ from converge_harness.errors import ConfigError, ConvergeError, Problem
 from converge_harness.matrix.failure import (
     Failure,
     failure_of,
+    is_failure,
     only_set,
     pairs_to_try,
     trial_of,
@@ -15,7 +16,7 @@ from converge_harness.matrix.failure import (
 )
 from converge_harness.matrix.load import plan_experiment
 from converge_harness.matrix.run import Ran, gpu_ids
-from converge_harness.model import Experiment, Judgement, Plan, Verdict
+from converge_harness.model import Experiment, Plan, Verdict
 from converge_harness.shrink import Effect, Reduction, Shrunk, Trial, Tried, search, why_not
 
 
@@ -45,12 +46,12 @@ class Shrinking:
     def failure(self) -> Failure:
         """How the set fails as it is. Raises NothingToShrinkError if it does not fail."""
         verdict = self._judged(self._alone)
-        if verdict.judgement is not Judgement.FAIL:
+        if not is_failure(verdict):
             said = f"{verdict.judgement.value}, not FAIL"
             said += f": {verdict.cause}" if verdict.cause else ""
             raise NothingToShrinkError(
-                f"{self._alone.path}: {verdict.name!r} is {said} (only a set that fails can be "
-                "shrunk)"
+                f"{self._alone.path}: {verdict.name!r} is {said} (only a set that fails, or that "
+                "names what does not run, can be shrunk)"
             )
         return failure_of(verdict)
 

@@ -155,3 +155,8 @@ class Verdict:
     nothing is; empty on PASS and if it was not recorded."""
     wrong_forward: bool = False
     """Whether the module's forward pass is wrong."""
+
+    @property
+    def decided_by(self) -> tuple[Check, ...]:
+        """The checks whose outcome is the judgement: the failed ones of a FAIL."""
+        return tuple(each for each in self.checks if each.outcome.value == self.judgement.value)

@@ -24,6 +24,10 @@ name = "fsdp2_tp2"
 parallelism = {{ dp_shard = 2, tp = 2 }}
 inject = "{INJECTIONS}:double_gradients_under_tp"
 [[test]]
+name = "rowwise"
+parallelism.dp_shard = 2
+techniques = ["float8_rowwise"]
+[[test]]
 name = "right"
 parallelism.dp_replicate = 2
 """
@@ -92,12 +96,39 @@ def test_a_set_that_passes_is_neither_shrunk_nor_reproduced(matrix):
     done = shrink(matrix, "right")
     assert done.returncode == 2
     said = " ".join(done.stderr.split())
-    assert "'right' is PASS, not FAIL (only a set that fails can be shrunk)" in said
+    assert "'right' is PASS, not FAIL (only a set that fails, or that names" in said
     whole = matrix._replace(out=matrix.out.parent / "whole")
     assert whole.converge("run", "--only", "right").returncode == 0
     out = ("--out", str(matrix.out.parent / "none"))
     done = matrix.converge("repro", str(whole.out), "--set", "right", *out)
     assert done.returncode == 2
-    assert "'right' is PASS, not FAIL (only a failure is reproduced)" in " ".join(
+    assert "'right' is PASS, not FAIL (only a set that fails, or that names" in " ".join(
         done.stderr.split()
     )
+
+
+def test_a_set_that_names_what_does_not_run_is_shrunk_and_reproduced(matrix):
+    """torchtitan 0.3.0 drops the recipe's name on CPUs: a bug of the release, not injected."""
+    out = matrix.out.parent / "ignored"
+    done = matrix._replace(out=out).converge(
+        *("shrink", str(matrix.experiment), "--set", "rowwise"),
+        *("--out", str(out), "--store", str(matrix.store)),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = " ".join(done.stdout.split())
+    assert "1 2 steps instead of 8: fails the same way" in said
+    assert "needs float8_rowwise: without it, it passes" in said
+    assert "does not need dp_shard 2" in said
+
+    smallest = matrix._replace(experiment=out / "experiment.toml", out=out / "report")
+    again = smallest.converge("run")
+    assert again.returncode == 3, again.stdout + again.stderr
+    folder = out / "repro"
+    done = matrix.converge("repro", str(smallest.out), "--set", "rowwise", "--out", str(folder))
+    assert done.returncode == 0, done.stdout + done.stderr
+    issue = (folder / "ISSUE.md").read_text()
+    assert issue.startswith("# Float8_rowwise is named but not in force (")
+    assert "What the failing set-up names should be what runs" in issue
+    expected = json.loads((folder / "expected.json").read_text())
+    assert expected["verdict"] == "INVALID"
+    assert [check["name"] for check in expected["failed_checks"]] == ["named-in-force"]

@@ -7,7 +7,7 @@ import pytest
 
 from converge_harness.errors import ConfigError
 from converge_harness.experiment import load_experiment
-from converge_harness.matrix.failure import WAIVED, Failure, failure_of
+from converge_harness.matrix.failure import WAIVED, Failure, failure_of, is_failure, trial_of
 from converge_harness.matrix.load import plan_experiment
 from converge_harness.matrix.pair_files import write_pair
 from converge_harness.matrix.shrink import Shrinking
@@ -22,7 +22,7 @@ from converge_harness.model import (
     Verdict,
 )
 from converge_harness.plan import select
-from converge_harness.shrink import reductions, smallest_pair, why_not
+from converge_harness.shrink import Effect, Trial, reductions, smallest_pair, why_not
 from converge_harness.trainers import assume_toolchain
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +85,42 @@ def test_a_failure_is_the_same_only_in_the_same_module():
     for module in ("", "layers.0"):  # not recorded; a compiled block
         assert wrong_in(module).is_that_of(whole)
         assert whole.is_that_of(wrong_in(module))
+
+
+def not_in_force(detail):
+    named = Check("named-in-force", "", Tier.INTEGRITY, Outcome.INVALID, detail=detail)
+    return Verdict("t", "c", Judgement.INVALID, detail, checks=(named,))
+
+
+ASYNC_TP = not_in_force("async_tp is named but not in force: 8 products were not fused; tp 2")
+
+
+def test_a_set_that_names_what_does_not_run_is_followed_by_what_that_is():
+    whole = failure_of(ASYNC_TP)
+    assert is_failure(ASYNC_TP)
+    assert whole.not_in_force == {"async_tp is named but not in force"}
+    fewer = not_in_force("async_tp is named but not in force: 2 products were not fused")
+    assert trial_of(fewer, whole) == Trial(Effect.SAME, fewer.cause)
+    other = not_in_force("without_fixes symm-mem is named, none is in force")
+    assert trial_of(other, whole).effect is Effect.UNDECIDED
+    assert trial_of(verdict_with("norm.weight"), whole).effect is Effect.OTHER
+    # A set that fails is not followed by one whose numbers were not compared.
+    assert trial_of(ASYNC_TP, failure_of(verdict_with("norm.weight"))).effect is Effect.UNDECIDED
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        not_in_force("t left no record of what ran"),
+        replace(ASYNC_TP, judgement=Judgement.ERROR),
+        replace(ASYNC_TP, checks=()),
+        replace(ASYNC_TP, checks=(replace(ASYNC_TP.checks[0], name="same-config"),)),
+        Verdict("t", "c", Judgement.PASS),
+    ],
+    ids=["no record", "crashed", "nothing compared", "another check", "passes"],
+)
+def test_other_sets_that_do_not_fail_are_not_followed(verdict):
+    assert not is_failure(verdict)
 
 
 def test_what_cannot_be_shrunk_is_refused():

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from converge_harness.model import Check, Kind, Outcome
+from converge_harness.model import Check, Judgement, Kind
 from converge_harness.report.renderers.markdown import (
     escape,
     fenced,
@@ -33,6 +33,8 @@ _SHOULD_COMPUTE = (
     "On the same samples and initial weights, the failing set-up should compute the loss, "
     "gradients and updates of the correct one, up to rounding."
 )
+_SHOULD_RUN = "What the failing set-up names should be what runs, or be refused before training."
+"""What is right where a setting is ignored in silence."""
 CHECKS = 6
 """Failed checks that are listed, in the order of their tiers."""
 TENSORS = 8
@@ -76,7 +78,10 @@ def _lines(
     if verdict.look_at:
         yield f"Where to look: {escape(verdict.look_at)}."
     yield ""
-    yield f"**What should happen.** {_SHOULD.get(test.kind, _SHOULD_COMPUTE)}"
+    should = _SHOULD.get(test.kind, _SHOULD_COMPUTE)
+    if verdict.judgement is Judgement.INVALID:
+        should = _SHOULD_RUN
+    yield f"**What should happen.** {should}"
     yield ""
     yield from table(
         ["", "Set-up"],
@@ -102,7 +107,7 @@ def _lines(
     if verdict.onset_step is not None:
         yield f"**First wrong step**: {verdict.onset_step}"
         yield ""
-    failed = [check for check in verdict.checks if check.outcome is Outcome.FAIL]
+    failed = verdict.decided_by
     yield from table(
         ["Check that fails", "Measured", "Allowed", "Detail"],
         (_cells(check) for check in failed[:CHECKS]),
