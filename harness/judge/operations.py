@@ -5,7 +5,7 @@ module, on every rank. A rank of the test set is compared with one of the contro
 tensors. From the wrong output one goes back to what made it, up to tensors that the control has as
 well: another way to compute the same is not wrong, however much differs in between. So one has
 the operations between right tensors and the wrong output, in both runs. Those at the end that both
-have alike only pass on what is wrong. Whatever cannot be compared is not told.
+have alike only pass on what is wrong. Where tensors cannot be compared, no operation is named.
 
 A difference is relative to the norm of the control's tensor. It is more than noise from ``BEYOND``
 times what the control's repeats show for that tensor, but at least the rounding of the precision
@@ -34,13 +34,13 @@ Calls = Mapping[int, ModuleCall]
 
 
 @dataclass(frozen=True, slots=True)
-class OperationTold:
+class OperationFinding:
     """What is known of the wrong operation."""
 
     sentence: str
     operation: str = ""
     """The first wrong operation of the test set (of the control, if the test set lacks it); empty
-    if it is not told."""
+    if it is not known."""
     is_right: bool = False
     """Whether what the module returned in the rerun is right."""
 
@@ -49,12 +49,12 @@ class _Found(NamedTuple):
     """What one rank shows: ``place`` orders findings by how early they are."""
 
     place: int
-    told: OperationTold
+    finding: OperationFinding
 
 
 def wrong_operation(
     test: Calls, control: Calls, repeats: Sequence[Calls], precision: Precision
-) -> OperationTold:
+) -> OperationFinding:
     """The operation inside of the module that both runs recorded.
 
     Args:
@@ -67,7 +67,7 @@ def wrong_operation(
     for whose, calls in (("test set", test), ("control", control)):
         if all(call.problem for call in calls.values()):
             problem = next((call.problem for call in calls.values()), "no rank has recorded it")
-            return _not_told(module, f"in the {whose}, {problem}")
+            return _not_known(module, f"in the {whose}, {problem}")
     found, refused = {}, ""
     for rank, call in sorted(test.items()):
         if call.problem:
@@ -79,26 +79,26 @@ def wrong_operation(
         else:
             found[rank] = _Pair(call, other, again, precision).first_wrong()
     if not found:
-        return _not_told(module, refused)
+        return _not_known(module, refused)
     wrong = {rank: each for rank, each in found.items() if each is not None}
     if not wrong and refused:
         compared = ", ".join(map(str, found))
         why = f"what its first call returns is right in the rerun on the ranks {compared}"
-        return _not_told(module, f"{why}, and {refused}")
+        return _not_known(module, f"{why}, and {refused}")
     if not wrong:
-        told = _not_told(module, "in the rerun, what its first call returns is right")
-        return replace(told, is_right=True)
+        finding = _not_known(module, "in the rerun, what its first call returns is right")
+        return replace(finding, is_right=True)
     rank = min(wrong, key=lambda each: (wrong[each].place, each))
-    told = wrong[rank].told
+    finding = wrong[rank].finding
     right = sorted(found.keys() - wrong.keys())
-    if right and told.operation:
-        only = f"on rank {rank}, but not on rank {right[0]}: {told.sentence}"
-        return OperationTold(only, told.operation)
-    return told
+    if right and finding.operation:
+        only = f"on rank {rank}, but not on rank {right[0]}: {finding.sentence}"
+        return OperationFinding(only, finding.operation)
+    return finding
 
 
-def _not_told(module: str, why: str) -> OperationTold:
-    return OperationTold(f"which operation inside {module} is wrong cannot be told: {why}")
+def _not_known(module: str, why: str) -> OperationFinding:
+    return OperationFinding(f"the wrong operation inside {module} is unknown: {why}")
 
 
 def _partner(
@@ -107,30 +107,30 @@ def _partner(
     """The control's call with the same inputs, its repeats, and why there is none."""
     why = "the control has no such call"
     for other in sorted(control, key=lambda each: (each != rank, each)):
-        its = control[other]
-        if its.problem:
+        candidate = control[other]
+        if candidate.problem:
             continue
         again = [each[other] for each in repeats if other in each and not each[other].problem]
-        differs = _other_inputs(call, its, again, precision)
+        differs = _other_inputs(call, candidate, again, precision)
         if not differs:
-            return its, again, ""
+            return candidate, again, ""
         if why == "the control has no such call":
             why = differs
     return None, (), why
 
 
 def _other_inputs(
-    call: ModuleCall, its: ModuleCall, again: Sequence[ModuleCall], precision: Precision
+    call: ModuleCall, control: ModuleCall, again: Sequence[ModuleCall], precision: Precision
 ) -> str:
     """How what the module gets differs, in a clause; empty if it does not."""
-    mine, theirs = (_kinds(each.inputs) for each in (call, its))
-    if mine != theirs:
+    got, expected = (_kinds(each.inputs) for each in (call, control))
+    if got != expected:
         return (
-            f"it gets {mine}, and in the control {theirs}; operations are compared where a rank "
+            f"it gets {got}, and in the control {expected}; operations are compared where a rank "
             "of each gets the same"
         )
-    limit = BEYOND * _noise(its.inputs, [each.inputs for each in again], FLOORS[precision])
-    distances = list(map(_distance, call.inputs, its.inputs))
+    limit = BEYOND * _noise(control.inputs, [each.inputs for each in again], FLOORS[precision])
+    distances = list(map(_distance, call.inputs, control.inputs))
     off = [place for place, distance in enumerate(distances) if not distance <= limit]
     if not off:
         return ""
@@ -159,38 +159,40 @@ class _Pair:
 
     def first_wrong(self) -> _Found | None:
         """The first wrong operation; None if what the module returns is right."""
-        mine, its = self.call.outputs, self.other.outputs
+        test, control = self.call.outputs, self.other.outputs
         again = [each.outputs for each in self._repeats]
         end = len(self.call.operations)
-        if [each.kind for each in mine] != [each.kind for each in its]:
-            return _Found(end, self._not_told("it returns tensors of other shapes or types"))
+        if [each.kind for each in test] != [each.kind for each in control]:
+            return _Found(end, self._not_known("it returns tensors of other shapes or types"))
         off = [
-            place for place in range(len(its)) if not self._agree(mine[place], its, place, again)
+            place
+            for place in range(len(control))
+            if not self._agree(test[place], control, place, again)
         ]
         if not off:
             return None
         if self.call.left_out or self.other.left_out:
             why = f"it has more than {len(self.call.operations)} operations, of which no more are"
-            return _Found(end, self._not_told(f"{why} recorded"))
+            return _Found(end, self._not_known(f"{why} recorded"))
         noise = self._noise_of_all()
         theirs, ours = _Known(self.other, noise, self._floor), _Known(self.call, {}, self._floor)
-        path = _path(self.call, [mine[place] for place in off], theirs.has)
+        path = _path(self.call, [test[place] for place in off], theirs.has)
 
         def known(tensor: TensorSums) -> bool:
             least = BEYOND * max(self._floor, noise.get(tensor.made_by, 0.0))
             return ours.has(tensor, least * _scale(tensor))
 
-        other = _path(self.other, [its[place] for place in off], known)
-        by = max(_distance(mine[place], its[place]) for place in off)
-        made = [each[place].made_by for each in (mine, its) for place in off[:1]]
+        other = _path(self.other, [control[place] for place in off], known)
+        by = max(_distance(test[place], control[place]) for place in off)
+        made = [each[place].made_by for each in (test, control) for place in off[:1]]
         return self._between(path, other, made, by)
 
-    def _between(self, way: _Path, its_way: _Path, made: list[int], by: float) -> _Found:
+    def _between(self, way: _Path, control_way: _Path, made: list[int], by: float) -> _Found:
         """What the operations on the two ways from right tensors to the wrong output show.
 
         ``made`` is what made the first wrong output, in the test set and in the control.
         """
-        path, other = way.operations, its_way.operations
+        path, other = way.operations, control_way.operations
         ours, theirs = self.call.operations, self.other.operations
         if path and (twin := self._twin(ours[path[0]], ours, theirs)) is not None:
             return self._same_operation(path[0], twin)
@@ -198,8 +200,8 @@ class _Pair:
             return self._same_operation(twin, other[0])
         if path and _keys(ours[each] for each in path) == _keys(theirs[each] for each in other):
             return self._same_operation(path[0], other[0])  # no rewrite: it gets something else
-        if why := way.unseen or its_way.unseen:
-            return _Found(len(ours), self._not_told(why))
+        if why := way.unseen or control_way.unseen:
+            return _Found(len(ours), self._not_known(why))
         # An operation may return what it got (times a weight of ones) and so leave no way.
         if not path and made[0] >= 0 and not self._has(theirs, ours[made[0]]):
             path = made[:1]
@@ -209,26 +211,26 @@ class _Pair:
 
     def _parted(self, path: list[int], other: list[int], by: float) -> _Found:
         """What the operations on the two ways are, as far as they differ."""
-        mine = [self.call.operations[each] for each in path]
-        its = [self.other.operations[each] for each in other]
-        while mine and its and _key(mine[-1]) == _key(its[-1]):
-            mine.pop()
-            its.pop()
-        if not mine and not its:
+        test = [self.call.operations[each] for each in path]
+        control = [self.other.operations[each] for each in other]
+        while test and control and _key(test[-1]) == _key(control[-1]):
+            test.pop()
+            control.pop()
+        if not test and not control:
             why = "every tensor that it computes is right, but it returns others of them"
-            return _Found(len(self.call.operations), self._not_told(why))
-        if not mine:
-            what = f"the test set lacks {_listed(its)}"
-        elif not its:
-            what = f"the test set runs {_listed(mine)} in addition"
+            return _Found(len(self.call.operations), self._not_known(why))
+        if not test:
+            what = f"the test set lacks {_listed(control)}"
+        elif not control:
+            what = f"the test set runs {_listed(test)} in addition"
         else:
-            what = f"the test set runs {_listed(mine)} where the control runs {_listed(its)}"
-        place = path[0] if mine else len(self.call.operations)
-        makers = [each.made_by for each in (*mine, *its)[0].inputs if each.made_by >= 0]
-        call = self.call if mine else self.other
+            what = f"the test set runs {_listed(test)} where the control runs {_listed(control)}"
+        place = path[0] if test else len(self.call.operations)
+        makers = [each.made_by for each in (*test, *control)[0].inputs if each.made_by >= 0]
+        call = self.call if test else self.other
         after = f"after {_named(call, max(makers))}, which agrees" if makers else "at its begin"
         sentence = f"{self._inside} {after}, {what}; what the module returns is off by {by:.2g}"
-        return _Found(place, OperationTold(sentence, (*mine, *its)[0].name))
+        return _Found(place, OperationFinding(sentence, (*test, *control)[0].name))
 
     def _twin(
         self, operation: Operation, own: Sequence[Operation], others: Sequence[Operation]
@@ -257,55 +259,55 @@ class _Pair:
 
     def _same_operation(self, place: int, of: int) -> _Found:
         """The first operation on both ways, of the same name: its inputs or itself are wrong."""
-        mine, its = self.call.operations[place], self.other.operations[of]
+        test, control = self.call.operations[place], self.other.operations[of]
         named = _named(self.call, place)
-        if [each.kind for each in mine.inputs] != [each.kind for each in its.inputs]:
-            got, expected = (_kinds(each.inputs) for each in (mine, its))
+        if [each.kind for each in test.inputs] != [each.kind for each in control.inputs]:
+            got, expected = (_kinds(each.inputs) for each in (test, control))
             sentence = f"{self._inside} {named} gets {got}, in the control {expected}"
-            return _Found(place, OperationTold(sentence, mine.name))
+            return _Found(place, OperationFinding(sentence, test.name))
         again = [each.operations[of].inputs for each in self._repeats]
         wrong = [
             number
-            for number, tensor in enumerate(mine.inputs)
-            if not self._agree(tensor, its.inputs, number, again)
+            for number, tensor in enumerate(test.inputs)
+            if not self._agree(tensor, control.inputs, number, again)
         ]
         if wrong:
             return self._wrong_input(place, of, wrong[0])
-        if any(not each.sums for each in (*mine.inputs, *mine.outputs)):
+        if any(not each.sums for each in (*test.inputs, *test.outputs)):
             why = f"{named} has tensors of a kind that cannot be compared"
-            return _Found(place, self._not_told(why))
+            return _Found(place, self._not_known(why))
         repeated = [each.operations[of].outputs for each in self._repeats]
-        noise = _noise(its.outputs, repeated, self._floor)
-        off, inputs = _worst(mine.outputs, its.outputs), _worst(mine.inputs, its.inputs)
+        noise = _noise(control.outputs, repeated, self._floor)
+        off, inputs = _worst(test.outputs, control.outputs), _worst(test.inputs, control.inputs)
         if off <= GROWS * inputs:
             grown = f"{named} is off by {off:.2g}, and what it gets by {inputs:.2g}, as of rounding"
-            return _Found(place, self._not_told(grown))
+            return _Found(place, self._not_known(grown))
         sentence = (
             f"{self._inside} {named} {_by(off, noise)} while its inputs agree"
-            f"{_other_settings(mine, its)}"
+            f"{_other_settings(test, control)}"
         )
-        return _Found(place, OperationTold(sentence, mine.name))
+        return _Found(place, OperationFinding(sentence, test.name))
 
     def _wrong_input(self, place: int, of: int, number: int) -> _Found:
-        mine, its = self.call.operations[place], self.other.operations[of]
-        off = _distance(mine.inputs[number], its.inputs[number])
-        source = _source(mine.inputs[number].made_by, self.call)
-        other = _source(its.inputs[number].made_by, self.other)
+        test, control = self.call.operations[place], self.other.operations[of]
+        off = _distance(test.inputs[number], control.inputs[number])
+        source = _source(test.inputs[number].made_by, self.call)
+        other = _source(control.inputs[number].made_by, self.other)
         sentence = (
             f"{self._inside} input {number + 1} of {_named(self.call, place)} is off by {off:.2g}: "
             f"it is {source}" + (f", and in the control {other}" if other != source else "")
         )
-        return _Found(place, OperationTold(sentence, mine.name))
+        return _Found(place, OperationFinding(sentence, test.name))
 
     def _agree(
         self,
-        mine: TensorSums,
-        its: Sequence[TensorSums],
+        test: TensorSums,
+        control: Sequence[TensorSums],
         place: int,
         again: Sequence[Sequence[TensorSums]],
     ) -> bool:
-        noise = _noise([its[place]], [[each[place]] for each in again], self._floor)
-        return _distance(mine, its[place]) <= BEYOND * noise
+        noise = _noise([control[place]], [[each[place]] for each in again], self._floor)
+        return _distance(test, control[place]) <= BEYOND * noise
 
     def _noise_of_all(self) -> dict[int, float]:
         """By operation of the control."""
@@ -322,8 +324,8 @@ class _Pair:
     def _inside(self) -> str:
         return f"inside {self.call.module},"
 
-    def _not_told(self, why: str) -> OperationTold:
-        return _not_told(self.call.module, why)
+    def _not_known(self, why: str) -> OperationFinding:
+        return _not_known(self.call.module, why)
 
 
 class _Known:
@@ -409,9 +411,11 @@ def _layout(call: ModuleCall) -> tuple[list[tuple[tuple[str, ...], int]], int]:
     return operations, len(call.outputs)
 
 
-def _noise(its: Sequence[TensorSums], again: Sequence[Sequence[TensorSums]], floor: float) -> float:
+def _noise(
+    control: Sequence[TensorSums], again: Sequence[Sequence[TensorSums]], floor: float
+) -> float:
     """The largest finite difference of repeats' tensors from the control's, at least ``floor``."""
-    learnt = (_worst(each, its) for each in again)
+    learnt = (_worst(each, control) for each in again)
     return max(floor, *(each for each in learnt if math.isfinite(each)), 0.0)
 
 
@@ -434,23 +438,23 @@ def _source(maker: int, call: ModuleCall) -> str:
     return "made by nothing that could be seen: a weight, a constant, or what compiled code makes"
 
 
-def _worst(mine: Sequence[TensorSums], its: Sequence[TensorSums]) -> float:
+def _worst(test: Sequence[TensorSums], control: Sequence[TensorSums]) -> float:
     """The largest difference; infinite if there are other tensors."""
-    if [each.kind for each in mine] != [each.kind for each in its]:
+    if [each.kind for each in test] != [each.kind for each in control]:
         return math.inf
-    return max(map(_distance, mine, its), default=0.0)
+    return max(map(_distance, test, control), default=0.0)
 
 
-def _distance(mine: TensorSums, its: TensorSums) -> float:
+def _distance(test: TensorSums, control: TensorSums) -> float:
     """Norm of the difference over the control's norm, as far as signed sums tell.
 
     Tensors that could not be read count as equal: what uses them shows whether they are.
     """
-    if mine.kind != its.kind or mine.not_finite != its.not_finite:
+    if test.kind != control.kind or test.not_finite != control.not_finite:
         return math.inf
-    if not mine.sums or len(mine.sums) != len(its.sums):
+    if not test.sums or len(test.sums) != len(control.sums):
         return 0.0
-    off, scale = math.dist(mine.sums, its.sums), _scale(its)
+    off, scale = math.dist(test.sums, control.sums), _scale(control)
     return off / scale if scale else (math.inf if off else 0.0)
 
 
@@ -465,19 +469,19 @@ def _by(off: float, noise: float) -> str:
     return f"is off by {off:.2g} (rounding: {noise:.1g})"
 
 
-def _other_settings(mine: Operation, its: Operation) -> str:
+def _other_settings(test: Operation, control: Operation) -> str:
     """A clause on arguments that are no tensors, if they differ."""
-    if mine.settings == its.settings:
+    if test.settings == control.settings:
         return ""
-    if len(mine.settings) != len(its.settings):
-        got, expected = (", ".join(each.settings) or "nothing" for each in (mine, its))
+    if len(test.settings) != len(control.settings):
+        got, expected = (", ".join(each.settings) or "nothing" for each in (test, control))
         return f"; besides tensors it gets {got}, in the control {expected}"
-    changed = list(_changed(mine.settings, its.settings))
+    changed = list(_changed(test.settings, control.settings))
     return "; it gets " + ", ".join(f"{new} (control: {old})" for new, old in changed)
 
 
-def _changed(mine: Sequence[str], its: Sequence[str]) -> Iterator[tuple[str, str]]:
-    return ((new, old) for new, old in zip(mine, its, strict=True) if new != old)
+def _changed(test: Sequence[str], control: Sequence[str]) -> Iterator[tuple[str, str]]:
+    return ((new, old) for new, old in zip(test, control, strict=True) if new != old)
 
 
 def _listed(operations: Sequence[Operation]) -> str:

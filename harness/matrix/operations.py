@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from converge_harness.errors import ConfigError, ConvergeError
-from converge_harness.judge import OperationTold, wrong_operation
+from converge_harness.judge import OperationFinding, wrong_operation
 from converge_harness.matrix.failure import only_set, pairs_to_try
 from converge_harness.matrix.load import plan_experiment
 from converge_harness.matrix.run import Ran, gpu_ids
@@ -33,7 +33,7 @@ FILE = "operations.json"
 """In a report folder: the sentences on the wrong operations of its sets."""
 
 
-class ToldOfSet(BaseModel):
+class FindingOfSet(BaseModel):
     """What is known of the wrong operation of a set."""
 
     model_config = ConfigDict(frozen=True)
@@ -42,10 +42,10 @@ class ToldOfSet(BaseModel):
     """Of the verdict."""
     sentence: str
     operation: str = ""
-    """``aten.mul.Tensor``; empty if it cannot be told."""
+    """``aten.mul.Tensor``; empty if it is unknown."""
 
 
-_SETS = TypeAdapter(dict[str, ToldOfSet])
+_SETS = TypeAdapter(dict[str, FindingOfSet])
 
 
 def to_look_into(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
@@ -57,9 +57,9 @@ def to_look_into(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
     )
 
 
-def tell_operation(
+def find_operation(
     experiment: Experiment, verdict: Verdict, run: Callable[[Plan], Ran], slots: int | None
-) -> ToldOfSet:
+) -> FindingOfSet:
     """Run a failed set and its control again without compile, and look into the module.
 
     Args:
@@ -68,9 +68,9 @@ def tell_operation(
         run: runs a plan, or reuses what has finished.
         slots: how many ranks may run at once on the CPU; None: as usual.
     """
-    told = _told(experiment, verdict, run, slots)
-    said = plain(told.sentence)  # arguments of the program's operations may be any text
-    return ToldOfSet(module=verdict.module, sentence=said, operation=told.operation)
+    finding = _found(experiment, verdict, run, slots)
+    said = plain(finding.sentence)  # arguments of the program's operations may be any text
+    return FindingOfSet(module=verdict.module, sentence=said, operation=finding.operation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,9 @@ class _Rerun:
     eager: bool
 
 
-def _told(
+def _found(
     experiment: Experiment, verdict: Verdict, run: Callable[[Plan], Ran], slots: int | None
-) -> OperationTold:
+) -> OperationFinding:
     alone = only_set(experiment, verdict.name)
     (test,) = alone.tests
     if why := why_not(test):
@@ -95,16 +95,18 @@ def _told(
         without = " without compile" if rerun.eager else ""
         said = error.problems[0].message if isinstance(error, ConfigError) else str(error)
         return _unknown(verdict, f"it cannot run again{without}: {said}")
-    told = _compared(plan, run(plan), verdict)
+    finding = _compared(plan, run(plan), verdict)
     if not rerun.eager:
-        return told
-    if told.is_right:
+        return finding
+    if finding.is_right:
         said = f"what {verdict.module} returns in its first call is right"
-        return replace(told, sentence=f"without compile, {said}: the difference comes with compile")
-    return replace(told, sentence=f"without compile, {told.sentence}")
+        return replace(
+            finding, sentence=f"without compile, {said}: the difference comes with compile"
+        )
+    return replace(finding, sentence=f"without compile, {finding.sentence}")
 
 
-def _compared(plan: Plan, ran: Ran, verdict: Verdict) -> OperationTold:
+def _compared(plan: Plan, ran: Ran, verdict: Verdict) -> OperationFinding:
     """What the rerun's records show."""
     job = plan.job(verdict.name)
     control = plan.job(job.matched or verdict.control)
@@ -153,16 +155,16 @@ def _coarser(*precisions: Precision) -> Precision:
     return max(precisions, key=order.index)
 
 
-def _unknown(verdict: Verdict, why: str) -> OperationTold:
-    return OperationTold(f"which operation inside {verdict.module} is wrong cannot be told: {why}")
+def _unknown(verdict: Verdict, why: str) -> OperationFinding:
+    return OperationFinding(f"the wrong operation inside {verdict.module} is unknown: {why}")
 
 
-def told_with(view: ReportView, told: Mapping[str, ToldOfSet]) -> ReportView:
+def with_findings(view: ReportView, findings: Mapping[str, FindingOfSet]) -> ReportView:
     """The view, with a set's sentence after its first wrong module if that is the same module."""
 
     def shown(test: TestView) -> TestView:
         verdict = test.verdict
-        known = told.get(verdict.name)
+        known = findings.get(verdict.name)
         if known is None or known.module != verdict.module or not verdict.first_wrong:
             return test
         first = f"{verdict.first_wrong}; {known.sentence}"
@@ -171,17 +173,17 @@ def told_with(view: ReportView, told: Mapping[str, ToldOfSet]) -> ReportView:
     return replace(view, tests=tuple(map(shown, view.tests)))
 
 
-def write_told(folder: Path, told: Mapping[str, ToldOfSet]) -> None:
+def write_findings(folder: Path, findings: Mapping[str, FindingOfSet]) -> None:
     """Store it for ``converge report``; empty: nothing is known, or not any more."""
-    if not told:
+    if not findings:
         (folder / FILE).unlink(missing_ok=True)
         return
-    sets = {name: each.model_dump(mode="json") for name, each in told.items()}
+    sets = {name: each.model_dump(mode="json") for name, each in findings.items()}
     write_json(folder / FILE, {"sets": sets})
 
 
-def read_told(folder: Path) -> dict[str, ToldOfSet]:
-    """What ``write_told`` stored; empty if that is nothing, or was written by another version."""
+def read_findings(folder: Path) -> dict[str, FindingOfSet]:
+    """What ``write_findings`` stored; empty if nothing, or if another version wrote it."""
     path = folder / FILE
     if not path.is_file():
         return {}

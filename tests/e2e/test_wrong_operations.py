@@ -108,7 +108,7 @@ def test_replicas_compare_with_shards_and_the_module_inside_is_named(matrix):
 def test_where_ranks_hold_other_parts_it_cannot_be_told(matrix):
     verdict = matrix[0].tests()["wrong_norm_tp2"]
     assert verdict["first_wrong"].endswith(
-        "; which operation inside layers.0.attention_norm is wrong cannot be told: on rank 0, it "
+        "; the wrong operation inside layers.0.attention_norm is unknown: on rank 0, it "
         "gets float32[4, 32, 64], and in the control float32[4, 64, 64]; operations are compared "
         "where a rank of each gets the same"
     )

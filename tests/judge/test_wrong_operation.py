@@ -115,7 +115,7 @@ def test_a_right_module_has_no_wrong_operation():
     found = told(norm)
     assert (found.operation, found.is_right) == ("", True)
     assert found.sentence == (
-        "which operation inside layers.1.norm is wrong cannot be told: in the rerun, what its "
+        "the wrong operation inside layers.1.norm is unknown: in the rerun, what its "
         "first call returns is right"
     )
 

@@ -25,11 +25,11 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         from converge_harness.cli.console import make_console
         from converge_harness.matrix.against import read_against, shown_with
         from converge_harness.matrix.conclude import conclude_again
-        from converge_harness.matrix.operations import read_told, told_with
+        from converge_harness.matrix.operations import read_findings, with_findings
     finished, _, judged = conclude_again(arguments.folder)
     from converge_harness.cli.verdicts import show_verdicts
 
     against = read_against(arguments.folder)
-    view = told_with(judged.view, read_told(arguments.folder))
+    view = with_findings(judged.view, read_findings(arguments.folder))
     show_verdicts(make_console(), shown_with(view, finished.plan, against), arguments.folder)
     return exit_code(judged.verdicts, against)

@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         from converge_harness.matrix.against import compare_with_base, shown_with, write_against
         from converge_harness.matrix.calibrate import read_given
         from converge_harness.matrix.conclude import conclude
-        from converge_harness.matrix.operations import write_told
+        from converge_harness.matrix.operations import write_findings
         from converge_harness.store import require_writable
     console = make_console()
     begun = time.monotonic()
@@ -137,7 +137,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             before = _conclude_base(base, ran_before, folder / BASE, store)
             against = compare_with_base(base, (ran_before, before), plan, (ran, judged))
     write_against(folder, against)
-    write_told(folder, {})
+    write_findings(folder, {})
     # Imported here: a command that is refused draws nothing and need not pay for it.
     from converge_harness.cli.verdicts import add_night, show_verdicts
 
@@ -224,7 +224,7 @@ def _explain(
             say(console, sentence)
         say(console, f"report in float32: {paths[0]}")
     failed = replace(judged, verdicts=not_rounded(verdicts, explained))
-    _tell_operations(console, plan, failed, folder, store, arguments, until)
+    _find_operations(console, plan, failed, folder, store, arguments, until)
     for name in to_shrink(plan, verdicts, explained):
         console.print()
         if time.monotonic() < until:
@@ -237,7 +237,7 @@ def _explain(
             say(console, f"{name}: not shrunk, {_over(arguments)}")
 
 
-def _tell_operations(
+def _find_operations(
     console: Console,
     plan: Plan,
     judged: Judged,
@@ -253,14 +253,14 @@ def _tell_operations(
     from converge_harness.cli.console import say
     from converge_harness.cli.quiet import RunningQuietly
     from converge_harness.matrix.operations import (
-        tell_operation,
+        find_operation,
         to_look_into,
-        told_with,
-        write_told,
+        with_findings,
+        write_findings,
     )
     from converge_harness.report import write_reports
 
-    told = {}
+    findings = {}
     for verdict in to_look_into(judged.verdicts):
         console.print()
         if time.monotonic() >= until:
@@ -268,11 +268,11 @@ def _tell_operations(
             continue
         say(console, f"{verdict.name}: looking into {verdict.module}, by a short rerun")
         run = RunningQuietly(console, store, arguments)
-        told[verdict.name] = tell_operation(plan.experiment, verdict, run, arguments.slots)
-        say(console, told[verdict.name].sentence)
-        write_told(folder, told)
-    if told:
-        write_reports(told_with(judged.view, told), folder)
+        findings[verdict.name] = find_operation(plan.experiment, verdict, run, arguments.slots)
+        say(console, findings[verdict.name].sentence)
+        write_findings(folder, findings)
+    if findings:
+        write_reports(with_findings(judged.view, findings), folder)
 
 
 def _over(arguments: argparse.Namespace) -> str:

@@ -1,4 +1,4 @@
-"""The rerun that looks into a wrong module, and what becomes of what it tells."""
+"""The rerun that looks into a wrong module, and what becomes of its finding."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +11,12 @@ from converge_harness.experiment import load_experiment
 from converge_harness.matrix import operations
 from converge_harness.matrix.load import plan_experiment
 from converge_harness.matrix.operations import (
-    ToldOfSet,
-    read_told,
-    tell_operation,
+    FindingOfSet,
+    find_operation,
+    read_findings,
     to_look_into,
-    told_with,
-    write_told,
+    with_findings,
+    write_findings,
 )
 from converge_harness.model import Judgement, RunStatus, Technique, Verdict
 from converge_harness.readers import read_operations
@@ -93,8 +93,8 @@ def running(tmp_path, factor, status=RunStatus.FINISHED):
 
 def test_both_sets_run_again_without_compile_for_few_steps_with_their_operations(tmp_path):
     run = running(tmp_path, 2.1)
-    told = tell_operation(experiment(), WRONG, run, None)
-    assert told == ToldOfSet(
+    finding = find_operation(experiment(), WRONG, run, None)
+    assert finding == FindingOfSet(
         module="layers.1",
         sentence="without compile, inside layers.1, aten.mul.Tensor (operation 1 of 1 in "
         "layers.1.norm) is off by 0.05 (rounding: 1e-06) while its inputs agree; it gets 2.1 "
@@ -123,12 +123,12 @@ def test_a_run_that_records_operations_is_another_run():
 
 
 def test_a_module_that_is_right_without_compile_differs_by_compile(tmp_path):
-    told = tell_operation(experiment(), WRONG, running(tmp_path, 2.0), None)
-    assert told.sentence == (
+    finding = find_operation(experiment(), WRONG, running(tmp_path, 2.0), None)
+    assert finding.sentence == (
         "without compile, what layers.1 returns in its first call is right: the difference comes "
         "with compile"
     )
-    assert not told.operation
+    assert not finding.operation
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,9 @@ def test_what_cannot_run_again_is_said(name, file, why):
     whole = experiment(file)
     spec = next(each for each in whole.tests if name in each.technique_names or file == "elastic")
     wrong = replace(WRONG, name=spec.name, control=spec.control)
-    told = tell_operation(whole, wrong, None, None)
-    assert why in told.sentence
-    assert not told.operation
+    finding = find_operation(whole, wrong, None, None)
+    assert why in finding.sentence
+    assert not finding.operation
 
 
 def test_a_toolchain_that_is_gone_is_said(monkeypatch):
@@ -152,17 +152,17 @@ def test_a_toolchain_that_is_gone_is_said(monkeypatch):
         raise ToolchainError("torchtitan-0.3.0 is not built")
 
     monkeypatch.setattr(operations, "plan_experiment", gone)
-    told = tell_operation(experiment(), WRONG, None, None)
-    assert told.sentence.endswith(
+    finding = find_operation(experiment(), WRONG, None, None)
+    assert finding.sentence.endswith(
         "it cannot run again without compile: torchtitan-0.3.0 is not built"
     )
 
 
 def test_a_rerun_that_ends_early_tells_nothing(tmp_path):
     run = running(tmp_path, 2.1, RunStatus.CRASHED)
-    told = tell_operation(experiment(), WRONG, run, None)
-    assert "the rerun of compile has not finished: crashed" in told.sentence
-    assert not told.operation
+    finding = find_operation(experiment(), WRONG, run, None)
+    assert "the rerun of compile has not finished: crashed" in finding.sentence
+    assert not finding.operation
 
 
 def test_only_failed_sets_with_a_wrong_forward_pass_are_looked_into():
@@ -175,26 +175,26 @@ def test_only_failed_sets_with_a_wrong_forward_pass_are_looked_into():
 
 
 def test_what_was_told_is_shown_as_long_as_it_is_the_same_module(tmp_path):
-    told = {
-        name: ToldOfSet(module="layers.1", sentence="inside it, aten.mul.Tensor is off")
+    findings = {
+        name: FindingOfSet(module="layers.1", sentence="inside it, aten.mul.Tensor is off")
         for name in ("compile", "schema")
     }
-    write_told(tmp_path, told)
-    assert read_told(tmp_path) == told
+    write_findings(tmp_path, findings)
+    assert read_findings(tmp_path) == findings
 
     def shown(verdict):
         view = build_view(title="one", verdicts=[verdict])
-        return told_with(view, read_told(tmp_path)).tests[0].verdict.first_wrong
+        return with_findings(view, read_findings(tmp_path)).tests[0].verdict.first_wrong
 
     assert shown(WRONG) == ("the output of layers.1 is off; inside it, aten.mul.Tensor is off")
     assert shown(replace(WRONG, module="layers.2")) == WRONG.first_wrong
     assert shown(replace(WRONG, name="other")) == WRONG.first_wrong
-    write_told(tmp_path, {})
-    assert read_told(tmp_path) == {}
+    write_findings(tmp_path, {})
+    assert read_findings(tmp_path) == {}
     (tmp_path / operations.FILE).write_text('{"schema": 1, "compile": 3}')
-    assert read_told(tmp_path) == {}
+    assert read_findings(tmp_path) == {}
     (tmp_path / operations.FILE).write_text('{"schema": 1, "sets": {"compile": 3}}')
-    assert read_told(tmp_path) == {}
+    assert read_findings(tmp_path) == {}
 
 
 def test_a_damaged_file_of_a_rank_is_refused_by_name(tmp_path):
