@@ -17,6 +17,7 @@ import importlib.util
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -434,12 +435,12 @@ def _value_problems(tables: MegatronTables, job: RankJob) -> Iterator[KeyProblem
                 f"{rate} draws other random numbers in every layout, so no two can be compared: "
                 "set it to 0.0",
             )
-    for key in (*_NEED_A_GPU, *_NOT_READ):
-        if _value(tables, key) and job.device == "cpu":
+    for key in filter(partial(_value, tables), _NOT_READ):
+        message = "is not supported by converge's rank code for Megatron-Core: leave it out"
+        yield KeyProblem(key, message)
+    if job.device == "cpu":
+        for key in filter(partial(_value, tables), _NEED_A_GPU):
             yield KeyProblem(key, "needs a GPU, and this machine trains on its CPU: leave it out")
-        elif _value(tables, key) and key in _NOT_READ:
-            message = "is not supported by converge's rank code for Megatron-Core: leave it out"
-            yield KeyProblem(key, message)
     in_parts = tables.transformer.sequence_parallel
     if job.device != "cpu" and in_parts and not _has_marked_norms(tables):
         message = (
