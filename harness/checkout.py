@@ -67,10 +67,25 @@ def commit_of(checkout: Path, revision: str) -> str:
     commit = _answer(checkout, "rev-parse", "--verify", "--quiet", "--end-of-options", named)
     if commit:
         return commit
-    if not _answer(checkout, "rev-parse", "--git-dir"):
+    if not is_repository(checkout):
         raise CheckoutError(f"{checkout} is not a git checkout, so it has no revision {revision!r}")
     hint = _if_shallow(checkout) or f"list what there is: git -C {checkout} log --oneline --all"
     raise CheckoutError(f"{checkout} has no revision {revision!r}; {hint}")
+
+
+def is_repository(folder: Path) -> bool:
+    """Whether a folder is in a git repository, which may be bare."""
+    return bool(_answer(folder, "rev-parse", "--git-dir"))
+
+
+def has_path(checkout: Path, commit: str, path: str) -> bool:
+    """Whether a commit has a file or folder."""
+    return bool(_answer(checkout, "rev-parse", "--verify", "--quiet", f"{commit}:{path}"))
+
+
+def text_of(checkout: Path, commit: str, path: str) -> str:
+    """A file of a commit, without white space at its ends; empty if there is none."""
+    return _answer(checkout, "show", f"{commit}:{path}")
 
 
 def _if_shallow(checkout: Path) -> str:

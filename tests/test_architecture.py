@@ -33,7 +33,7 @@ ALLOWED = {
     "experiment": {"model", "errors", "wording", "toml", "trainers"},
     "checkout": {"errors"},
     "shipped": {"errors", "run_folder"},
-    "toolchains": {"model", "errors", "shipped"},
+    "toolchains": {"model", "errors", "shipped", "checkout"},
     "surroundings": {"run_folder", "model", "errors", "trainers"},
     "plan": {"model", "errors", "wording", "trainers"},
     "guide": {"model", "errors", "plan", "trainers"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +18,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from converge_harness.errors import ToolchainError, suggest
+from converge_harness.checkout import commit_of, has_path, is_repository, text_of
+from converge_harness.errors import CheckoutError, ToolchainError, suggest
 
 CHECKOUT_VARIABLE = "CONVERGE_CHECKOUT"
 """Names clones of upstream repositories, for toolchains of their revisions; ``:`` between them."""
@@ -297,7 +299,7 @@ def require_checkout(upstream: Upstream) -> Path:
             f"commits of which {upstream.repository}? {_name_a_checkout(upstream)}"
         )
     for each in named:
-        if _has_package(upstream, each, "HEAD") or not _is_checkout(each):
+        if has_path(each, "HEAD", upstream.holds) or not is_repository(each):
             return each
     raise ToolchainError(
         f"{CHECKOUT_VARIABLE}={_listed(named)}: no clone of {upstream.repository} by its HEAD; "
@@ -318,14 +320,14 @@ def at_revision(upstream: Upstream, revision: str, clones: Sequence[Path]) -> st
         raise ToolchainError(
             f"{upstream.repository} at {revision} of which checkout? {_name_a_checkout(upstream)}"
         )
+    if shutil.which("git") is None:
+        raise ToolchainError(f"there is no git on the PATH, to find {revision}")
     for folder in clones:
-        resolve = ("git", "-C", str(folder), "rev-parse", "--verify", f"{revision}^{{commit}}")
         try:
-            asked = subprocess.run(resolve, capture_output=True, text=True, check=False)
-        except FileNotFoundError:
-            raise ToolchainError(f"there is no git on the PATH, to find {revision}") from None
-        commit = asked.stdout.strip()
-        if re.fullmatch("[0-9a-f]{40,64}", commit) and _has_package(upstream, folder, commit):
+            commit = commit_of(folder, revision)
+        except CheckoutError:
+            continue
+        if has_path(folder, commit, upstream.holds):
             return f"git+{folder.as_uri()}@{commit}"
     raise ToolchainError(
         f"{CHECKOUT_VARIABLE}={_listed(clones)}: no clone of {upstream.repository} that has "
@@ -343,11 +345,10 @@ def pinned_by(source: str) -> tuple[str, ...]:
     found = re.fullmatch(r"git\+file://(.+)@([0-9a-f]+)", source)
     if found is None:
         return ()
-    show = ("git", "-C", unquote(found[1]), "show", f"{found[2]}:pyproject.toml")
+    text = text_of(Path(unquote(found[1])), found[2], "pyproject.toml")
     try:
-        asked = subprocess.run(show, capture_output=True, text=True, check=False)
-        needed = tomli.loads(asked.stdout).get("project", {}).get("dependencies", ())
-    except (OSError, tomli.TOMLDecodeError):
+        needed = tomli.loads(text).get("project", {}).get("dependencies", ())
+    except tomli.TOMLDecodeError:
         return ()
     wanted = (Requirement(each) for each in needed)
     return tuple(
@@ -361,17 +362,6 @@ def without(constraints: str, packages: Collection[str]) -> str:
     """Constraints that say nothing of some packages."""
     lines = constraints.splitlines(keepends=True)
     return "".join(line for line in lines if line.partition("==")[0] not in packages)
-
-
-def _has_package(upstream: Upstream, folder: Path, commit: str) -> bool:
-    """Whether a commit has the package; the checkout may be bare, or at another commit."""
-    look = ("git", "-C", str(folder), "cat-file", "-e", f"{commit}:{upstream.holds}")
-    return subprocess.run(look, capture_output=True, check=False).returncode == 0
-
-
-def _is_checkout(folder: Path) -> bool:
-    look = ("git", "-C", str(folder), "rev-parse", "--git-dir")
-    return subprocess.run(look, capture_output=True, check=False).returncode == 0
 
 
 def released_versions(package: str) -> tuple[str, ...]:
