@@ -41,6 +41,7 @@ def shrink_set(
     store: Store,
     arguments: argparse.Namespace,
     *,
+    failed: bool = True,
     trials: int = TRIALS,
     until: float = math.inf,
 ) -> ExitCode:
@@ -53,10 +54,12 @@ def shrink_set(
         out: folder for the smallest experiment.
         store: where runs are kept.
         arguments: of the command line: slots, and how to run.
+        failed: whether the set has failed before. If it passes now, it is run again and counted.
         trials: how many to make at most.
         until: when to begin no more, by ``time.monotonic``.
 
-    Returns 0 once nothing is left to take away, and 2 if the set does not fail again.
+    Returns 0 once nothing is left to take away, 2 if the set does not fail again, and 3 if the
+    search was cut short, or the smallest set-up does not fail when it is run once more.
     """
     from converge_harness.matrix.shrink import NothingToShrinkError, Shrinking
 
@@ -64,7 +67,7 @@ def shrink_set(
     shrinking = Shrinking(experiment, name, run, arguments.slots)
     say(console, f"{name}: first without any change")
     try:
-        failure = shrinking.failure()
+        failure = shrinking.failure(failed=failed)
         say(console, f"  {short(failure.cause)}")
         start = shrinking.start(failure)
     except NothingToShrinkError as error:
@@ -94,7 +97,8 @@ class _Searching:
         try:
             with self._status:
                 self._best = self._shrinking.search(start, failure, self._may_go_on, self._tell)
-            code = ExitCode.PASS if self._best.done else ExitCode.UNDECIDED
+                sure = self._best.done and self._fails_again(self._best.experiment, failure)
+            code = ExitCode.PASS if sure else ExitCode.UNDECIDED
         except (Interrupted, KeyboardInterrupt):  # the latter while it judges
             if self._best is None:
                 raise
@@ -102,6 +106,23 @@ class _Searching:
             if self._best is not None:
                 conclude(self._best)
         return code
+
+    def _fails_again(self, smallest: Experiment, failure: Failure) -> bool:
+        """Whether the smallest set-up fails the same way once more; if not, say so."""
+        from converge_harness.shrink import Effect
+
+        self._status.update("the smallest set-up once more")
+        trial = self._shrinking.again(smallest, failure)
+        if trial.effect is Effect.SAME:
+            say(self._console, "run once more, from nothing: fails the same way")
+            return True
+        say(
+            self._console,
+            f"warning: run once more, from nothing, it {trial.effect}{_because(trial)}. The "
+            "failure comes and goes, so what it needs is not certain",
+            "yellow",
+        )
+        return False
 
     def _may_go_on(self, tried: int) -> bool:
         return tried < self._trials and time.monotonic() < self._until
@@ -118,15 +139,12 @@ class _Searching:
 
 
 def _conclude(console: Console, found: Shrunk, set_name: str, out: Path) -> None:
-    """Write the smallest experiment, and say what it is."""
+    """Say what the smallest set-up is, and write it as an experiment."""
     from converge_harness.matrix.pair_files import SHRUNK, write_pair
     from converge_harness.shrink import parts_of
     from converge_harness.store import write_json
 
     (control,), (test,) = found.experiment.controls, found.experiment.tests
-    command = shlex.join(["converge", *sys.argv[1:]])
-    head = f"The smallest set-up that fails as {set_name} does, by\n{command}"
-    path, *_ = write_pair(found.experiment, f"{set_name}-shrunk", out, head)
     console.print()
     how = "" if found.done else " (the search was cut short)"
     say(console, f"smallest set-up{how}: {', '.join(parts_of(test)) or 'one rank'}", "bold")
@@ -142,6 +160,10 @@ def _conclude(console: Console, found: Shrunk, set_name: str, out: Path) -> None
     others = [f"does not need {each.what}" for each in found.taken if each.part]
     for sentence in (*needs, *left, *others):
         say(console, f"  {sentence}")
+    # After what was found is said: the disk may be full.
+    command = shlex.join(["converge", *sys.argv[1:]])
+    head = f"The smallest set-up that fails as {set_name} does, by\n{command}"
+    path, *_ = write_pair(found.experiment, f"{set_name}-shrunk", out, head)
     write_json(
         out / SHRUNK,
         {

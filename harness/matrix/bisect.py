@@ -32,7 +32,9 @@ from converge_harness.matrix.against import Fork, base_of, fork_of, of_other_cod
 from converge_harness.matrix.conclude import conclude
 from converge_harness.matrix.failure import (
     Failure,
+    PlanRunner,
     failure_of,
+    how_often,
     is_failure,
     only_set,
     pairs_to_try,
@@ -57,8 +59,6 @@ from converge_harness.toolchains.recipes import (
 
 TELLING = (Effect.SAME, Effect.PASSES)
 """Effects that tell on which side of the change a revision is."""
-_MORE_RUNS = 2
-"""How often a set that should fail, but passed, is run again."""
 _NO_SPACE = "No space left on device"
 
 
@@ -175,13 +175,6 @@ def untried(ends: Ends) -> Found:
     return Found(ends, Suspects(0, len(ends.line) - 1))
 
 
-class PlanRunner(Protocol):
-    """What runs a plan."""
-
-    def __call__(self, plan: Plan, *, fresh: bool | None = None) -> Ran:
-        """Reuse what has finished, unless ``fresh``; None: as its command line says."""
-
-
 class Bisecting:
     """Runs and judges one test set at one revision after another."""
 
@@ -283,8 +276,7 @@ class Bisecting:
     def _does_not_fail(self, pair: Experiment, bad: Revision, verdict: Verdict) -> str:
         """Why this cannot be the bad revision; for a flaky set, how often it fails."""
         said = verdict.judgement.value + (f": {verdict.cause}" if verdict.cause else "")
-        count = sum(is_failure(self._judged(pair, bad, fresh=True)) for _ in range(_MORE_RUNS))
-        often = f"; it failed in {count} of {1 + _MORE_RUNS} runs" if count else ""
+        often = how_often(lambda: self._judged(pair, bad, fresh=True))
         name = pair.tests[0].name
         return f"{name!r} does not fail at the bad {self._subject.noun}, {bad.title}: {said}{often}"
 

@@ -59,7 +59,7 @@ def conclude(
     # Judged again, a matrix learns anew, unless the limits were given.
     write_calibrations(folder / CALIBRATION_FILE, tuple(kept.values()))
     calibrations = {name: each.calibration for name, each in learnt.items()}
-    return _judge(finished, evidences, calibrations, wall_s=wall_s)
+    return _judge(finished, evidences, calibrations, folder if save else None, wall_s)
 
 
 def _of_all_steps(
@@ -86,7 +86,7 @@ def conclude_again(folder: Path) -> tuple[SavedMatrix, Mapping[str, Evidence], J
         jobs = zip(finished.plan.jobs, finished.records, strict=True)
         identities = {job.name: record.identity for job, record in jobs}
         calibrations = read_judged_by(finished.plan, folder / CALIBRATION_FILE, identities)
-    return finished, evidences, _judge(finished, evidences, calibrations)
+    return finished, evidences, _judge(finished, evidences, calibrations, folder)
 
 
 def remember(
@@ -132,6 +132,7 @@ def _judge(
     finished: SavedMatrix,
     evidences: Mapping[str, Evidence],
     calibrations: Mapping[str, Calibration],
+    report: Path | None,
     wall_s: float | None = None,
 ) -> Judged:
     return judge_matrix(
@@ -141,6 +142,7 @@ def _judge(
         calibrations,
         versions=finished.versions,
         entropy_floor=finished.entropy_floor,
+        report=report,
         wall_s=wall_s,
     )
 

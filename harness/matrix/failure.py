@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.judge.checks.comparability import named_in_force
@@ -27,6 +28,8 @@ from converge_harness.shrink import Effect, Trial, smallest_pair
 _NAMED = re.compile(r" (is|are) named\b")
 """In a clause on what did not run; a run that recorded nothing about it has none."""
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
+_MORE_RUNS = 2
+"""How often a set that should fail, and did not, is run again."""
 WAIVED = tuple(rule.name for rule in RULES.values() if rule.waivable)
 """Every rule of the converging guide."""
 
@@ -70,6 +73,13 @@ class Failure:
         if self.cause_class in (None, CauseClass.UNKNOWN):
             return bool(self.checks) and self.checks == other.checks
         return True
+
+
+class PlanRunner(Protocol):
+    """What runs a plan."""
+
+    def __call__(self, plan: Plan, *, fresh: bool | None = None) -> Ran:
+        """Reuse what has finished, unless ``fresh``; None: as its command line says."""
 
 
 def is_failure(verdict: Verdict) -> bool:
@@ -139,6 +149,16 @@ def trial_of(verdict: Verdict, failure: Failure) -> Trial:
     if verdict.judgement is Judgement.FAIL:
         return Trial(Effect.OTHER, verdict.cause)
     return Trial(Effect.UNDECIDED, f"{verdict.judgement.value}: {verdict.cause}")
+
+
+def how_often(run_again: Callable[[], Verdict]) -> str:
+    """How often a set fails that has just not failed, as a clause; empty: not in more runs either.
+
+    Args:
+        run_again: trains and judges it once more, from nothing.
+    """
+    count = sum(is_failure(run_again()) for _ in range(_MORE_RUNS))
+    return f"; it failed in {count} of {1 + _MORE_RUNS} runs" if count else ""
 
 
 def pairs_to_try(alone: Experiment) -> Iterator[Experiment]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from converge_harness.launch.stopping import read_by, settling_looks
-from converge_harness.matrix.pair_files import SHRUNK
+from converge_harness.matrix.pair_files import SHRUNK, why_not_for_others
 from converge_harness.model import (
     Ask,
     Calibration,
@@ -150,12 +150,14 @@ def judge_matrix(
     *,
     versions: Mapping[str, str],
     entropy_floor: float | None,
+    report: Path | None = None,
     wall_s: float | None = None,
 ) -> Judged:
     """Judge every test set of a plan, and its first control if there is an anchor.
 
     A set that the file asks for and its trainer cannot run is INVALID.
-    ``evidences`` are by job name, ``calibrations`` by the name of the control.
+    ``evidences`` are by job name, ``calibrations`` by the name of the control. ``report`` is the
+    folder that the next commands may name, if what was judged is saved in one.
     """
     # Imported here: `converge plan` draws nothing and does not need plots.
     from converge_harness.judge import curve_differences  # noqa: PLC0415
@@ -171,7 +173,8 @@ def judge_matrix(
         calibration = calibrations[pair.calibrated]
         verdict, comparisons[job.name] = judge_pair(pair, evidences, calibration, runs)
         control = comparisons[job.name].control
-        verdicts.append(replace(verdict, next_command=next_command(plan, job, verdict, control)))
+        following = next_command(plan, job, verdict, control, report)
+        verdicts.append(replace(verdict, next_command=following))
     verdicts += _left_out(plan)
     view = build_view(
         title=plan.experiment.name,
@@ -377,13 +380,16 @@ _OF_EVERY_STEP = ("-first-step", "-envelope")
 """Ends of the names of checks that are open for want of repeats, a tolerance or printed digits."""
 
 
-def next_command(plan: Plan, job: Job, verdict: Verdict, control: Evidence) -> str:
+def next_command(
+    plan: Plan, job: Job, verdict: Verdict, control: Evidence, report: Path | None
+) -> str:
     """The next command after a verdict on a set of a plan, with the reason as a shell comment.
 
     Never a command that judges the same evidence again, since its result would be the same.
+    ``report`` is the folder of the saved matrix; None: it is not saved.
     """
     if verdict.judgement is Judgement.FAIL:
-        return _after_fail(plan, job, verdict)
+        return _after_fail(plan, job, verdict, report)
     if verdict.judgement is Judgement.INCONCLUSIVE:
         return f"{_run_again(plan, job)}  # {_what_settles(plan, verdict)}"
     if verdict.judgement is Judgement.INVALID:
@@ -402,17 +408,22 @@ def next_command(plan: Plan, job: Job, verdict: Verdict, control: Evidence) -> s
     )
 
 
-def _after_fail(plan: Plan, job: Job, verdict: Verdict) -> str:
-    if (plan.experiment.path.parent / SHRUNK).is_file():
-        repro = ("converge", "repro", f"reports/{plan.experiment.name}", "--set", job.name)
-        return f"{shlex.join(repro)}  # writes it for others, with a draft of an issue"
+def _after_fail(plan: Plan, job: Job, verdict: Verdict, report: Path | None) -> str:
+    repro = ""
+    local = plan.experiment.launcher is Launcher.LOCAL
+    if report is not None and local and why_not_for_others(plan.experiment, job.spec) is None:
+        command = shlex.join(("converge", "repro", str(report), "--set", job.name))
+        repro = f"{command}  # writes it for others, with a draft of an issue"
+    if repro and (plan.experiment.path.parent / SHRUNK).is_file():
+        return repro
     if may_be_rounding(job, verdict):
         return _run_again(plan, job, "--explain")
     if may_shrink(plan, job):
         shrink = ("converge", "shrink", str(plan.experiment.path), "--set", job.name)
         parts = ", ".join(parts_of(job.spec))
         return f"{shlex.join(shrink)}  # which of its parts it needs: {parts}"
-    return f"{_run_again(plan, job)}  # after a change; runs that it does not affect are reused"
+    again = f"{_run_again(plan, job)}  # after a change; runs that it does not affect are reused"
+    return repro or again
 
 
 def may_shrink(plan: Plan, job: Job) -> bool:

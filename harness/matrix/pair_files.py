@@ -24,6 +24,23 @@ _STARTED = (b"#!", b"\x7fELF")
 """How files begin that the system can start."""
 
 
+def why_not_for_others(experiment: Experiment, test: SetSpec) -> Problem | None:
+    """Why a failed set of an experiment is not written for others; None if it is.
+
+    Unlike what is shrunk, it is written as it was run, so its kind and its parts do not matter.
+    """
+    place = str(experiment.path)
+    if experiment.baseline or experiment.calibration:
+        what = "is judged by a baseline or a calibration file, which nobody else has"
+        hint = "leave it out of the experiment and run it: then its control is trained"
+        return Problem(place, f"{test.name!r} {what}", hint)
+    if test.starts_from_control:
+        what = "starts from the weights of a control that another trainer trains, so it would need "
+        hint = "reproduce a set that [trainer] trains, or write the issue by the report"
+        return Problem(place, f"{test.name!r} {what}both trainers in one folder", hint)
+    return None
+
+
 def write_pair(experiment: Experiment, name: str, folder: Path, head: str) -> tuple[Path, ...]:
     """Write an experiment of one test set; return the paths of all files, the experiment's first.
 

@@ -23,6 +23,7 @@ from converge_harness.matrix.pair_files import (
     SHRUNK,
     pair_files,
     require_free,
+    why_not_for_others,
     write_files,
 )
 from converge_harness.matrix.save import SavedMatrix, code_of
@@ -93,7 +94,7 @@ def write_repro(report: Path, name: str, folder: Path) -> Repro:
         said = "no test set" if verdict is None else f"{verdict.judgement.value}, not FAIL"
         allowed = "only a set that fails, or that names what does not run, is reproduced"
         raise ConfigError(Problem(place, f"{name!r} is {said}", allowed))
-    if problem := refused(alone, place):
+    if problem := why_not_for_others(alone, alone.tests[0]):
         raise ConfigError(problem)
     job = plan.job(name)
     self_contained = _as_run(alone, plan)
@@ -132,23 +133,6 @@ def write_repro(report: Path, name: str, folder: Path) -> Repro:
         for sentence in each.pinned.lacking
     ]
     return Repro(folder, tuple(sorted(written)), (*_personal(written, folder), *lacking))
-
-
-def refused(alone: Experiment, place: str) -> Problem | None:
-    """Why a failed set is not written for others; None if it is.
-
-    Unlike what is shrunk, it is written as it was run, so its kind and its parts do not matter.
-    """
-    (test,) = alone.tests
-    if alone.baseline or alone.calibration:
-        what = "is judged by a baseline or a calibration file, which nobody else has"
-        hint = "leave it out of the experiment and run it: then its control is trained"
-        return Problem(place, f"{test.name!r} {what}", hint)
-    if test.starts_from_control:
-        what = "starts from the weights of a control that another trainer trains, so it would need "
-        hint = "reproduce a set that [trainer] trains, or write the issue by the report"
-        return Problem(place, f"{test.name!r} {what}both trainers in one folder", hint)
-    return None
 
 
 def _require_same_code(finished: SavedMatrix, alone: Experiment) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from converge_harness.errors import ConfigError, ConvergeError, Problem
 from converge_harness.matrix.failure import (
     Failure,
+    PlanRunner,
     failure_of,
+    how_often,
     is_failure,
     only_set,
     pairs_to_try,
@@ -15,8 +17,8 @@ from converge_harness.matrix.failure import (
     verdict_alone,
 )
 from converge_harness.matrix.load import plan_experiment
-from converge_harness.matrix.run import Ran, gpu_ids
-from converge_harness.model import Experiment, Plan, Verdict
+from converge_harness.matrix.run import gpu_ids
+from converge_harness.model import Experiment, Verdict
 from converge_harness.shrink import Effect, Reduction, Shrunk, Trial, Tried, search, why_not
 
 
@@ -28,14 +30,14 @@ class Shrinking:
     """Runs and judges smaller and smaller pairs of a control and a test set."""
 
     def __init__(
-        self, experiment: Experiment, name: str, run: Callable[[Plan], Ran], slots: int | None
+        self, experiment: Experiment, name: str, run: PlanRunner, slots: int | None
     ) -> None:
         """Raises ConfigError if the experiment has no such test set, or one that does not shrink.
 
         Args:
             experiment: as loaded.
             name: of the test set.
-            run: runs a plan, or reuses what has finished.
+            run: runs a plan.
             slots: how many ranks may run at once on the CPU; None: as usual.
         """
         self._run, self._slots = run, slots
@@ -43,12 +45,17 @@ class Shrinking:
         if why := why_not(self._alone.tests[0]):
             raise ConfigError(Problem(str(experiment.path), f"{name!r} {why}"))
 
-    def failure(self) -> Failure:
-        """How the set fails as it is. Raises NothingToShrinkError if it does not fail."""
+    def failure(self, *, failed: bool) -> Failure:
+        """How the set fails as it is.
+
+        Raises NothingToShrinkError if it does not fail. If it ``failed`` before, it is run twice
+        more, and the error says how often it fails.
+        """
         verdict = self._judged(self._alone)
         if not is_failure(verdict):
             said = f"{verdict.judgement.value}, not FAIL"
             said += f": {verdict.cause}" if verdict.cause else ""
+            said += self._how_often(self._alone) if failed else ""
             raise NothingToShrinkError(
                 f"{self._alone.path}: {verdict.name!r} is {said} (only a set that fails, or that "
                 "names what does not run, can be shrunk)"
@@ -60,15 +67,18 @@ class Shrinking:
 
         Raises NothingToShrinkError if it does not fail again in the same way.
         """
-        said = ""
-        for pair in pairs_to_try(self._alone):
+        said = often = ""
+        pairs = tuple(pairs_to_try(self._alone))
+        for pair in pairs:
             trial = self._trial(pair, failure)
             if trial.effect is Effect.SAME:
                 return pair
             said = f"{trial.effect.value}: {trial.said}" if trial.said else trial.effect.value
+            if pair is pairs[-1] and trial.effect is Effect.PASSES:
+                often = self._how_often(pair)
         name = self._alone.tests[0].name
         why = f"{name!r} does not fail the same way again with the smallest set of runs; it {said}"
-        raise NothingToShrinkError(f"{self._alone.path}: {why}")
+        raise NothingToShrinkError(f"{self._alone.path}: {why}{often}")
 
     def search(
         self,
@@ -84,13 +94,22 @@ class Shrinking:
 
         return search(start, tried, may_go_on, tell)
 
-    def _trial(self, experiment: Experiment, failure: Failure) -> Trial:
+    def again(self, found: Experiment, failure: Failure) -> Trial:
+        """Run a pair that failed once more, from nothing."""
+        return self._trial(found, failure, fresh=True)
+
+    def _how_often(self, experiment: Experiment) -> str:
+        return how_often(lambda: self._judged(experiment, fresh=True))
+
+    def _trial(
+        self, experiment: Experiment, failure: Failure, *, fresh: bool | None = None
+    ) -> Trial:
         try:
-            verdict = self._judged(experiment)
+            verdict = self._judged(experiment, fresh=fresh)
         except ConfigError as error:  # a rule, or the toolchain's own check
             return Trial(Effect.IMPOSSIBLE, error.problems[0].message)
         return trial_of(verdict, failure)
 
-    def _judged(self, experiment: Experiment) -> Verdict:
+    def _judged(self, experiment: Experiment, *, fresh: bool | None = None) -> Verdict:
         plan = plan_experiment(experiment, on_gpu=bool(gpu_ids()), slots=self._slots)
-        return verdict_alone(plan, self._run(plan))
+        return verdict_alone(plan, self._run(plan, fresh=fresh))

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from converge_harness.cli.main import main
-from converge_harness.errors import Interrupted
+from converge_harness.errors import Interrupted, StoreError
 from converge_harness.experiment import load_experiment
+from converge_harness.matrix import pair_files
 from converge_harness.matrix import shrink as matrix_shrink
 from converge_harness.matrix.failure import Failure
 from converge_harness.model import CauseClass
@@ -21,11 +22,12 @@ class Searching:
     """Shrinks by a rule instead of runs, and may be interrupted after some trials."""
 
     after: int | None = None
+    fails_again = Trial(Effect.SAME)
 
     def __init__(self, experiment, name, run, slots):
         self.pair = smallest_pair(select(experiment, [name]), (), ())
 
-    def failure(self):
+    def failure(self, *, failed):
         return Failure(CauseClass.GRADIENT_SCALE, frozenset(), "gradients are scaled by 2")
 
     def start(self, failure):
@@ -43,9 +45,12 @@ class Searching:
 
         return search(start, trial, may_go_on, tell)
 
+    def again(self, found, failure):
+        return self.fails_again
 
-def shrunk(folder, monkeypatch, *more, after=None):
-    monkeypatch.setattr(matrix_shrink, "Shrinking", type("S", (Searching,), {"after": after}))
+
+def shrunk(folder, monkeypatch, *more, **changed):
+    monkeypatch.setattr(matrix_shrink, "Shrinking", type("S", (Searching,), changed))
     out = ("--out", str(folder / "out"), "--store", str(folder / "store"))
     return main(["shrink", str(SMOKE), "--set", "fsdp2_tp2", *out, *more])
 
@@ -73,6 +78,27 @@ def test_a_search_that_was_ended_keeps_the_smallest_so_far(
     assert (left["trials"], left["done"]) == (3, False)
     (test,) = load_experiment(tmp_path / "out" / "experiment.toml").tests
     assert test.setting("training.steps") == 2
+
+
+def test_a_failure_that_comes_and_goes_is_said_to(tmp_path, monkeypatch, capsys):
+    passes = Trial(Effect.PASSES)
+    assert shrunk(tmp_path, monkeypatch, fails_again=passes) == 3
+    said = " ".join(capsys.readouterr().out.split())
+    assert "warning: run once more, from nothing, it passes. The failure comes and goes" in said
+    assert "smallest set-up: tp 2 against one rank" in said
+    assert (tmp_path / "out" / "experiment.toml").is_file()
+
+
+@pytest.mark.parametrize("error", [StoreError("the disk is full"), KeyboardInterrupt()])
+def test_what_was_found_is_said_though_it_cannot_be_written(tmp_path, monkeypatch, capsys, error):
+    def broken(*_):
+        raise error
+
+    monkeypatch.setattr(pair_files, "write_pair", broken)
+    assert shrunk(tmp_path, monkeypatch) == (2 if isinstance(error, StoreError) else 130)
+    printed = capsys.readouterr()
+    assert "needs tp 2: without it, it passes" in printed.out
+    assert "disk is full" in printed.err or isinstance(error, KeyboardInterrupt)
 
 
 def test_interrupted_before_anything_was_smaller_it_leaves_nothing(tmp_path, monkeypatch):

@@ -34,9 +34,10 @@ def verdict(judgement, *invalid):
     return Verdict("x", "fsdp2", judgement, checks=checks, next_command="grep -rn Error x/logs")
 
 
-def offered(plan, name, of, **changed):
+def offered(plan, name, of, report=None, **changed):
     job = plan.job(name)
-    return next_command(plan, replace(job, spec=replace(job.spec, **changed)), of, CONTROL)
+    of_set = replace(job, spec=replace(job.spec, **changed))
+    return next_command(plan, of_set, of, CONTROL, report)
 
 
 def test_nothing_is_offered_that_only_judges_again(plan):
@@ -64,6 +65,23 @@ def test_a_failure_of_several_parts_is_shrunk(plan):
     assert "shrink" not in offered(plan, "ddp2", verdict(Judgement.FAIL))  # one part
 
 
+def test_a_failure_that_cannot_be_smaller_is_written_for_others(plan, tmp_path):
+    fail, report = verdict(Judgement.FAIL), Path("of tonight")
+    repro = (
+        "converge repro 'of tonight' --set ddp2  # writes it for others, with a draft of an issue"
+    )
+    assert offered(plan, "ddp2", fail, report) == repro
+    assert "repro" not in offered(plan, "ddp2", fail, report, starts_from_control=True)
+    assert "converge shrink" in offered(plan, "fsdp2_tp2", fail, report)
+    there = replace(plan, experiment=replace(plan.experiment, launcher=Launcher.SLURM))
+    assert "repro" not in offered(there, "ddp2", fail, report)
+    # What `converge shrink` wrote is as small as it gets.
+    (tmp_path / "shrunk.json").write_text("{}")
+    shrunk = replace(plan, experiment=replace(plan.experiment, path=tmp_path / "experiment.toml"))
+    assert offered(shrunk, "fsdp2_tp2", fail, report) == repro.replace("ddp2", "fsdp2_tp2")
+    assert "converge shrink" in offered(shrunk, "fsdp2_tp2", fail)
+
+
 @pytest.mark.parametrize("broken", ["control-sound", "repeats-sound", "complete"])
 def test_damaged_evidence_is_trained_again(plan, broken):
     assert " --fresh  # " in offered(plan, "ddp2", verdict(Judgement.INVALID, broken))
@@ -73,7 +91,7 @@ def test_damaged_evidence_is_trained_again(plan, broken):
 def test_a_control_that_crashed_is_mended_first(plan, status):
     crashed = replace(CONTROL, status=status)
     invalid = verdict(Judgement.INVALID, "control-sound")
-    assert next_command(plan, plan.job("ddp2"), invalid, crashed) == (
+    assert next_command(plan, plan.job("ddp2"), invalid, crashed, None) == (
         f"converge run {SMOKE} --only ddp2  # once its control runs, whose output is in "
         "runs/fsdp2-1/logs"
     )

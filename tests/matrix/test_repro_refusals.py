@@ -11,8 +11,7 @@ from converge_harness.errors import ConfigError, StoreError
 from converge_harness.experiment import load_experiment
 from converge_harness.matrix import repro
 from converge_harness.matrix.environment_files import Environment
-from converge_harness.matrix.pair_files import pair_files, write_files
-from converge_harness.matrix.repro import refused
+from converge_harness.matrix.pair_files import pair_files, why_not_for_others, write_files
 from converge_harness.plan import select
 from converge_harness.toolchains.pinned import Pinned
 from converge_harness.trainers.command.settings import RankLauncher
@@ -109,12 +108,13 @@ def test_a_program_that_only_slurm_starts_is_refused(write):
 
 def test_sets_that_cannot_stand_alone_say_why_and_what_to_do():
     mapped = load_experiment(EXPERIMENTS / "across_frameworks.toml")
-    said = str(refused(select(mapped, [mapped.tests[0].name]), "x.toml"))
+    said = str(why_not_for_others(mapped, mapped.tests[0]))
     assert "starts from the weights of a control that another trainer trains" in said
     assert "reproduce a set that [trainer] trains" in said
     faults = select(load_experiment(EXPERIMENTS / "faults.toml"), ["killed"])
-    assert refused(faults, "x.toml") is None
-    said = str(refused(replace(faults, baseline=Path("baselines/nightly")), "x.toml"))
+    assert why_not_for_others(faults, faults.tests[0]) is None
+    nightly = replace(faults, baseline=Path("baselines/nightly"))
+    said = str(why_not_for_others(nightly, nightly.tests[0]))
     assert "is judged by a baseline or a calibration file, which nobody else has" in said
 
 

@@ -10,7 +10,7 @@ from converge_harness.experiment import load_experiment
 from converge_harness.matrix.failure import WAIVED, Failure, failure_of, is_failure, trial_of
 from converge_harness.matrix.load import plan_experiment
 from converge_harness.matrix.pair_files import write_pair
-from converge_harness.matrix.shrink import Shrinking
+from converge_harness.matrix.shrink import NothingToShrinkError, Shrinking
 from converge_harness.model import (
     CauseClass,
     Check,
@@ -135,3 +135,47 @@ def test_what_cannot_be_shrunk_is_refused():
         Shrinking(elastic, "nobody", lambda plan: None, None)
     with pytest.raises(ConfigError, match="is not a single test set"):
         Shrinking(elastic, elastic.controls[0].name, lambda plan: None, None)
+
+
+class Scripted(Shrinking):
+    """Gives verdicts in an order, and notes which were asked from nothing."""
+
+    def __init__(self, *verdicts):
+        super().__init__(load_experiment(ROOT / "experiments" / "smoke.toml"), "ddp2", None, None)
+        self.verdicts, self.fresh = list(verdicts), []
+
+    def _judged(self, experiment, *, fresh=None):
+        self.fresh.append(fresh)
+        return self.verdicts.pop(0)
+
+
+PASSES = Verdict("t", "c", Judgement.PASS)
+FAILS = verdict_with("norm.weight")
+
+
+def test_a_set_that_failed_and_passes_now_is_counted():
+    again = Scripted(PASSES, FAILS, PASSES)
+    with pytest.raises(NothingToShrinkError, match=r"is PASS, not FAIL; it failed in 1 of 3 runs"):
+        again.failure(failed=True)
+    assert again.fresh == [None, True, True]
+    with pytest.raises(NothingToShrinkError, match=r"is PASS, not FAIL \(only a set that fails"):
+        Scripted(PASSES, PASSES, PASSES).failure(failed=True)
+    once = Scripted(PASSES)
+    with pytest.raises(NothingToShrinkError):
+        once.failure(failed=False)
+    assert once.fresh == [None]
+
+
+def test_a_set_that_passes_with_fewer_repeats_is_counted():
+    again = Scripted(FAILS, PASSES, PASSES, FAILS, FAILS)
+    with pytest.raises(NothingToShrinkError, match=r"it passes; it failed in 2 of 3 runs"):
+        again.start(again.failure(failed=True))
+    assert again.fresh == [None, None, None, True, True]
+
+
+def test_the_smallest_is_run_once_more_from_nothing():
+    again = Scripted(FAILS, FAILS, PASSES)
+    failure = again.failure(failed=True)
+    pair = again._alone
+    assert [again.again(pair, failure).effect for _ in range(2)] == [Effect.SAME, Effect.PASSES]
+    assert again.fresh == [None, True, True]

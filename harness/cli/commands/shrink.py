@@ -21,8 +21,10 @@ examples:
   converge shrink reports/known_bugs --set tp_compile_no_embedding_gradient
   converge shrink experiments/smoke.toml --set fsdp2_tp2 --trials 20 --minutes 15
 
-Ctrl-C keeps the smallest set-up so far. Exit codes: 0 nothing is left to take away; 2 usage error,
-or the set does not fail (again); 3 --trials or --minutes are used up; 130 interrupted."""
+Ctrl-C keeps the smallest set-up so far. A trial that has begun when the minutes are over is
+finished. Exit codes: 0 nothing is left to take away; 2 usage error, or the set does not fail
+(again); 3 --trials or --minutes are used up, or the smallest set-up does not fail once more;
+130 interrupted."""
 NOT_DONE = ""
 
 
@@ -51,6 +53,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         out,
         store,
         arguments,
+        failed=arguments.source.is_dir(),
         trials=arguments.trials,
         until=until,
     )
