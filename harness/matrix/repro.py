@@ -45,6 +45,8 @@ from converge_harness.wording import counted
 
 ISSUE = "ISSUE.md"
 EXPECTED = "expected.json"
+BISECTED = "bisected.json"
+"""In the folder of ``converge bisect``: what it has found."""
 REQUIREMENTS = "requirements.txt"
 SCRIPT = "run.sh"
 _REQUIRED = f"""\
@@ -52,10 +54,12 @@ _REQUIRED = f"""\
 converge-harness=={__version__}
 """
 _HERE = ("set -euo pipefail", 'cd "$(dirname "$0")"')
-_PATH = re.compile(r"(?<![\w.:/<>~-])/(?:[\w.@+-]+/)+[\w.@+-]*")
-"""An absolute path in a text, no part of a URL."""
-_VALUE = re.compile(r'"(/[^"]+)"')
-"""The same as a whole value of a TOML file."""
+_PATH = re.compile(r"(?:(?<![\w.:/<>~-])|\bfile://)/(?:[\w.@+-]+/)+[\w.@+-]*")
+"""An absolute path in a text, no part of a URL but of a file's."""
+_VALUE = re.compile(r'["=]((?:\.\./)*\.\./[^"]+|/[^"]+)"')
+"""A path out of the folder as a value of a TOML file, or of an option in one."""
+_LITERAL = re.compile(r"""["'](/[\w.@+-]+/[^"'\s]+)["']""")
+"""An absolute path as a whole string of a Python file."""
 _SECRET = re.compile(r'\b("?[\w-]*(?:TOKEN|KEY|SECRET|PASSWORD)"?) = "')
 """A variable of ``environment``, or a key in capitals, whose value nobody else should read."""
 
@@ -71,17 +75,18 @@ class Repro:
     has; in clauses."""
 
 
-def write_repro(report: Path, name: str, folder: Path) -> Repro:
+def write_repro(report: Path, name: str, folder: Path, bisected: Path | None = None) -> Repro:
     """Write one failed test set of a report.
 
     Args:
         report: the ``--out`` folder of a run.
         name: of the test set.
         folder: which need not exist.
+        bisected: folder of ``converge bisect`` of the set, whose result the draft then has.
 
     Raises:
         ConfigError: there is no such set, it does not fail, it cannot stand alone, or its code or
-            environment has changed since.
+            environment has changed since; or the search did not find one revision.
         ToolchainError: the Python of its environment does not start.
         StoreError: the report cannot be judged again, or the folder cannot be written.
     """
@@ -114,6 +119,7 @@ def write_repro(report: Path, name: str, folder: Path) -> Repro:
             _sizes(job),
             _resumes(job.spec),
             tuple(_differing(alone)),
+            "" if bisected is None else _found_in(bisected),
         ),
     )
     texts = {
@@ -212,6 +218,15 @@ def _needs(experiment: Path) -> Sequence[str]:
         return ()
 
 
+def _found_in(bisected: Path) -> str:
+    """The result of a search among revisions; raises ConfigError if it did not find one."""
+    path = bisected / BISECTED
+    if not (result := str(read_json(path).get("result") or "")):
+        what = "has no single revision: the search was cut short, or a second run differed"
+        raise ConfigError(Problem(str(path), what, "run the same converge bisect again"))
+    return result
+
+
 def _sizes(job: Job) -> str:
     model = ", ".join(f"{key} {value}" for key, value in job.spec.train_config.model.items())
     each = counted(job.global_batch_size, "sample")
@@ -273,18 +288,27 @@ def _places() -> dict[str, str]:
     return {str(Path.cwd()): "", str(Path.home()): "~"}
 
 
+def _has(text: str, word: str) -> bool:
+    """Whether a text has a word as a whole: the host ``node1`` is not in ``node12``."""
+    before, after = (r"(?<!\w)" if word[0].isalnum() else "", r"(?!\w)" if word[-1] != "@" else "")
+    return re.search(f"{before}{re.escape(word)}{after}", text) is not None
+
+
 def _personal(files: Sequence[Path], folder: Path) -> Iterator[str]:
     """Files that name this machine's folders, its host or its user all the same, or a secret."""
-    words = {*_places(), socket.gethostname()} - {"/"}
+    host = socket.gethostname()
+    words = {*_places(), host, host.partition(".")[0]} - {"/", "localhost"}
     with suppress(KeyError, OSError, ImportError):  # a container's user may have no name
-        words |= {f"/{getpass.getuser()}/", f"{getpass.getuser()}@"}
+        words |= {f"/{getpass.getuser()}", f"{getpass.getuser()}@"}
     for path in sorted(files):
         text, name = path.read_text(errors="replace"), path.relative_to(folder)
-        for word in sorted(word for word in words if len(word) > 1 and word in text):
+        for word in sorted(word for word in words if len(word) > 1 and _has(text, word)):
             yield f"{name} has {json.dumps(word)}"
         named: set[str] = set()
-        if path.suffix == ".toml" or str(name) in (ISSUE, EXPECTED):
+        if path.suffix in (".toml", ".txt") or str(name) in (ISSUE, EXPECTED):
             named.update(_PATH.findall(text))
+        if path.suffix == ".py":
+            named.update(_LITERAL.findall(text))
         if path.suffix == ".toml":
             named.update(_VALUE.findall(text))
             for secret in sorted(set(_SECRET.findall(text))):

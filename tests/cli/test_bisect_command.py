@@ -3,6 +3,7 @@
 Commits of torchtitan and versions of a package: ``tests/matrix/test_bisecting.py``."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import NamedTuple
@@ -102,6 +103,7 @@ def test_the_first_bad_commit_is_found_around_one_that_does_not_run(checkout, bi
     says = "the first commit that fails that way is one of these 2 (those between are skipped)"
     assert says in done.stdout
     assert subjects(checkout, result(checkout)["candidates"]) == ["c3", "c4"]
+    assert result(checkout)["result"] == ""
 
     done = bisect("c0", "c6", "--trials", "1")  # what it has run is reused
     assert done.returncode == 3
@@ -114,6 +116,11 @@ def test_the_first_bad_commit_is_found_around_one_that_does_not_run(checkout, bi
     assert "losses.py | " in done.stdout
     left = result(checkout)
     assert (subjects(checkout, left["candidates"]), left["done"]) == (["c8"], True)
+    assert re.fullmatch(
+        r"The first commit that fails that way is \w+ \d{4}-\d\d-\d\d c8; the one before it is "
+        r"\w+ \d{4}-\d\d-\d\d c7\.",
+        left["result"],
+    )
     reports = [checkout.parent / "out" / side / "report.json" for side in ("before", "after")]
     verdicts = [json.loads(path.read_text())["tests"][0]["verdict"] for path in reports]
     assert verdicts == ["PASS", "FAIL"]

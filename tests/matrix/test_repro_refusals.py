@@ -1,5 +1,6 @@
 """What ``converge repro`` cannot write for others, and where files of programs are put."""
 
+import json
 import os
 import subprocess
 from dataclasses import replace
@@ -131,6 +132,43 @@ def test_an_environment_is_made_once_with_what_it_had(tmp_path):
     ]
     (tmp_path / "run.sh").write_text("\n".join(commands))
     subprocess.run(["bash", "-n", str(tmp_path / "run.sh")], check=True)
+
+
+def test_the_draft_names_only_a_revision_that_was_found(tmp_path):
+    found = tmp_path / repro.BISECTED
+    with pytest.raises(StoreError, match=r"bisected\.json"):
+        repro._found_in(tmp_path)
+    found.write_text(json.dumps({"schema": 1, "result": ""}))
+    with pytest.raises(ConfigError, match="has no single revision: the search was cut short"):
+        repro._found_in(tmp_path)
+    found.write_text(json.dumps({"schema": 1, "result": "The first commit is c8."}))
+    assert repro._found_in(tmp_path) == "The first commit is c8."
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        ("experiment.toml", 'data = "../../srv/team"', "names ../../srv/team, which nobody else"),
+        ("experiment.toml", 'c = ["--data=/srv/x/y"]', "names /srv/x/y, which nobody else"),
+        ("experiment.toml", 'note = "on node7"', 'has "node7"'),
+        ("experiment.toml", 'a = "/data/alice/x.bin"', 'has "/alice"'),
+        ("code/train.py", "P = '/scratch/x'", "names /scratch/x, which nobody else"),
+        ("env.txt", "mine @ file:///srv/wheels/mine.whl", "names file:///srv/wheels/mine.whl"),
+        ("ISSUE.md", "mail alice@node7.cluster.org", 'has "alice@"'),
+        ("experiment.toml", 'note = "node77, malice, https://pytorch.org/docs/x"', ""),
+        ("code/train.py", "#!/usr/bin/env python\nroot = 'data/x'", ""),
+        ("env.txt", "torch @ https://download.pytorch.org/whl/torch.whl", ""),
+    ],
+)
+def test_what_names_this_machine_is_pointed_out(tmp_path, monkeypatch, file, text, says):
+    monkeypatch.setattr(repro.socket, "gethostname", lambda: "node7.cluster.org")
+    monkeypatch.setattr(repro.getpass, "getuser", lambda: "alice")
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    found = list(repro._personal([path], tmp_path))
+    assert bool(found) == bool(says), found
+    assert not says or any(each.startswith(f"{file} {says}") for each in found), found
 
 
 def test_a_variable_that_may_be_a_secret_is_pointed_out(tmp_path):

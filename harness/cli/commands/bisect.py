@@ -46,7 +46,6 @@ a second run differs; 130 interrupted. `git bisect run converge run EXPERIMENT -
 --git-bisect` works, too."""
 NOT_DONE = ""
 
-FILE = "bisected.json"
 TRIALS = 40
 SHOWN = 20
 """Most candidates that are listed."""
@@ -170,8 +169,7 @@ class _Searching:
         from converge_harness.cli.console import say
         from converge_harness.matrix.bisect import TELLING
 
-        noun, mended = self._subject.noun, found.ends.mended
-        change = "no longer fails that way" if mended else "fails that way"
+        noun, change = self._subject.noun, _change(found)
         say(self._console, "")
         if len(found.candidates) == 1:
             say(self._console, f"first {noun} that {change}: {found.after.title}", "bold")
@@ -194,10 +192,18 @@ class _Searching:
                 say(self._console, advice, "yellow")
         say(self._console, f"result: {self._write(found, others)}")
 
+    def _result(self, found: Found, others: Sequence[TriedRevision]) -> str:
+        """What a search that ended with one revision has found, in a sentence; else empty."""
+        if len(found.candidates) > 1 or others:
+            return ""
+        first = f"The first {self._subject.noun} that {_change(found)} is {found.after.title}"
+        return f"{first}; the one before it is {found.before.title}."
+
     def _write(self, found: Found, others: Sequence[TriedRevision]) -> Path:
+        from converge_harness.matrix.repro import BISECTED
         from converge_harness.store import write_json
 
-        path = self._out / FILE
+        path = self._out / BISECTED
         content = {
             "of": self._subject.what,
             "cause": found.ends.failure.cause,
@@ -205,6 +211,7 @@ class _Searching:
             "before": found.before.name,
             "candidates": [each.name for each in found.candidates],
             "done": found.done,
+            "result": self._result(found, others),
             "second_run_differs": [each.revision.name for each in others],
             "tried": [
                 {
@@ -218,6 +225,10 @@ class _Searching:
         }
         write_json(path, content)
         return path
+
+
+def _change(found: Found) -> str:
+    return "no longer fails that way" if found.ends.mended else "fails that way"
 
 
 def _show(

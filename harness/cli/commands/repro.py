@@ -28,6 +28,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="the folder (default: reports/repro/NAME)"
     )
+    parser.add_argument(
+        "--bisected",
+        type=Path,
+        metavar="DIR",
+        help="folder of `converge bisect` of the same set: the draft names the commit it found",
+    )
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
@@ -37,7 +43,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         from converge_harness.matrix.repro import ISSUE, SCRIPT, write_repro
     console = make_console()
     out = arguments.out or Path("reports") / "repro" / arguments.set
-    written = write_repro(arguments.report, arguments.set, out)
+    written = write_repro(arguments.report, arguments.set, out, arguments.bisected)
     for path in written.files:
         say(console, str(path))
     for clause in written.warnings:

@@ -54,6 +54,8 @@ class Reproduction:
     """When the failing run is resized or interrupted, and where it saves, in a phrase."""
     differing: Sequence[str] = ()
     """Settings that the failing set-up has otherwise than the correct one, as ``key = value``."""
+    bisected: str = ""
+    """The revision that a search has found, in a sentence."""
 
 
 def issue_draft(view: ReportView, name: str, reproduction: Reproduction) -> str:
@@ -103,6 +105,9 @@ def _lines(
         yield "**What it needs** (smaller set-ups were run and judged in the same way):"
         yield ""
         yield from (f"- {escape(each)}" for each in reproduction.needs)
+        yield ""
+    if reproduction.bisected:
+        yield f"**Since when.** {escape(reproduction.bisected)} (`converge bisect`, by real runs)"
         yield ""
     if verdict.onset_step is not None:
         yield f"**First wrong step**: {verdict.onset_step}"
