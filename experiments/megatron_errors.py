@@ -1,8 +1,8 @@
 """Errors put into Megatron-Core at their true places, for megatron_injected.toml.
 
 Each function gets the trainer (``converge_harness.rank.megatron.trainer.MegatronTrainer``) of a
-rank, before training. ``nox -s prove_megatron`` grades converge by what the docstrings say; their
-fields are those of ``benchmarks/bugs`` (docs/bugs.md).
+rank, before training. ``nox -s prove -- --megatron`` grades converge by what the docstrings say;
+their fields are those of ``benchmarks/bugs`` (docs/bugs.md).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from converge_harness.report import (
 )
 from converge_harness.report.check_subjects import subjects
 from converge_harness.report.renderers.markdown import SUMMARY_BYTES
-from converge_harness.report.text import ABSENT
+from converge_harness.report.text import ABSENT, cause_page
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
 """The variable with the file that GitHub Actions shows as Markdown on a job's page."""
@@ -68,17 +68,25 @@ def show_verdicts(console: Console, view: ReportView, folder: Path | None) -> No
         if row.cause:
             console.print(f"\n{_styled(row.judgement)} [bold]{escape(row.name)}[/]:", end=" ")
             say(console, row.cause)
-        if test.verdict.first_wrong:
-            say(console, f"first wrong: {test.verdict.first_wrong}")
-        if test.verdict.look_at:
-            say(console, f"look at: {test.verdict.look_at}")
-        if test.verdict.next_command:
-            say(console, f"next: {test.verdict.next_command}")
+        for line in _advice(test.verdict):
+            say(console, line)
     console.print(f"\n{escape(view.headline)}", style="bold")
     for line in _besides(view):
         say(console, line, "dim")
     if paths:
         say(console, f"report: {paths[0]}")
+
+
+def _advice(verdict: Verdict) -> Iterator[str]:
+    """What follows a cause: where it shows first, where to look, what it means, what to run."""
+    if verdict.first_wrong:
+        yield f"first wrong: {verdict.first_wrong}"
+    if verdict.look_at:
+        yield f"look at: {verdict.look_at}"
+    if verdict.cause_class:
+        yield f"what this means: {cause_page(verdict.cause_class)}"
+    if verdict.next_command:
+        yield f"next: {verdict.next_command}"
 
 
 def _besides(view: ReportView) -> Iterator[str]:

@@ -160,7 +160,7 @@ class WatchedLoop:
             raise ProbeError(f"megatron_lm.watch(): {error}") from error
         self._reading = _reading_chunk(self._chunks, gpts)
         """The chunk whose batches count; None on a rank that reads none."""
-        device = next(gpts[0].parameters()).device
+        device = _device_of(gpts)
         view = view_of(
             self._parts,
             trained,
@@ -423,6 +423,17 @@ _OTHER_WRAPPERS = (
     ("--use-torch-fsdp2", "torch_fully_sharded_data_parallel", "torch's FSDP 2"),
 )
 """Megatron-LM's argument, a part of the name of the wrapper's module, and what it is."""
+
+
+def _device_of(gpts: list[Any]) -> torch.device:
+    """Where the parameters of this rank's chunks are; raises ProbeError if it has none."""
+    devices = (parameter.device for gpt in gpts for parameter in gpt.parameters())
+    if (device := next(devices, None)) is None:
+        raise ProbeError(
+            "megatron_lm.watch(): this rank has no parameters, and converge compares those that "
+            "each rank has: lay the pipeline out so that every stage has a layer"
+        )
+    return device
 
 
 def _require_readable(gpts: list[Any], optimizer: Any) -> None:

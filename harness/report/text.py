@@ -6,8 +6,16 @@ import math
 import re
 from collections.abc import Iterable
 
+from converge_harness.model import CauseClass
+
 _WHOLE_BELOW = 1e6
+CAUSES_PAGE = "docs/causes.md"
 ABSENT = "–"  # noqa: RUF001 - a dash, for people
+
+
+def cause_page(kind: CauseClass) -> str:
+    """Where converge's documentation says what a class of cause means, and how to look further."""
+    return f"{CAUSES_PAGE}#{kind.value.replace(' ', '-')}"
 
 
 def tail(text: str, lines: int) -> str:

@@ -125,6 +125,7 @@ def test_a_key_that_no_class_has_is_refused_with_the_nearest(tmp_path):
             "training.local_batch_size",
             "3 microbatches are not a multiple of pp 2",
         ),
+        ({}, {"overrides": {"transformer.num_layers": 0}}, "transformer.num_layers", "at least 1"),
         ({}, {"overrides": {"transformer.hidden_dropout": 0.1}}, "transformer.hidden_dropout", "0"),
         (
             {},

@@ -12,7 +12,12 @@ import torch
 from probed_loop import write_job
 
 from converge_harness.probe import ProbeError, megatron_lm
-from converge_harness.probe.megatron_loop import _Batches, _require_readable, switched_off
+from converge_harness.probe.megatron_loop import (
+    _Batches,
+    _device_of,
+    _require_readable,
+    switched_off,
+)
 from converge_harness.rank.recorder.step_recorder import RankRow, measured
 
 
@@ -84,9 +89,21 @@ def test_only_ranks_that_read_batches_have_to_agree(rows, agrees):
     assert found["batch_agrees"] is agrees
 
 
+def test_a_rank_without_parameters_is_refused():
+    empty, layer = torch.nn.Module(), torch.nn.Linear(1, 1)
+    assert _device_of([empty, layer]) == torch.device("cpu")
+    with pytest.raises(ProbeError, match="this rank has no parameters"):
+        _device_of([empty, empty])
+
+
 @pytest.mark.parametrize(
     ("key", "off", "on"),
-    [("use_mup", False, True), ("gtp_weight_remat_size", 1, 2), ("mtp_num_layers", None, 1)],
+    [
+        ("use_mup", False, True),
+        ("fp16", False, True),
+        ("gtp_weight_remat_size", 1, 2),
+        ("mtp_num_layers", None, 1),
+    ],
 )
 def test_models_whose_entries_nobody_knows_are_refused(key, off, on):
     optimizer = SimpleNamespace(chained_optimizers=[])

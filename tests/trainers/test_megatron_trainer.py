@@ -91,6 +91,15 @@ def test_optimizers_that_shard_have_several_instances(tmp_path, fsdp):
             "set.transformer.fp8 of 'changed': needs Transformer Engine",
         ),
         (
+            "parallelism = { tp = 2 }\nset = { transformer.fp16 = true }",
+            "set.transformer.fp16 of 'changed': is not supported by converge's rank code",
+        ),
+        ('parallelism = { tp = 2 }\ntechniques = ["fp16"]', "'fp16'"),
+        (
+            "parallelism = { tp = 2 }\nset = { transformer.transformer_impl = 'x' }",
+            "set.transformer.transformer_impl of 'changed': needs Transformer Engine",
+        ),
+        (
             "parallelism = { tp = 2 }\nset = { transformer.moe_router_fusion = true }",
             "set.transformer.moe_router_fusion of 'changed': needs Transformer Engine",
         ),

@@ -227,6 +227,8 @@ def _implied(job: RankJob, degrees: Degrees, chunks: int | None) -> dict[str, An
         "transformer.tensor_model_parallel_size": degrees.tp,
         "transformer.pipeline_model_parallel_size": degrees.pp,
         _CHUNKS_KEY: (chunks or CHUNKS) if interleaved else None,
+        # Its default names Transformer Engine, whatever layers a model is built of.
+        "transformer.transformer_impl": "local",
         "transformer.pipeline_dtype": dtype,
         "transformer.params_dtype": dtype,
         "transformer.bf16": low,
@@ -345,7 +347,9 @@ def _sizes_problems(
         ),
     )
     for key, size, name, divisor in divisions:
-        if size % divisor:
+        if size < 1:
+            yield KeyProblem(key, f"{size} is too few: at least 1")
+        elif size % divisor:
             yield KeyProblem(key, f"{size} is not a multiple of {name} {divisor}")
     yield from _expert_problems(transformer, degrees)
     yield from _sharding_problems(tables, degrees, job.device)

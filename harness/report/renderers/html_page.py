@@ -18,6 +18,7 @@ from converge_harness.report.renderers.assets import packed_plotly, resource, so
 from converge_harness.report.renderers.figures import Figures
 from converge_harness.report.renderers.json_document import to_json
 from converge_harness.report.renderers.palette import SYMBOLS
+from converge_harness.report.text import CAUSES_PAGE
 from converge_harness.report.view.report_view import SIGNAL_TITLES, ReportView
 from converge_harness.report.view.resumed_run import (
     FAULT_TITLES,
@@ -28,7 +29,6 @@ from converge_harness.report.view.resumed_run import (
 from converge_harness.report.view.tensor_tables import SHOWN
 from converge_harness.shipped import shipped
 
-CAUSES_PAGE = "docs/causes.md"
 _LOCAL_LINK = re.compile(r"\[([^\]]+)\]\((?!https?://)[^)]*\)")
 """A relative link of the causes page: its target does not exist next to a report."""
 LOG_LINES = 120

@@ -11,6 +11,7 @@ from converge_harness.report.renderers.palette import SYMBOLS
 from converge_harness.report.renderers.verdict_table import HEADER, columns, rows
 from converge_harness.report.text import (
     ABSENT,
+    cause_page,
     digits,
     duration,
     excess,
@@ -177,6 +178,7 @@ def _test(test: TestView) -> Iterator[str]:
         ("Cause", verdict.cause),
         ("First wrong", verdict.first_wrong),
         ("Look at", verdict.look_at),
+        ("What this means", verdict.cause_class and cause_page(verdict.cause_class)),
     )
     yield from (f"**{title}:** {escape(what)}\n" for title, what in said if what)
     if verdict.next_command:

@@ -75,6 +75,7 @@ REFUSED: Mapping[str, str] = {
             *("transformer.use_grouped_gemm_for_shared_expert", "ddp.fp4_param_gather"),
             "transformer.batch_invariant_backend",
             *("optimizer.use_precision_aware_optimizer", "ddp.fp8_param_gather"),
+            "transformer.transformer_impl",
         ),
         _ENGINE,
     ),
@@ -132,6 +133,7 @@ REFUSED: Mapping[str, str] = {
 _OFF_AT: Mapping[str, object] = {
     "transformer.moe_router_force_biased": None,  # 0.0 draws random routes
     "transformer.mlp_chunks_for_training": 1,
+    "transformer.transformer_impl": "local",
     "ddp.megatron_fsdp_version": 1,
     "ddp.megatron_fsdp_main_params_dtype": "float32",
     "ddp.preserve_fp32_weights": True,
