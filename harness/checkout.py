@@ -26,6 +26,12 @@ SHORT = 12
 """Digits of a commit that people are shown."""
 
 
+def require_git(revision: str) -> None:
+    """Raises CheckoutError where no revision can be looked up."""
+    if shutil.which("git") is None:
+        raise CheckoutError(f"there is no git on the PATH, to find {revision}")
+
+
 def checkout_commit(folder: Path) -> str:
     """The commit of the git checkout that a folder is in, with ``-dirty`` if files were changed.
 

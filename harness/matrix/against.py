@@ -26,6 +26,7 @@ from converge_harness.checkout import (
     commit_of,
     described,
     is_dirty,
+    require_git,
     unignored_files,
 )
 from converge_harness.errors import CheckoutError, ConfigError, Problem
@@ -90,8 +91,9 @@ def fork_of(plan: Plan, revision: str, option: str = "") -> Fork:
 
     ``option`` of the command line, by which messages begin.
 
-    Raises CheckoutError where there is no such checkout, several, or no such revision.
+    Raises CheckoutError where there is no such checkout, several, or no such revision, or no git.
     """
+    require_git(revision)
     imported = _checkouts(folder for job in plan.jobs for folder in _forked(job.toolchain))
     own = _checkouts(path for job in plan.jobs for path in _own_paths(job.spec))
     found = imported or own

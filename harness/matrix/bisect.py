@@ -483,7 +483,7 @@ class OwnCommits(_Commits):
     def __init__(self, experiment: Experiment) -> None:
         """Raises CheckoutError where the experiment's code is in no checkout, or in several."""
         plan = plan_experiment(experiment, on_gpu=bool(gpu_ids()))
-        super().__init__(fork_of(plan, "HEAD", "--of code").checkout)
+        super().__init__(fork_of(plan, "HEAD", "commits of your own code").checkout)
         self.what = str(self._checkout)
 
     @contextmanager

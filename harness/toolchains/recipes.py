@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from converge_harness.checkout import commit_of, has_path, is_repository, text_of
+from converge_harness.checkout import commit_of, has_path, is_repository, require_git, text_of
 from converge_harness.errors import CheckoutError, ToolchainError, suggest
 
 CHECKOUT_VARIABLE = "CONVERGE_CHECKOUT"
@@ -314,14 +313,13 @@ def _listed(clones: Sequence[Path]) -> str:
 def at_revision(upstream: Upstream, revision: str, clones: Sequence[Path]) -> str:
     """What an installer is given: a commit of the first clone that has the revision.
 
-    Raises ToolchainError where none has it.
+    Raises ToolchainError where none has it, and CheckoutError without git.
     """
     if not clones:
         raise ToolchainError(
             f"{upstream.repository} at {revision} of which checkout? {_name_a_checkout(upstream)}"
         )
-    if shutil.which("git") is None:
-        raise ToolchainError(f"there is no git on the PATH, to find {revision}")
+    require_git(revision)
     for folder in clones:
         try:
             commit = commit_of(folder, revision)

@@ -5,6 +5,7 @@ Commits of torchtitan and versions of a package: ``tests/matrix/test_bisecting.p
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
@@ -175,6 +176,18 @@ def test_revisions_that_are_not_what_they_are_said_to_be(checkout, bisect, good,
     assert says in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
     assert not (checkout.parent / "out" / "bisected.json").exists()
+
+
+def test_code_outside_of_git_has_no_commits(checkout, bisect, monkeypatch):
+    (checkout / ".git").rename(checkout / "gone")
+    done = bisect("c0", "c1")
+    assert done.returncode == 2
+    said = "commits of your own code: none of the code that e.toml trains with is in a git checkout"
+    assert said in " ".join(done.stderr.split())
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert "there is no git on the PATH, to find HEAD" in " ".join(
+        bisect("c0", "c1").stderr.split()
+    )
 
 
 def test_commits_without_a_common_one_are_refused(checkout, bisect):
