@@ -140,6 +140,14 @@ def test_a_right_run_agrees_however_its_tensors_are_held(held):
     assert max(each.distance for each in found.forward + found.backward) < 1e-12
 
 
+def test_modules_of_one_run_alone_are_named_as_not_compared():
+    mlp = "layers.0.mlp"
+    fewer = tuple(call for call in CALLS if call[0] != mlp)
+    assert compared(activations()).modules.not_compared == ()
+    assert compared(activations(calls=fewer)).modules.not_compared == (mlp,)
+    assert compared(activations(), activations(calls=fewer)).modules.not_compared == (mlp,)
+
+
 @pytest.mark.parametrize("held", ["whole", "tokens", "copies", "columns", "partial"])
 @pytest.mark.parametrize("by", [1.0001, 0.5, 2.0, -1.0])
 def test_the_module_whose_output_is_wrong_first_is_named(held, by):

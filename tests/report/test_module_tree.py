@@ -1,5 +1,7 @@
 """The tree of modules: the way to the first wrong one in full, the rest in a row each."""
 
+from dataclasses import replace
+
 import pytest
 
 from converge_harness.judge import ModuleComparison, ModuleDifference
@@ -76,6 +78,13 @@ def test_a_right_set_has_no_rows_but_what_is_furthest(failed):
     assert tree.rows == ()
     assert tree.furthest.distance == 1e-8
     assert not module_tree(compared(since_layer_2), "", failed=False).rows
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_modules_that_could_not_be_compared_are_kept(failed):
+    left = replace(compared(since_layer_2), not_compared=("rope", "layers.0.gate\x1b"))
+    tree = module_tree(left, "layers.2.mlp", failed=failed)
+    assert tree.not_compared == ("rope", "layers.0.gate\N{REPLACEMENT CHARACTER}")
 
 
 def test_without_modules_there_is_no_tree():

@@ -73,6 +73,9 @@ class ModuleComparison:
     """In the same order, so the last one is the first of the backward pass."""
     factor: float
     """Gradients of the test set over the control's where they leave the loss."""
+    not_compared: tuple[str, ...] = ()
+    """Modules that one of the two runs recorded, and of which nothing could be compared: the other
+    run has no such module, or its ranks' parts could not be read."""
 
     @property
     def first_off(self) -> ModuleDifference | None:
@@ -117,10 +120,13 @@ def compare_modules(
         )
         for row, mine, its in _pairs(test.activations, other.activations, factor)
     ]
+    compared = {each.row.module for each in found}
+    recorded = dict.fromkeys((*other.activations.modules, *test.activations.modules))
     return ModuleComparison(
         tuple(each for each in found if not each.row.backward),
         tuple(each for each in found if each.row.backward),
         factor,
+        tuple(each for each in recorded if each not in compared),
     )
 
 

@@ -130,6 +130,7 @@ def _modules(tree: ModuleTree | None) -> dict[str, Any] | None:
     furthest = tree.furthest
     return {
         "compared": tree.modules,
+        "not_compared": list(tree.not_compared),
         "furthest": {
             "module": plain(furthest.row.module),
             "tensor": plain(furthest.row.tensor),

@@ -48,6 +48,8 @@ class ModuleTree:
     """How many modules were compared."""
     furthest: ModuleDifference
     """Of all tensors and gradients the one that is furthest off, in multiples of its noise."""
+    not_compared: tuple[str, ...] = ()
+    """Modules that only one of the two runs recorded in a form that can be compared."""
 
 
 def module_tree(
@@ -63,10 +65,11 @@ def module_tree(
         return None
     names = list(dict.fromkeys(each.row.module for each in compared.forward))
     furthest = max(every, key=attrgetter("multiple"))
+    left = tuple(map(plain, compared.not_compared))
     if not failed or compared.first_off is None:
-        return ModuleTree((), len(names), furthest)
+        return ModuleTree((), len(names), furthest, left)
     rows = _joined(list(_rows(compared, names, "", 0, first)))
-    return ModuleTree(tuple(rows), len(names), furthest)
+    return ModuleTree(tuple(rows), len(names), furthest, left)
 
 
 def _rows(
