@@ -26,10 +26,10 @@ SHORT = 12
 """Digits of a commit that people are shown."""
 
 
-def require_git(revision: str) -> None:
-    """Raises CheckoutError where no revision can be looked up."""
+def require_git(what: str) -> None:
+    """Raises CheckoutError where there is no git to find something."""
     if shutil.which("git") is None:
-        raise CheckoutError(f"there is no git on the PATH, to find {revision}")
+        raise CheckoutError(f"there is no git on the PATH, to find {what}")
 
 
 def checkout_commit(folder: Path) -> str:
@@ -73,6 +73,7 @@ def commit_of(checkout: Path, revision: str) -> str:
     commit = _answer(checkout, "rev-parse", "--verify", "--quiet", "--end-of-options", named)
     if commit:
         return commit
+    require_git(revision)
     if not is_repository(checkout):
         raise CheckoutError(f"{checkout} is not a git checkout, so it has no revision {revision!r}")
     hint = _if_shallow(checkout) or f"list what there is: git -C {checkout} log --oneline --all"

@@ -7,9 +7,8 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from converge_harness.cli.console import error_console, say
 from converge_harness.cli.exit_codes import ExitCode
@@ -28,9 +27,28 @@ if TYPE_CHECKING:
     from converge_harness.store import Store
 
 
+class Conclude(Protocol):
+    """What is done with the smallest set-up, however the search ends."""
+
+    def __call__(self, found: Shrunk, *, again: bool | None) -> None:
+        """``again``: whether it failed when it was run once more; None: it was not."""
+
+
 def shrunk_folder(name: str) -> Path:
     """Where the smallest experiment of a set goes unless another folder is asked for."""
     return Path("reports") / "shrunk" / name
+
+
+def failed_in(source: Path, name: str) -> bool:
+    """Whether a source of ``converge shrink`` is a report in which the set is not PASS."""
+    from converge_harness.errors import StoreError
+    from converge_harness.store import read_json
+
+    try:
+        tests = read_json(source / "report.json")["tests"] if source.is_dir() else ()
+    except (StoreError, KeyError):
+        return False
+    return any(each["name"] == name and each["verdict"] != "PASS" for each in tests)
 
 
 def shrink_set(
@@ -74,8 +92,12 @@ def shrink_set(
         say(error_console(), f"error: {error}", "red")
         return ExitCode.USAGE
     say(console, f"at most {trials} trials, each with real runs:")
+
+    def conclude(found: Shrunk, *, again: bool | None) -> None:
+        _conclude(console, found, name, out, again=again)
+
     searching = _Searching(console, shrinking, trials, until)
-    return searching.run(start, failure, lambda found: _conclude(console, found, name, out))
+    return searching.run(start, failure, conclude)
 
 
 class _Searching:
@@ -86,10 +108,10 @@ class _Searching:
         self._trials, self._until = trials, until
         self._status = console.status("trial 1")
         self._best: Shrunk | None = None
+        self._again: bool | None = None
+        """Whether the smallest set-up failed once more; None: it was not run again."""
 
-    def run(
-        self, start: Experiment, failure: Failure, conclude: Callable[[Shrunk], None]
-    ) -> ExitCode:
+    def run(self, start: Experiment, failure: Failure, conclude: Conclude) -> ExitCode:
         """Search, conclude with the smallest set-up so far, and say how it ended."""
         from converge_harness.errors import Interrupted
 
@@ -97,32 +119,34 @@ class _Searching:
         try:
             with self._status:
                 self._best = self._shrinking.search(start, failure, self._may_go_on, self._tell)
-                sure = self._best.done and self._fails_again(self._best.experiment, failure)
-            code = ExitCode.PASS if sure else ExitCode.UNDECIDED
+                if self._best.done:
+                    self._again = self._fails_again(self._best.experiment, failure)
+            code = ExitCode.PASS if self._again else ExitCode.UNDECIDED
         except (Interrupted, KeyboardInterrupt):  # the latter while it judges
             if self._best is None:
                 raise
         finally:  # also if the disk is full: what was found is worth having
             if self._best is not None:
-                conclude(self._best)
+                conclude(self._best, again=self._again)
         return code
 
-    def _fails_again(self, smallest: Experiment, failure: Failure) -> bool:
-        """Whether the smallest set-up fails the same way once more; if not, say so."""
-        from converge_harness.shrink import Effect
+    def _fails_again(self, smallest: Experiment, failure: Failure) -> bool | None:
+        """Whether the smallest set-up fails the same way once more, and say so; None: unknown."""
+        from converge_harness.shrink import SILENT, Effect
 
+        if time.monotonic() >= self._until:
+            say(self._console, "not run once more: the minutes are over", "yellow")
+            return None
         self._status.update("the smallest set-up once more")
         trial = self._shrinking.again(smallest, failure)
         if trial.effect is Effect.SAME:
             say(self._console, "run once more, from nothing: fails the same way")
             return True
-        say(
-            self._console,
-            f"warning: run once more, from nothing, it {trial.effect}{_because(trial)}. The "
-            "failure comes and goes, so what it needs is not certain",
-            "yellow",
-        )
-        return False
+        known = trial.effect not in SILENT
+        so = "The failure comes and goes, so what it needs is not certain" if known else "Try again"
+        again = f"run once more, from nothing, it {trial.effect}{_because(trial)}"
+        say(self._console, f"warning: {again}. {so}", "yellow")
+        return False if known else None
 
     def _may_go_on(self, tried: int) -> bool:
         return tried < self._trials and time.monotonic() < self._until
@@ -138,7 +162,9 @@ class _Searching:
         self._status.update(f"trial {found.tried + 1}")
 
 
-def _conclude(console: Console, found: Shrunk, set_name: str, out: Path) -> None:
+def _conclude(
+    console: Console, found: Shrunk, set_name: str, out: Path, *, again: bool | None
+) -> None:
     """Say what the smallest set-up is, and write it as an experiment."""
     from converge_harness.matrix.pair_files import SHRUNK, write_pair
     from converge_harness.shrink import parts_of
@@ -172,6 +198,7 @@ def _conclude(console: Console, found: Shrunk, set_name: str, out: Path) -> None
             "does_not_need": others,
             "trials": found.tried,
             "done": found.done,
+            "fails_again": again,
         },
     )
     say(console, f"experiment: {path}")

@@ -37,7 +37,7 @@ from converge_harness.judge.compare.tost import level_of_look
 from converge_harness.judge.comparison import RunComparison, compare_runs
 from converge_harness.judge.degrees import parallelism_of
 from converge_harness.judge.in_force import ConfigDifference
-from converge_harness.judge.operations import OperationFinding, wrong_operation
+from converge_harness.judge.operations import OperationFinding, unknown_operation, wrong_operation
 from converge_harness.judge.probed_runs import probing
 from converge_harness.judge.rcp import RcpInputs, judge_submission
 from converge_harness.judge.resume.faults import pass_of, steps_after
@@ -84,6 +84,7 @@ __all__ = [
     "steps_after",
     "superseded",
     "tokens_off",
+    "unknown_operation",
     "unmeasured_noise",
     "whole_series",
     "wrong_operation",

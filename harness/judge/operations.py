@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -67,7 +67,7 @@ def wrong_operation(
     for whose, calls in (("test set", test), ("control", control)):
         if all(call.problem for call in calls.values()):
             problem = next((call.problem for call in calls.values()), "no rank has recorded it")
-            return _not_known(module, f"in the {whose}, {problem}")
+            return unknown_operation(module, f"in the {whose}, {problem}")
     found, refused = {}, ""
     for rank, call in sorted(test.items()):
         if call.problem:
@@ -79,15 +79,17 @@ def wrong_operation(
         else:
             found[rank] = _Pair(call, other, again, precision).first_wrong()
     if not found:
-        return _not_known(module, refused)
+        return unknown_operation(module, refused)
     wrong = {rank: each for rank, each in found.items() if each is not None}
     if not wrong and refused:
         compared = ", ".join(map(str, found))
         why = f"what its first call returns is right in the rerun on the ranks {compared}"
-        return _not_known(module, f"{why}, and {refused}")
+        return unknown_operation(module, f"{why}, and {refused}")
     if not wrong:
-        finding = _not_known(module, "in the rerun, what its first call returns is right")
-        return replace(finding, is_right=True)
+        said = (
+            f"no operation inside {module} is wrong: in the rerun its first call returns what the "
+        )
+        return OperationFinding(f"{said}the control's does", is_right=True)
     rank = min(wrong, key=lambda each: (wrong[each].place, each))
     finding = wrong[rank].finding
     right = sorted(found.keys() - wrong.keys())
@@ -97,7 +99,8 @@ def wrong_operation(
     return finding
 
 
-def _not_known(module: str, why: str) -> OperationFinding:
+def unknown_operation(module: str, why: str) -> OperationFinding:
+    """That the wrong operation inside of a module is unknown; ``why`` is a clause."""
     return OperationFinding(f"the wrong operation inside {module} is unknown: {why}")
 
 
@@ -325,7 +328,7 @@ class _Pair:
         return f"inside {self.call.module},"
 
     def _not_known(self, why: str) -> OperationFinding:
-        return _not_known(self.call.module, why)
+        return unknown_operation(self.call.module, why)
 
 
 class _Known:

@@ -89,11 +89,11 @@ class BaseRevision:
 def fork_of(plan: Plan, revision: str, option: str = "") -> Fork:
     """The checkout that a plan tests, and the commit that a revision means there.
 
-    ``option`` of the command line, by which messages begin.
+    ``option`` is what messages begin with; empty: ``--against`` with the revision.
 
     Raises CheckoutError where there is no such checkout, several, or no such revision, or no git.
     """
-    require_git(revision)
+    require_git(option or revision)
     imported = _checkouts(folder for job in plan.jobs for folder in _forked(job.toolchain))
     own = _checkouts(path for job in plan.jobs for path in _own_paths(job.spec))
     found = imported or own

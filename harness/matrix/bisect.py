@@ -43,7 +43,7 @@ from converge_harness.matrix.failure import (
 )
 from converge_harness.matrix.load import Finder, plan_experiment
 from converge_harness.matrix.run import Ran, gpu_ids
-from converge_harness.model import Experiment, Launcher, Plan, SetSpec, Verdict
+from converge_harness.model import Experiment, Judgement, Launcher, Plan, SetSpec, Verdict
 from converge_harness.report import write_reports
 from converge_harness.shrink import FEWEST_STEPS, Effect, Trial, why_not, with_steps
 from converge_harness.store import Store
@@ -276,7 +276,9 @@ class Bisecting:
     def _does_not_fail(self, pair: Experiment, bad: Revision, verdict: Verdict) -> str:
         """Why this cannot be the bad revision; for a flaky set, how often it fails."""
         said = verdict.judgement.value + (f": {verdict.cause}" if verdict.cause else "")
-        often = how_often(lambda: self._judged(pair, bad, fresh=True))
+        often = ""
+        if verdict.judgement is Judgement.PASS:
+            often = how_often(lambda: is_failure(self._judged(pair, bad, fresh=True)))
         name = pair.tests[0].name
         return f"{name!r} does not fail at the bad {self._subject.noun}, {bad.title}: {said}{often}"
 

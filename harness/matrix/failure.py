@@ -25,11 +25,14 @@ from converge_harness.plan import select
 from converge_harness.plan.rules import RULES
 from converge_harness.shrink import Effect, Trial, smallest_pair
 
-_NAMED = re.compile(r" (is|are) named\b")
-"""In a clause on what did not run; a run that recorded nothing about it has none."""
+_NAMED = re.compile(r" (?:is|are) named\b(?! but cannot be verified)")
+"""In a clause on what did not run. Not if a run recorded nothing about it, or has no such key."""
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+TAKEN = "FAILs, or is INVALID because a technique, degree or setting that it names did not run,"
+"""Of which sets smaller set-ups or other revisions can be asked for the same, in a clause."""
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
 _MORE_RUNS = 2
-"""How often a set that should fail, and did not, is run again."""
+"""How often a set that should fail, and passed, is run again."""
 WAIVED = tuple(rule.name for rule in RULES.values() if rule.waivable)
 """Every rule of the converging guide."""
 
@@ -50,15 +53,15 @@ class Failure:
     checks: frozenset[str] = frozenset()
     """The names of all failed checks."""
     not_in_force: frozenset[str] = frozenset()
-    """What the set names and did not run, as clauses. The set is then INVALID, and its numbers,
-    which are those of another set-up, were not compared."""
+    """What the set names and did not run, without numbers, which a smaller set-up has fewer of.
+    The set is then INVALID: its numbers are those of another set-up and were not compared."""
 
     def is_that_of(self, other: Failure) -> bool:
         """Whether it is the same failure: of one class, module, and at least one common tensor.
 
         A compiled module stands for all in it. Where a side names no module or no tensors the rest
         decides: the class alone, or if it is unknown, the failed checks. Where something that is
-        named did not run, it is the same if the same did not run.
+        named did not run, it is the same if one of these did not run either.
         """
         if self.not_in_force or other.not_in_force:
             return bool(self.not_in_force & other.not_in_force)
@@ -108,16 +111,16 @@ def failure_of(verdict: Verdict) -> Failure:
 
 
 def _not_in_force(verdict: Verdict) -> frozenset[str]:
-    """Clauses of an INVALID set on what it names and did not run, without what ran instead."""
+    """What an INVALID set names and did not run: ``async_tp``, ``tp #``."""
     if verdict.judgement is not Judgement.INVALID:
         return frozenset()
     clauses = (
-        clause.partition(":")[0]
+        _NAMED.split(clause, maxsplit=1)
         for check in verdict.decided_by
         if check.name == named_in_force.name
         for clause in check.detail.split("; ")
     )
-    return frozenset(clause for clause in clauses if _NAMED.search(clause))
+    return frozenset(_NUMBER.sub("#", what) for what, *after in clauses if after)
 
 
 def only_set(experiment: Experiment, name: str) -> Experiment:
@@ -151,13 +154,13 @@ def trial_of(verdict: Verdict, failure: Failure) -> Trial:
     return Trial(Effect.UNDECIDED, f"{verdict.judgement.value}: {verdict.cause}")
 
 
-def how_often(run_again: Callable[[], Verdict]) -> str:
-    """How often a set fails that has just not failed, as a clause; empty: not in more runs either.
+def how_often(fails_again: Callable[[], bool]) -> str:
+    """How often a set fails that has just passed, as a clause; empty: not in more runs either.
 
     Args:
-        run_again: trains and judges it once more, from nothing.
+        fails_again: trains and judges it once more, from nothing.
     """
-    count = sum(is_failure(run_again()) for _ in range(_MORE_RUNS))
+    count = sum(fails_again() for _ in range(_MORE_RUNS))
     return f"; it failed in {count} of {1 + _MORE_RUNS} runs" if count else ""
 
 

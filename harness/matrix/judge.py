@@ -414,11 +414,12 @@ def _after_fail(plan: Plan, job: Job, verdict: Verdict, report: Path | None) -> 
     if report is not None and local and why_not_for_others(plan.experiment, job.spec) is None:
         command = shlex.join(("converge", "repro", str(report), "--set", job.name))
         repro = f"{command}  # writes it for others, with a draft of an issue"
-    if repro and (plan.experiment.path.parent / SHRUNK).is_file():
+    shrunk = (plan.experiment.path.parent / SHRUNK).is_file()
+    if repro and shrunk:
         return repro
     if may_be_rounding(job, verdict):
         return _run_again(plan, job, "--explain")
-    if may_shrink(plan, job):
+    if may_shrink(plan, job) and not shrunk:
         shrink = ("converge", "shrink", str(plan.experiment.path), "--set", job.name)
         parts = ", ".join(parts_of(job.spec))
         return f"{shlex.join(shrink)}  # which of its parts it needs: {parts}"

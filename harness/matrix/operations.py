@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from converge_harness.errors import ConfigError, ConvergeError
-from converge_harness.judge import OperationFinding, wrong_operation
+from converge_harness.judge import OperationFinding, unknown_operation, wrong_operation
 from converge_harness.matrix.failure import only_set, pairs_to_try
 from converge_harness.matrix.load import plan_experiment
 from converge_harness.matrix.run import Ran, gpu_ids
@@ -87,14 +87,16 @@ def _found(
     alone = only_set(experiment, verdict.name)
     (test,) = alone.tests
     if why := why_not(test):
-        return _unknown(verdict, f"{verdict.name} {why.replace('shrunk', 'looked into')}")
+        return unknown_operation(
+            verdict.module, f"{verdict.name} {why.replace('shrunk', 'looked into')}"
+        )
     rerun = _rerun(alone, verdict.module)
     try:
         plan = plan_experiment(rerun.experiment, on_gpu=bool(gpu_ids()), slots=slots)
     except ConvergeError as error:
         without = " without compile" if rerun.eager else ""
         said = error.problems[0].message if isinstance(error, ConfigError) else str(error)
-        return _unknown(verdict, f"it cannot run again{without}: {said}")
+        return unknown_operation(verdict.module, f"it cannot run again{without}: {said}")
     finding = _compared(plan, run(plan), verdict)
     if not rerun.eager:
         return finding
@@ -113,7 +115,9 @@ def _compared(plan: Plan, ran: Ran, verdict: Verdict) -> OperationFinding:
     records = {each.name: record for each, record in zip(plan.jobs, ran.records, strict=True)}
     for each in (job, control):
         if (record := records[each.name]).status is not RunStatus.FINISHED:
-            return _unknown(verdict, f"the rerun of {each.name} has not finished: {record.status}")
+            return unknown_operation(
+                verdict.module, f"the rerun of {each.name} has not finished: {record.status}"
+            )
     repeats = [
         records[each.name].folder
         for each in plan.repeats_of(control)
@@ -127,7 +131,7 @@ def _compared(plan: Plan, ran: Ran, verdict: Verdict) -> OperationFinding:
             _coarser(job.precision, control.precision),
         )
     except ConvergeError as error:
-        return _unknown(verdict, str(error))
+        return unknown_operation(verdict.module, str(error))
 
 
 def _rerun(alone: Experiment, module: str) -> _Rerun:
@@ -153,10 +157,6 @@ def _rerun(alone: Experiment, module: str) -> _Rerun:
 def _coarser(*precisions: Precision) -> Precision:
     order = list(Precision)
     return max(precisions, key=order.index)
-
-
-def _unknown(verdict: Verdict, why: str) -> OperationFinding:
-    return OperationFinding(f"the wrong operation inside {verdict.module} is unknown: {why}")
 
 
 def with_findings(view: ReportView, findings: Mapping[str, FindingOfSet]) -> ReportView:

@@ -17,7 +17,7 @@ from converge_harness import __version__
 from converge_harness.errors import ConfigError, Problem, StoreError
 from converge_harness.matrix.conclude import conclude_again
 from converge_harness.matrix.environment_files import Environment, environments_of
-from converge_harness.matrix.failure import is_failure
+from converge_harness.matrix.failure import TAKEN, is_failure
 from converge_harness.matrix.pair_files import (
     EXPERIMENT,
     SHRUNK,
@@ -56,10 +56,10 @@ converge-harness=={__version__}
 _HERE = ("set -euo pipefail", 'cd "$(dirname "$0")"')
 _PATH = re.compile(r"(?:(?<![\w.:/<>~-])|\bfile://)/(?:[\w.@+-]+/)+[\w.@+-]*")
 """An absolute path in a text, no part of a URL but of a file's."""
-_VALUE = re.compile(r'["=]((?:\.\./)*\.\./[^"]+|/[^"]+)"')
+_VALUE = re.compile(r"""["'=]((?:\.\./|/)[^"']+)["']""")
 """A path out of the folder as a value of a TOML file, or of an option in one."""
-_LITERAL = re.compile(r"""["'](/[\w.@+-]+/[^"'\s]+)["']""")
-"""An absolute path as a whole string of a Python file."""
+_LITERAL = re.compile(r"""["'](/(?!bin/|dev/|etc/|proc/|sys/|usr/|v\d)[\w.@+-]+/[^"'\s]+)["']""")
+"""An absolute path as a whole string of a Python file, but those that every machine has."""
 _SECRET = re.compile(r'\b("?[\w-]*(?:TOKEN|KEY|SECRET|PASSWORD)"?) = "')
 """A variable of ``environment``, or a key in capitals, whose value nobody else should read."""
 
@@ -97,7 +97,7 @@ def write_repro(report: Path, name: str, folder: Path, bisected: Path | None = N
     place = str(plan.experiment.path)
     if verdict is None or not is_failure(verdict):
         said = "no test set" if verdict is None else f"{verdict.judgement.value}, not FAIL"
-        allowed = "only a set that fails, or that names what does not run, is reproduced"
+        allowed = f"only a set that {TAKEN} is reproduced"
         raise ConfigError(Problem(place, f"{name!r} is {said}", allowed))
     if problem := why_not_for_others(alone, alone.tests[0]):
         raise ConfigError(problem)
@@ -119,7 +119,7 @@ def write_repro(report: Path, name: str, folder: Path, bisected: Path | None = N
             _sizes(job),
             _resumes(job.spec),
             tuple(_differing(alone)),
-            "" if bisected is None else _found_in(bisected),
+            "" if bisected is None else _found_in(bisected, name),
         ),
     )
     texts = {
@@ -212,18 +212,23 @@ def _as_json(check: Check) -> dict[str, Any]:
 def _needs(experiment: Path) -> Sequence[str]:
     """What ``converge shrink`` has found out, if it made the experiment."""
     try:
-        found = read_json(experiment.parent / SHRUNK)["needs"]
-        return [str(each) for each in found]
+        found = read_json(experiment.parent / SHRUNK)
+        flaky = found.get("fails_again") is False
+        return () if flaky else [str(each) for each in found["needs"]]
     except (StoreError, KeyError, TypeError):
         return ()
 
 
-def _found_in(bisected: Path) -> str:
-    """The result of a search among revisions; raises ConfigError if it did not find one."""
+def _found_in(bisected: Path, name: str) -> str:
+    """What a search among revisions has found of a set; raises ConfigError if that is not one."""
     path = bisected / BISECTED
-    if not (result := str(read_json(path).get("result") or "")):
-        what = "has no single revision: the search was cut short, or a second run differed"
-        raise ConfigError(Problem(str(path), what, "run the same converge bisect again"))
+    found = read_json(path)
+    if (other := found.get("set")) != name:
+        raise ConfigError(Problem(str(path), f"is of the set {other!r}, and not of {name!r}"))
+    if not (result := str(found.get("result") or "")):
+        what = "names no revision that a second run confirmed"
+        hint = "run converge bisect again; if only skipped revisions are left, between other ends"
+        raise ConfigError(Problem(str(path), what, hint))
     return result
 
 
@@ -290,7 +295,8 @@ def _places() -> dict[str, str]:
 
 def _has(text: str, word: str) -> bool:
     """Whether a text has a word as a whole: the host ``node1`` is not in ``node12``."""
-    before, after = (r"(?<!\w)" if word[0].isalnum() else "", r"(?!\w)" if word[-1] != "@" else "")
+    before = r"(?<![\w-])" if word[0].isalnum() else ""
+    after = r"(?![\w-])" if word[-1] != "@" else ""
     return re.search(f"{before}{re.escape(word)}{after}", text) is not None
 
 

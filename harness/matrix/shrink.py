@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from converge_harness.errors import ConfigError, ConvergeError, Problem
 from converge_harness.matrix.failure import (
+    TAKEN,
     Failure,
     PlanRunner,
     failure_of,
@@ -18,7 +19,7 @@ from converge_harness.matrix.failure import (
 )
 from converge_harness.matrix.load import plan_experiment
 from converge_harness.matrix.run import gpu_ids
-from converge_harness.model import Experiment, Verdict
+from converge_harness.model import Experiment, Judgement, Verdict
 from converge_harness.shrink import Effect, Reduction, Shrunk, Trial, Tried, search, why_not
 
 
@@ -48,17 +49,18 @@ class Shrinking:
     def failure(self, *, failed: bool) -> Failure:
         """How the set fails as it is.
 
-        Raises NothingToShrinkError if it does not fail. If it ``failed`` before, it is run twice
-        more, and the error says how often it fails.
+        Raises NothingToShrinkError if it does not fail. If it passes and ``failed`` before, it is
+        run twice more, and the error says how often it fails.
         """
         verdict = self._judged(self._alone)
         if not is_failure(verdict):
             said = f"{verdict.judgement.value}, not FAIL"
             said += f": {verdict.cause}" if verdict.cause else ""
-            said += self._how_often(self._alone) if failed else ""
+            if failed and verdict.judgement is Judgement.PASS:
+                said += how_often(lambda: is_failure(self._judged(self._alone, fresh=True)))
             raise NothingToShrinkError(
-                f"{self._alone.path}: {verdict.name!r} is {said} (only a set that fails, or that "
-                "names what does not run, can be shrunk)"
+                f"{self._alone.path}: {verdict.name!r} is {said} (only a set that {TAKEN} can be "
+                "shrunk)"
             )
         return failure_of(verdict)
 
@@ -68,14 +70,14 @@ class Shrinking:
         Raises NothingToShrinkError if it does not fail again in the same way.
         """
         said = often = ""
-        pairs = tuple(pairs_to_try(self._alone))
-        for pair in pairs:
+        *others, last = pairs_to_try(self._alone)
+        for pair in (*others, last):
             trial = self._trial(pair, failure)
             if trial.effect is Effect.SAME:
                 return pair
             said = f"{trial.effect.value}: {trial.said}" if trial.said else trial.effect.value
-            if pair is pairs[-1] and trial.effect is Effect.PASSES:
-                often = self._how_often(pair)
+            if pair is last and trial.effect is Effect.PASSES:
+                often = how_often(lambda: self.again(last, failure).effect is Effect.SAME)
         name = self._alone.tests[0].name
         why = f"{name!r} does not fail the same way again with the smallest set of runs; it {said}"
         raise NothingToShrinkError(f"{self._alone.path}: {why}{often}")
@@ -97,9 +99,6 @@ class Shrinking:
     def again(self, found: Experiment, failure: Failure) -> Trial:
         """Run a pair that failed once more, from nothing."""
         return self._trial(found, failure, fresh=True)
-
-    def _how_often(self, experiment: Experiment) -> str:
-        return how_often(lambda: self._judged(experiment, fresh=True))
 
     def _trial(
         self, experiment: Experiment, failure: Failure, *, fresh: bool | None = None

@@ -16,11 +16,12 @@ from converge_harness.shrink.reductions import (
     why_not,
     with_steps,
 )
-from converge_harness.shrink.search import Effect, Shrunk, Trial, Tried, search
+from converge_harness.shrink.search import SILENT, Effect, Shrunk, Trial, Tried, search
 from converge_harness.shrink.tables import experiment_tables, train_config_tables
 
 __all__ = [
     "FEWEST_STEPS",
+    "SILENT",
     "Effect",
     "Reduction",
     "Shrunk",

@@ -313,13 +313,16 @@ def _listed(clones: Sequence[Path]) -> str:
 def at_revision(upstream: Upstream, revision: str, clones: Sequence[Path]) -> str:
     """What an installer is given: a commit of the first clone that has the revision.
 
-    Raises ToolchainError where none has it, and CheckoutError without git.
+    Raises ToolchainError where none has it.
     """
     if not clones:
         raise ToolchainError(
             f"{upstream.repository} at {revision} of which checkout? {_name_a_checkout(upstream)}"
         )
-    require_git(revision)
+    try:
+        require_git(revision)
+    except CheckoutError as error:
+        raise ToolchainError(str(error)) from None
     for folder in clones:
         try:
             commit = commit_of(folder, revision)

@@ -185,7 +185,7 @@ def test_code_outside_of_git_has_no_commits(checkout, bisect, monkeypatch):
     said = "commits of your own code: none of the code that e.toml trains with is in a git checkout"
     assert said in " ".join(done.stderr.split())
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert "there is no git on the PATH, to find HEAD" in " ".join(
+    assert "no git on the PATH, to find commits of your own code" in " ".join(
         bisect("c0", "c1").stderr.split()
     )
 

@@ -1,11 +1,13 @@
 """What ``converge shrink`` says and leaves when its search ends; real runs: ``tests/e2e``."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 from converge_harness.cli.main import main
+from converge_harness.cli.shrinking import failed_in
 from converge_harness.errors import Interrupted, StoreError
 from converge_harness.experiment import load_experiment
 from converge_harness.matrix import pair_files
@@ -13,7 +15,7 @@ from converge_harness.matrix import shrink as matrix_shrink
 from converge_harness.matrix.failure import Failure
 from converge_harness.model import CauseClass
 from converge_harness.plan import select
-from converge_harness.shrink import Effect, Trial, search, smallest_pair
+from converge_harness.shrink import Effect, Shrunk, Trial, search, smallest_pair
 
 SMOKE = Path(__file__).parents[2] / "experiments" / "smoke.toml"
 
@@ -80,13 +82,39 @@ def test_a_search_that_was_ended_keeps_the_smallest_so_far(
     assert test.setting("training.steps") == 2
 
 
-def test_a_failure_that_comes_and_goes_is_said_to(tmp_path, monkeypatch, capsys):
+def test_a_failure_that_comes_and_goes_is_reported(tmp_path, monkeypatch, capsys):
     passes = Trial(Effect.PASSES)
     assert shrunk(tmp_path, monkeypatch, fails_again=passes) == 3
     said = " ".join(capsys.readouterr().out.split())
     assert "warning: run once more, from nothing, it passes. The failure comes and goes" in said
     assert "smallest set-up: tp 2 against one rank" in said
-    assert (tmp_path / "out" / "experiment.toml").is_file()
+    left = json.loads((tmp_path / "out" / "shrunk.json").read_text())
+    assert (left["fails_again"], (tmp_path / "out" / "experiment.toml").is_file()) == (False, True)
+
+
+def test_a_smallest_set_up_that_could_not_be_run_again_is_no_flaky_one(
+    tmp_path, monkeypatch, capsys
+):
+    assert shrunk(tmp_path, monkeypatch, fails_again=Trial(Effect.UNDECIDED, "ERROR: hung")) == 3
+    said = " ".join(capsys.readouterr().out.split())
+    assert "it cannot be judged (ERROR: hung). Try again" in said
+    assert json.loads((tmp_path / "out" / "shrunk.json").read_text())["fails_again"] is None
+
+
+def test_the_smallest_set_up_is_not_run_again_after_the_minutes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Searching, "search", lambda self, start, *_: Shrunk(start, done=True))
+    clock = iter([0.0])  # when the command begins; after that two minutes are over
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock, 120.0))
+    assert shrunk(tmp_path, monkeypatch, "--minutes", "1") == 3
+    assert "not run once more: the minutes are over" in capsys.readouterr().out
+
+
+def test_a_set_counts_as_failed_if_its_report_says_so(tmp_path):
+    tests = [{"name": "a", "verdict": "FAIL"}, {"name": "b", "verdict": "PASS"}]
+    (tmp_path / "report.json").write_text(json.dumps({"schema": 1, "tests": tests}))
+    assert [failed_in(tmp_path, name) for name in "abc"] == [True, False, False]
+    assert not failed_in(SMOKE, "a")
+    assert not failed_in(tmp_path / "none", "a")
 
 
 @pytest.mark.parametrize("error", [StoreError("the disk is full"), KeyboardInterrupt()])

@@ -16,16 +16,19 @@ def judged(tmp_path_factory):
 
 
 def test_sharded_checkpoints_and_the_order_of_samples_survive_a_resize(judged):
-    names = ("resized", "unset", "killed_in_place")
+    names = ("resized", "unset", "nodes", "killed", "killed_in_place", "torn")
     tests = judged("composer_resume", *names)
     assert verdicts(tests) == dict.fromkeys(names, "PASS")
     for test in tests.values():
         for check in ("passes-continuous", "state-restored", "data-resumed"):
             assert outcomes(test)[check] == "PASS", (test["name"], check)
-    for name in ("resized", "unset"):  # num_canonical_nodes is set, and not set
+    for name in ("resized", "unset", "nodes"):  # num_canonical_nodes is set, and not set
         passes = tests[name]["passes"]
         assert [each["degrees"] for each in passes] == ["FSDP 2", "one rank", "FSDP 4"], name
         assert [each["loaded_step"] for each in passes] == [0, 4, 8], name  # an epoch has 6 steps
+    # The second one struck in the second epoch; a damaged checkpoint was set aside.
+    loaded = {name: [each["loaded_step"] for each in tests[name]["passes"]] for name in names}
+    assert (loaded["killed"], loaded["torn"]) == ([0, 0, 8], [0, 4])
     assert outcomes(tests["killed_in_place"])["random-numbers-go-on"] == "PASS"  # with dropout
 
 
@@ -35,6 +38,7 @@ def test_what_is_lost_fails_by_its_cause(judged):
         "other_first_nodes": (1, "trained on other samples than the control"),
         "dropout_killed": (5, "the random numbers (RNG) start over at step 5: "),
         "latest_link": (1, "pass 2 starts from the initial weights although step 4 was saved"),
+        "uneven_epoch": (6, "step 6, which is part of pass 2, is trained on other samples"),
         "optimizer_not_loaded": (5, "optimizer state (exp_avg, exp_avg_sq) and the learning rate"),
         "data_not_spun": (5, "those of step 1, so the data started over from the beginning"),
         "batch_kept": (5, "note that global_batch_size 8 is named, 4 is in force (pass 2)"),

@@ -100,7 +100,9 @@ def test_a_program_is_shrunk_in_what_its_runs_show(failed):
 def test_a_program_and_its_environment_are_the_same_failure_elsewhere(failed, tmp_path):
     found = failed / "found" / "bisected.json"
     found.parent.mkdir()
-    found.write_text('{"schema": 1, "result": "The first commit that fails that way is c8."}')
+    found.write_text(
+        '{"schema": 1, "set": "rate", "result": "The first commit that fails that way is c8."}'
+    )
     done = repro(failed, "--bisected", "found")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "warning" not in done.stdout
@@ -112,7 +114,7 @@ def test_a_program_and_its_environment_are_the_same_failure_elsewhere(failed, tm
     require_nobodys(folder, failed.parent, Path(sys.executable).parent, Path(__file__).parents[2])
     issue = (folder / "ISSUE.md").read_text()
     assert "- bug = " in issue
-    assert "**Since when.** The first commit that fails that way is c8." in issue
+    assert "**Which revision.** The first commit that fails that way is c8." in issue
     assert f"python{sys.version_info[0]}.{sys.version_info[1]} -m venv env" in issue
 
     theirs = run_script(folder, tmp_path / "theirs", tmp_path / "none")

@@ -96,13 +96,13 @@ def test_a_set_that_passes_is_neither_shrunk_nor_reproduced(matrix):
     done = shrink(matrix, "right")
     assert done.returncode == 2
     said = " ".join(done.stderr.split())
-    assert "'right' is PASS, not FAIL (only a set that fails, or that names" in said
+    assert "'right' is PASS, not FAIL (only a set that FAILs, or is INVALID" in said
     whole = matrix._replace(out=matrix.out.parent / "whole")
     assert whole.converge("run", "--only", "right").returncode == 0
     out = ("--out", str(matrix.out.parent / "none"))
     done = matrix.converge("repro", str(whole.out), "--set", "right", *out)
     assert done.returncode == 2
-    assert "'right' is PASS, not FAIL (only a set that fails, or that names" in " ".join(
+    assert "'right' is PASS, not FAIL (only a set that FAILs, or is INVALID" in " ".join(
         done.stderr.split()
     )
 

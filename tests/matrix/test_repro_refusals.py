@@ -137,12 +137,14 @@ def test_an_environment_is_made_once_with_what_it_had(tmp_path):
 def test_the_draft_names_only_a_revision_that_was_found(tmp_path):
     found = tmp_path / repro.BISECTED
     with pytest.raises(StoreError, match=r"bisected\.json"):
-        repro._found_in(tmp_path)
-    found.write_text(json.dumps({"schema": 1, "result": ""}))
-    with pytest.raises(ConfigError, match="has no single revision: the search was cut short"):
-        repro._found_in(tmp_path)
-    found.write_text(json.dumps({"schema": 1, "result": "The first commit is c8."}))
-    assert repro._found_in(tmp_path) == "The first commit is c8."
+        repro._found_in(tmp_path, "two")
+    found.write_text(json.dumps({"schema": 1, "set": "two", "result": ""}))
+    with pytest.raises(ConfigError, match="names no revision that a second run confirmed"):
+        repro._found_in(tmp_path, "two")
+    found.write_text(json.dumps({"schema": 1, "set": "two", "result": "The first is c8."}))
+    assert repro._found_in(tmp_path, "two") == "The first is c8."
+    with pytest.raises(ConfigError, match="is of the set 'two', and not of 'three'"):
+        repro._found_in(tmp_path, "three")
 
 
 @pytest.mark.parametrize(
@@ -157,6 +159,8 @@ def test_the_draft_names_only_a_revision_that_was_found(tmp_path):
         ("ISSUE.md", "mail alice@node7.cluster.org", 'has "alice@"'),
         ("experiment.toml", 'note = "node77, malice, https://pytorch.org/docs/x"', ""),
         ("code/train.py", "#!/usr/bin/env python\nroot = 'data/x'", ""),
+        ("code/train.py", "e = '/usr/bin/env', '/dev/shm/x', '/v1/chat/completions'", ""),
+        ("experiment.toml", 'note = "on node7-2"', ""),
         ("env.txt", "torch @ https://download.pytorch.org/whl/torch.whl", ""),
     ],
 )

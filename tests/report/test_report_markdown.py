@@ -43,7 +43,7 @@ def test_each_set_that_is_not_pass_has_one_sentence():
 def test_it_says_where_to_look_and_which_tensors_deviate():
     text = to_markdown(sample_view())
     assert "  - look at: attention.wq, wk and wv" in text
-    assert "**What this means:** docs/causes.md&#35;gradient-scale\n" in text
+    assert "**What this means:** `docs/causes.md#gradient-scale`\n" in text
     assert "| Tensor | Measured | Limit | Times | Step |" in text
     assert "## Where the tolerances come from" in text
     assert "| fsdp2-rerun | rerun | bit-identical | bit-identical |" in text

@@ -137,10 +137,10 @@ class _Searching:
             self._best = self._bisecting.search(ends, may_go_on, self._tell)
             others = self._again()
         except (Interrupted, KeyboardInterrupt):  # the latter while it judges
-            self._conclude(self._best, ())
+            self._conclude(self._best, None)
             return ExitCode.INTERRUPTED
         except (ConvergeError, OSError):  # a full disk: what was found is worth having
-            self._conclude(self._best, ())
+            self._conclude(self._best, None)
             raise
         found = self._best
         self._conclude(found, others)
@@ -165,7 +165,8 @@ class _Searching:
         after = f"; about {left} more" if left and not found.done else ""
         _show(self._console, tried, f"  {len(found.tried):3} ", after)
 
-    def _conclude(self, found: Found, others: Sequence[TriedRevision]) -> None:
+    def _conclude(self, found: Found, others: Sequence[TriedRevision] | None) -> None:
+        """Say and write what was found; ``others`` differ in a second run, None: there was none."""
         from converge_harness.cli.console import say
         from converge_harness.matrix.bisect import TELLING
 
@@ -184,7 +185,7 @@ class _Searching:
             shown = found.candidates if len(found.candidates) <= SHOWN else ()
             for each in shown or (found.candidates[0], found.candidates[-1]):
                 say(self._console, f"  {each.title}" if shown else f"  … {each.title}")
-        for other in others:
+        for other in others or ():
             before = "a second run gave another result: "
             _show(self._console, other, before, says=True)
             if other.trial.effect in TELLING:
@@ -192,19 +193,20 @@ class _Searching:
                 say(self._console, advice, "yellow")
         say(self._console, f"result: {self._write(found, others)}")
 
-    def _result(self, found: Found, others: Sequence[TriedRevision]) -> str:
-        """What a search that ended with one revision has found, in a sentence; else empty."""
-        if len(found.candidates) > 1 or others:
+    def _result(self, found: Found, others: Sequence[TriedRevision] | None) -> str:
+        """The only revision that is left and that a second run confirmed, in a sentence."""
+        if len(found.candidates) > 1 or others is None or others:
             return ""
         first = f"The first {self._subject.noun} that {_change(found)} is {found.after.title}"
         return f"{first}; the one before it is {found.before.title}."
 
-    def _write(self, found: Found, others: Sequence[TriedRevision]) -> Path:
+    def _write(self, found: Found, others: Sequence[TriedRevision] | None) -> Path:
         from converge_harness.matrix.repro import BISECTED
         from converge_harness.store import write_json
 
         path = self._out / BISECTED
         content = {
+            "set": found.ends.pair.tests[0].name,
             "of": self._subject.what,
             "cause": found.ends.failure.cause,
             "looked_for": "the first that passes" if found.ends.mended else "the first that fails",
@@ -212,7 +214,7 @@ class _Searching:
             "candidates": [each.name for each in found.candidates],
             "done": found.done,
             "result": self._result(found, others),
-            "second_run_differs": [each.revision.name for each in others],
+            "second_run_differs": [each.revision.name for each in others or ()],
             "tried": [
                 {
                     "revision": each.revision.name,

@@ -14,8 +14,10 @@ HELP = "find the smallest set-up that fails the same way as a test set"
 DESCRIPTION = """\
 Take techniques, degrees, steps, layers and data away from a failed test set and its control, one
 change at a time, as long as it still fails in the same way: by the same class of cause, with at
-least one tensor in common. Every trial is a real, judged run; earlier runs are reused. The result
-is an experiment of its own, and what the failure needs: compile and tp 2 together, for example."""
+least one tensor in common. Of a set that is INVALID because something that it names did not run,
+as long as that does not run. Every trial is a real, judged run; earlier runs are reused. The
+result is an experiment of its own, and what the failure needs: compile and tp 2 together, for
+example."""
 EPILOG = """\
 examples:
   converge shrink reports/known_bugs --set tp_compile_no_embedding_gradient
@@ -38,7 +40,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     """0 once nothing is left to take away."""
     with leaving_when_interrupted():
         from converge_harness.cli.console import make_console
-        from converge_harness.cli.shrinking import shrink_set, shrunk_folder
+        from converge_harness.cli.shrinking import failed_in, shrink_set, shrunk_folder
         from converge_harness.store import require_writable
     begun = time.monotonic()
     out = arguments.out or shrunk_folder(arguments.set)
@@ -53,7 +55,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         out,
         store,
         arguments,
-        failed=arguments.source.is_dir(),
+        failed=failed_in(arguments.source, arguments.set),
         trials=arguments.trials,
         until=until,
     )

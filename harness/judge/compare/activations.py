@@ -74,8 +74,8 @@ class ModuleComparison:
     factor: float
     """Gradients of the test set over the control's where they leave the loss."""
     not_compared: tuple[str, ...] = ()
-    """Modules that one of the two runs recorded, and of which nothing could be compared: the other
-    run has no such module, or its ranks' parts could not be read."""
+    """Modules of either run none of whose tensors has values that can be compared in both: the
+    other run has no such module, its ranks' parts could not be read, or values are infinite."""
 
     @property
     def first_off(self) -> ModuleDifference | None:

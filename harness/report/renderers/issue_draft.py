@@ -107,7 +107,7 @@ def _lines(
         yield from (f"- {escape(each)}" for each in reproduction.needs)
         yield ""
     if reproduction.bisected:
-        yield f"**Since when.** {escape(reproduction.bisected)} (`converge bisect`, by real runs)"
+        yield f"**Which revision.** {escape(reproduction.bisected)} (by `converge bisect`)"
         yield ""
     if verdict.onset_step is not None:
         yield f"**First wrong step**: {verdict.onset_step}"

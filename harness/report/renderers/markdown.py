@@ -178,9 +178,10 @@ def _test(test: TestView) -> Iterator[str]:
         ("Cause", verdict.cause),
         ("First wrong", verdict.first_wrong),
         ("Look at", verdict.look_at),
-        ("What this means", verdict.cause_class and cause_page(verdict.cause_class)),
     )
     yield from (f"**{title}:** {escape(what)}\n" for title, what in said if what)
+    if verdict.cause_class:
+        yield f"**What this means:** `{cause_page(verdict.cause_class)}`\n"
     if verdict.next_command:
         yield f"Next:\n\n{fenced(verdict.next_command, 'sh')}\n"
     yield from _would_change(test.would_change)

@@ -49,7 +49,7 @@ class ModuleTree:
     furthest: ModuleDifference
     """Of all tensors and gradients the one that is furthest off, in multiples of its noise."""
     not_compared: tuple[str, ...] = ()
-    """Modules that only one of the two runs recorded in a form that can be compared."""
+    """Modules none of whose tensors has values that can be compared in both runs."""
 
 
 def module_tree(
