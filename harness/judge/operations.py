@@ -86,9 +86,7 @@ def wrong_operation(
         why = f"what its first call returns is right in the rerun on the ranks {compared}"
         return unknown_operation(module, f"{why}, and {refused}")
     if not wrong:
-        said = (
-            f"no operation inside {module} is wrong: in the rerun its first call returns what the "
-        )
+        said = f"no operation inside {module} is wrong: in the rerun its first call returns what "
         return OperationFinding(f"{said}the control's does", is_right=True)
     rank = min(wrong, key=lambda each: (wrong[each].place, each))
     finding = wrong[rank].finding
