@@ -38,7 +38,7 @@ def test_what_is_lost_fails_by_its_cause(judged):
         "other_first_nodes": (1, "trained on other samples than the control"),
         "dropout_killed": (5, "the random numbers (RNG) start over at step 5: "),
         "latest_link": (1, "pass 2 starts from the initial weights although step 4 was saved"),
-        "uneven_epoch": (6, "step 6, which is part of pass 2, is trained on other samples"),
+        "uneven_epoch": (6, "step 6, after the resume of pass 2 (FSDP 2 -> FSDP 4), is trained on"),
         "optimizer_not_loaded": (5, "optimizer state (exp_avg, exp_avg_sq) and the learning rate"),
         "data_not_spun": (5, "those of step 1, so the data started over from the beginning"),
         "batch_kept": (5, "note that global_batch_size 8 is named, 4 is in force (pass 2)"),
