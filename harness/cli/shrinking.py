@@ -7,8 +7,9 @@ import math
 import shlex
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from converge_harness.cli.console import error_console, say
 from converge_harness.cli.exit_codes import ExitCode
@@ -25,13 +26,6 @@ if TYPE_CHECKING:
     from converge_harness.model import Experiment
     from converge_harness.shrink import Shrunk, Trial, Tried
     from converge_harness.store import Store
-
-
-class Conclude(Protocol):
-    """What is done with the smallest set-up, however the search ends."""
-
-    def __call__(self, found: Shrunk, *, again: bool | None) -> None:
-        """``again``: whether it failed when it was run once more; None: it was not."""
 
 
 def shrunk_folder(name: str) -> Path:
@@ -92,12 +86,10 @@ def shrink_set(
         say(error_console(), f"error: {error}", "red")
         return ExitCode.USAGE
     say(console, f"at most {trials} trials, each with real runs:")
-
-    def conclude(found: Shrunk, *, again: bool | None) -> None:
-        _conclude(console, found, name, out, again=again)
-
     searching = _Searching(console, shrinking, trials, until)
-    return searching.run(start, failure, conclude)
+    return searching.run(
+        start, failure, lambda found, again: _conclude(console, found, name, out, again=again)
+    )
 
 
 class _Searching:
@@ -111,7 +103,9 @@ class _Searching:
         self._again: bool | None = None
         """Whether the smallest set-up failed once more; None: it was not run again."""
 
-    def run(self, start: Experiment, failure: Failure, conclude: Conclude) -> ExitCode:
+    def run(
+        self, start: Experiment, failure: Failure, conclude: Callable[[Shrunk, bool | None], None]
+    ) -> ExitCode:
         """Search, conclude with the smallest set-up so far, and say how it ended."""
         from converge_harness.errors import Interrupted
 
@@ -127,7 +121,7 @@ class _Searching:
                 raise
         finally:  # also if the disk is full: what was found is worth having
             if self._best is not None:
-                conclude(self._best, again=self._again)
+                conclude(self._best, self._again)
         return code
 
     def _fails_again(self, smallest: Experiment, failure: Failure) -> bool | None:
